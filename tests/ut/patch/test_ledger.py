@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger follows the tables, and the tables follow the house rules."""
+
+import re
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import vllm_ascend.patch
+from vllm_ascend.patch import ledger
+from vllm_ascend.patch.planner import SUPPORTED_VLLM
+from vllm_ascend.patch.platform import PATCHES
+from vllm_ascend.patch.table import Add
+
+
+def test_every_patch_module_is_in_force():
+    assert {patch.target for patch in ledger.collect_patches()} == {p.target for p in PATCHES}
+
+
+def test_every_patch_file_is_walked():
+    files = {path.stem for path in Path(vllm_ascend.patch.__file__).parent.rglob("patch_*.py")}
+    assert {name.rpartition(".")[2] for name in ledger.patch_modules()} == files
+
+
+def test_the_shipped_ledger_is_up_to_date():
+    assert ledger.main(["--check"]) == 0
+
+
+def test_a_stale_ledger_is_noticed_and_mended(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ledger, "LEDGER", tmp_path / "docs" / "patches.md")
+    assert ledger.main(["--check"]) == 1
+    assert "stale" in capsys.readouterr().err
+    assert ledger.main([]) == 0
+    assert ledger.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target.partition(":")[2])
+def test_entries_are_complete(patch):
+    assert patch.why.endswith(".")
+    assert re.fullmatch(r"vllm-project/(vllm|vllm-ascend)#\d+", patch.upstream)
+    if patch.remove_when != "never":
+        requirement = Requirement(patch.remove_when)
+        assert not requirement.specifier.contains(SUPPORTED_VLLM), "its time has come: remove it"
+        assert patch.skip_if_present, "a patch that can go must know when"
+
+
+def test_the_ledger_names_guards_and_holders():
+    text = ledger.render(PATCHES)
+    for patch in PATCHES:
+        assert f"## `{patch.target}`" in text
+        if not isinstance(patch, Add):
+            assert patch.upstream_sha256 in text
+    assert "`vllm.v1.core.kv_cache_manager:get_kv_cache_coordinator`" in text

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real table against other real releases of vLLM (their sources, our libraries)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_ascend.envs import child_environment
+
+REPOSITORY = Path(__file__).parents[3]
+RELEASES = REPOSITORY / ".venv-vllm"
+
+PROBE = """
+import json, sys, vllm
+from vllm_ascend.patch.table import PatchError
+try:
+    import vllm_ascend.patch.platform as platform
+    installation = platform.install_all()
+    rows = [[row.target, row.feature, row.status] for row in installation.plan.rows]
+    answer = {"rows": rows, "changes": len(installation.plan.changes)}
+except PatchError as error:
+    answer = {"error": str(error), "imported": "vllm.v1.core.block_pool" in sys.modules}
+print("ANSWER", json.dumps({"version": vllm.__version__, **answer}))
+"""
+
+
+def probe(version: str, **environment: str) -> dict:
+    """Import the patches in a process that runs vLLM ``version`` and say what became of them."""
+    sources = RELEASES / version
+    assert (sources / "vllm").is_dir(), f"no sources of vLLM {version}: run `make other-vllm`"
+    result = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env=child_environment(
+            {
+                "PYTHONPATH": f"{sources}:{REPOSITORY}",
+                "VLLM_LOGGING_LEVEL": "ERROR",
+                **environment,
+            }
+        ),
+        cwd=RELEASES,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answers = [line for line in result.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert answers, result.stderr
+    answer = json.loads(answers[0].removeprefix("ANSWER "))
+    assert answer["version"].split("+")[0] == version
+    return answer
+
+
+def test_a_vllm_with_retention_keeps_its_own():
+    answer = probe("0.23.0")
+    assert answer["changes"] == 0
+    status = {(feature, status) for _, feature, status in answer["rows"]}
+    assert status == {("retention", "left to vLLM"), ("dsv4-layout", "not available")}
+
+
+def test_the_ascend_layout_is_refused_where_it_is_not_available():
+    answer = probe("0.23.0", VLLM_ASCEND_APPLY_DSV4_PATCH="1")
+    assert "required but not available on vLLM 0.23.0: dsv4-layout" in answer["error"]
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.21.0"])
+def test_a_vllm_that_is_neither_is_refused(version):
+    error = probe(version)["error"]
+    assert f"written for vLLM 0.20.2 and do not fit the running vLLM {version}" in error
+    assert "nothing was changed" in error

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every variable: its default, each kind of value, and the error for a wrong one."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import vllm_ascend
+from vllm_ascend.envs import VARIABLES, AscendConfig, child_environment, load_config
+
+
+def test_nothing_set_is_stock():
+    assert load_config({}) == AscendConfig()
+    assert load_config({}).is_stock
+    assert not load_config({}).splits_free_queue
+
+
+def test_empty_counts_as_unset():
+    assert load_config({variable.name: "" for variable in VARIABLES}).is_stock
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "field", "value"),
+    [
+        ("VLLM_ASCEND_APPLY_DSV4_PATCH", "1", "apply_dsv4_patch", True),
+        ("VLLM_ASCEND_APPLY_DSV4_PATCH", "0", "apply_dsv4_patch", False),
+        ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "auto", "retention", "auto"),
+        ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0", "retention", 0),
+        ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "4096", "retention", 4096),
+        ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "32", "dsv4_compressed_kv_block_size", 32),
+        ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "128", "dsv4_compressed_kv_block_size", 128),
+    ],
+)
+def test_values(name, raw, field, value):
+    assert getattr(load_config({name: raw}), field) == value
+
+
+def test_retention_splits_the_free_queue():
+    assert load_config({"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "0"}).splits_free_queue
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "allowed"),
+    [
+        ("VLLM_ASCEND_APPLY_DSV4_PATCH", "yes", "0 and 1"),
+        ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "-1", "'auto', 0"),
+        ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "4k", "'auto', 0"),
+        ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "²", "'auto', 0"),
+        ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "16", "32, 64 and 128"),
+        ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "064", "32, 64 and 128"),
+        ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "true", "0 and 1"),
+        ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "-5", "whole numbers"),
+        ("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "fast", "'stock' and 'best'"),
+    ],
+)
+def test_wrong_value_names_variable_value_and_rule(name, raw, allowed):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={raw!r}")) as error:
+        load_config({name: raw})
+    assert allowed in str(error.value)
+
+
+@pytest.mark.parametrize("variable", [v for v in VARIABLES if v.field is None])
+def test_a_feature_that_is_not_here_is_refused_not_ignored(variable):
+    """Silently serving without what the manifest asks for would be worse than not starting."""
+    wanted = {True: "1", False: "1", "stock": "best"}.get(variable.default, "7")
+    with pytest.raises(ValueError, match="not available in this release"):
+        load_config({variable.name: wanted})
+    default = "0" if variable.default is False else str(variable.default)
+    assert load_config({variable.name: default}).is_stock
+
+
+def test_child_environment_holds_only_the_overrides(monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
+    monkeypatch.setenv("SOME_OTHER_VARIABLE", "kept")
+    environment = child_environment({"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "0"})
+    assert "VLLM_ASCEND_APPLY_DSV4_PATCH" not in environment
+    assert environment["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] == "0"
+    assert environment["SOME_OTHER_VARIABLE"] == "kept"
+    assert environment["PYTHONHASHSEED"] == "0"
+
+
+def test_the_environment_is_read_in_one_place():
+    package = Path(vllm_ascend.__file__).parent
+    readers = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"os\.(environ|getenv)", path.read_text())
+    }
+    assert readers == {"envs.py"}

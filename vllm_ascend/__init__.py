@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM 0.20.2.
+
+vLLM loads :func:`register` through its ``vllm.general_plugins`` entry point in every process.
+"""
+
+from importlib.metadata import PackageNotFoundError, distribution
+
+
+def _refuse_beside_vllm_ascend() -> None:
+    try:
+        distribution("vllm-ascend")
+    except PackageNotFoundError:
+        return
+    raise ImportError(
+        "vllm-ascend-backport cannot be installed beside the distribution vllm-ascend, because "
+        "both provide the package vllm_ascend: uninstall one of them."
+    )
+
+
+_refuse_beside_vllm_ascend()
+
+
+def register() -> None:
+    """Make this process's vLLM know our variables and install the platform patches.
+
+    Idempotent and cheap when called again.
+
+    Raises:
+        ValueError: An environment variable of ours has a value that is not allowed.
+        PatchError: The running vLLM is not one that the patches were written for; nothing was
+            changed.
+    """
+    from vllm_ascend.envs import load_config, register_with_vllm
+
+    load_config()
+    register_with_vllm()
+    import vllm_ascend.patch.platform  # noqa: F401 - importing it installs the patches

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block pool operations that vLLM 0.20.2 lacks: freeing to the front, and masked caching.
+
+These functions become methods of vLLM's own classes (see ``patch/platform``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+)
+from vllm.v1.request import Request
+
+
+def prepend_n(self: FreeKVCacheBlockQueue, blocks: list[KVCacheBlock]) -> None:
+    """Put free blocks at the front of the queue: ``blocks[0]`` is handed out next.
+
+    Source: vLLM 0.23.0 ``FreeKVCacheBlockQueue.prepend_n``.
+    """
+    if not blocks:
+        return
+    previous = self.fake_free_list_head
+    behind = previous.next_free_block
+    assert behind is not None, "the fake tail is always linked"
+    for block in blocks:
+        previous.next_free_block = block
+        block.prev_free_block = previous
+        previous = block
+    previous.next_free_block = behind
+    behind.prev_free_block = previous
+    self.num_free_blocks += len(blocks)
+
+
+def free_blocks(
+    self: BlockPool, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False
+) -> None:
+    """Drop one reference of every block; blocks without any left become free.
+
+    Args:
+        ordered_blocks: Blocks, the one to be reused first at the head.
+        prepend: Put the freed blocks at the front of the queue rather than at its end. Without
+            it, a pool with ``scratch_first`` puts those without a hash at the front all the same:
+            nothing can be lost with them.
+
+    Source: vLLM 0.23.0 ``BlockPool.free_blocks``; written whole rather than around vLLM's own,
+    because every running request passes here in every step.
+    """
+    blocks = list(ordered_blocks)
+    if not blocks:
+        return
+    for block in blocks:
+        block.ref_cnt -= 1
+    freed = [block for block in blocks if block.ref_cnt == 0 and not block.is_null]
+    if prepend:
+        self.free_block_queue.prepend_n(freed)
+    elif self.scratch_first:
+        self.free_block_queue.prepend_n([block for block in freed if block.block_hash is None])
+        self.free_block_queue.append_n([block for block in freed if block.block_hash is not None])
+    else:
+        self.free_block_queue.append_n(freed)
+
+
+def cache_full_blocks_masked(
+    cache_full_blocks: Callable[..., None],
+    pool: BlockPool,
+    request: Request,
+    blocks: list[KVCacheBlock],
+    num_cached_blocks: int,
+    num_full_blocks: int,
+    block_size: int,
+    kv_cache_group_id: int,
+    block_mask: Sequence[bool],
+) -> None:
+    """Enter only the blocks that ``block_mask`` allows, through vLLM's own method.
+
+    Blocks left out look like null blocks to it for the length of the call. With KV events on,
+    every contiguous run is entered by a call of its own, so that each event's hashes, token ids
+    and block size describe the same tokens.
+
+    Args:
+        cache_full_blocks: vLLM's ``BlockPool.cache_full_blocks``.
+        block_size: Tokens per block.
+        block_mask: One flag per block in ``[num_cached_blocks, num_full_blocks)``.
+    """
+    assert len(block_mask) == num_full_blocks - num_cached_blocks
+    if pool.enable_kv_cache_events:
+        for start, end in _cacheable_runs(blocks, num_cached_blocks, block_mask):
+            cache_full_blocks(pool, request, blocks, start, end, block_size, kv_cache_group_id)
+        return
+    if not any(block_mask):
+        return
+    hidden = [
+        block
+        for block, allowed in zip(
+            blocks[num_cached_blocks:num_full_blocks], block_mask, strict=True
+        )
+        if not allowed and not block.is_null
+    ]
+    try:
+        for block in hidden:
+            block.is_null = True
+        cache_full_blocks(
+            pool, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
+        )
+    finally:
+        for block in hidden:
+            block.is_null = False
+
+
+def _cacheable_runs(
+    blocks: Sequence[KVCacheBlock], first_block: int, block_mask: Sequence[bool]
+) -> Iterator[tuple[int, int]]:
+    """Yield the maximal runs ``[start, end)`` of allowed, real blocks, as block ordinals."""
+    start: int | None = None
+    for ordinal, allowed in enumerate(block_mask, first_block):
+        cacheable = allowed and not blocks[ordinal].is_null
+        if cacheable and start is None:
+            start = ordinal
+        elif not cacheable and start is not None:
+            yield start, ordinal
+            start = None
+    if start is not None:
+        yield start, first_block + len(block_mask)
+
+
+def cached_copies(
+    pool: BlockPool, block_hash: BlockHash, kv_cache_group_id: int
+) -> Sequence[KVCacheBlock]:
+    """Return every block that is cached under a key, the one that vLLM would take first.
+
+    vLLM keeps duplicates (requests that computed the same prefix side by side) under one key.
+    """
+    key = make_block_hash_with_group_id(block_hash, kv_cache_group_id)
+    found = pool.cached_block_hash_to_block._cache.get(key)
+    if found is None:
+        return ()
+    if isinstance(found, KVCacheBlock):
+        return (found,)
+    return tuple(found.values())

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek-V4's block geometry on Ascend A3, as a pure table.
+
+A compressed block stores ``rows`` rows; the other groups share its pages, so their blocks and
+paddings scale with it. Source: the KV cache of DeepSeek-V4-Flash as vllm-ascend lays it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEAD_SIZE = 512
+INDEXER_HEAD_SIZE = 128
+SLIDING_WINDOW = 128
+C4_RATIO = 4
+C128_RATIO = 128
+# The C4 compressor's windows overlap, so it looks back over two of them.
+C4_STATE_WINDOW = 2 * C4_RATIO
+C128_STATE_WINDOW = C128_RATIO
+# kv_state + score_state, doubled where windows overlap.
+C4_STATE_SIZE = 2 * 2 * HEAD_SIZE
+C4_INDEXER_STATE_SIZE = 2 * 2 * INDEXER_HEAD_SIZE
+C128_STATE_SIZE = 2 * HEAD_SIZE
+
+_BF16_BYTES = 2
+_INDEXER_ROW_BYTES = INDEXER_HEAD_SIZE + 2  # int8 keys and one fp16 scale
+
+
+@dataclass(frozen=True)
+class Dsv4BlockSizes:
+    """Rows per block and page sizes for one ``--block-size``.
+
+    Attributes:
+        compressed: Rows of a C4, C128 or indexer block.
+        swa: Tokens of a sliding-window block.
+        c4_state: Tokens of a C4 (and indexer) compressor-state block.
+        c128_state: Tokens of a C128 compressor-state block.
+        page_bytes: Bytes of every page except the indexer's, after padding.
+        indexer_page_bytes: Bytes of an indexer page and of an indexer-state page, after padding.
+    """
+
+    compressed: int
+    swa: int
+    c4_state: int
+    c128_state: int
+    page_bytes: int
+    indexer_page_bytes: int
+
+
+def dsv4_block_sizes(rows: int) -> Dsv4BlockSizes:
+    """Return the A3 geometry for compressed blocks of ``rows`` rows.
+
+    Raises:
+        ValueError: ``rows`` is not a positive multiple of 16 (the C4-state block would vanish,
+            and the attention kernels want such multiples).
+    """
+    if rows <= 0 or rows % 16:
+        raise ValueError(f"compressed block size ({rows}) must be a positive multiple of 16 rows")
+    return Dsv4BlockSizes(
+        compressed=rows,
+        swa=rows,
+        c4_state=rows // 16,
+        c128_state=rows // 4,
+        page_bytes=rows * HEAD_SIZE * _BF16_BYTES,
+        indexer_page_bytes=rows * _INDEXER_ROW_BYTES,
+    )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ascend's KV cache specs: ``block_size`` counts stored rows, whatever the compression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from typing_extensions import Self
+from vllm.config import VllmConfig
+from vllm.utils.math_utils import cdiv
+from vllm.utils.torch_utils import get_dtype_size
+from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscendMLAAttentionSpec(MLAAttentionSpec):
+    """MLA rows as Ascend stores them: ``block_size`` rows, each for ``compress_ratio`` tokens.
+
+    Attributes:
+        scale_dim: Scales stored beside every row (the indexer has one), of ``scale_dtype``.
+        sparse_head_dim: For sparse attention without compression, the sizes of the parts that
+            share a page: (latent, rope, indexer key).
+        cache_sparse_c8: Store the indexer part as ``c8_k_cache_dtype`` with one
+            ``c8_k_scale_cache_dtype`` scale per row.
+    """
+
+    scale_dim: int = 0
+    scale_dtype: torch.dtype = torch.int8
+    sparse_head_dim: tuple[int, ...] | None = None
+    cache_sparse_c8: bool = False
+    c8_k_cache_dtype: torch.dtype = torch.int8
+    c8_k_scale_cache_dtype: torch.dtype = torch.float16
+
+    @property
+    def storage_block_size(self) -> int:
+        """Rows per block."""
+        return self.block_size
+
+    @property
+    def real_page_size_bytes(self) -> int:
+        """Bytes of a page before padding."""
+        return self.block_size * self.num_kv_heads * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        if self.cache_sparse_c8:
+            return sum(self._sparse_part_bytes())
+        return self.head_size * get_dtype_size(self.dtype) + self.scale_dim * get_dtype_size(
+            self.scale_dtype
+        )
+
+    def _sparse_part_bytes(self) -> tuple[int, int, int, int]:
+        """Bytes of a row's latent, rope, quantised indexer key and its scale."""
+        assert self.sparse_head_dim is not None and len(self.sparse_head_dim) == 3
+        latent, rope, indexer_key = self.sparse_head_dim
+        element = get_dtype_size(self.dtype)
+        return (
+            latent * element,
+            rope * element,
+            indexer_key * get_dtype_size(self.c8_k_cache_dtype),
+            get_dtype_size(self.c8_k_scale_cache_dtype),
+        )
+
+    @property
+    def sparse_kv_cache_ratio(self) -> tuple[float, float, float, float | None]:
+        """How many times each part of a sparse row fits into the whole row, in bytes.
+
+        The fourth part, the indexer key's scale, is ``None`` unless ``cache_sparse_c8``.
+        """
+        assert self.sparse_head_dim is not None
+        if self.cache_sparse_c8:
+            parts = self._sparse_part_bytes()
+            latent, rope, key, scale = (sum(parts) / part for part in parts)
+            return latent, rope, key, scale
+        latent, rope, key = (self.head_size / part for part in self.sparse_head_dim)
+        return latent, rope, key, None
+
+    @classmethod
+    def merge(cls, specs: list[Self]) -> Self:
+        """Return the one spec of a group, every field kept (``compress_ratio`` too).
+
+        Raises:
+            AssertionError: The layers of the group are not stored alike.
+        """
+        return _merge_identical(specs)
+
+    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
+        """Bytes that one request of ``max_model_len`` tokens holds on this rank."""
+        parallel = vllm_config.parallel_config
+        ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        local_tokens = cdiv(vllm_config.model_config.max_model_len, ranks)
+        return cdiv(local_tokens, self.block_size * self.compress_ratio) * self.page_size_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscendSlidingWindowMLASpec(SlidingWindowMLASpec):
+    """Sliding-window rows (attention or compressor state) in plain, unpacked pages."""
+
+    @property
+    def storage_block_size(self) -> int:
+        """Rows per block."""
+        return self.block_size
+
+    @property
+    def real_page_size_bytes(self) -> int:
+        """Bytes of a page before padding."""
+        return self.block_size * self.num_kv_heads * self.head_size * get_dtype_size(self.dtype)
+
+    @classmethod
+    def merge(cls, specs: list[Self]) -> Self:
+        """Return the one spec of a group, every field kept.
+
+        Raises:
+            AssertionError: The layers of the group are not stored alike.
+        """
+        return _merge_identical(specs)
+
+
+def _merge_identical(specs: list) -> AscendMLAAttentionSpec | AscendSlidingWindowMLASpec:
+    first = specs[0]
+    assert all(spec == first for spec in specs[1:]), (
+        "All attention layers in the same KV cache group must have the same spec: "
+        f"{[spec for spec in specs if spec != first][:1]} differs from {first}."
+    )
+    return replace(first)

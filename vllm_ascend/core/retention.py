@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which boundaries keep a tail, and which blocks a tail is made of: arithmetic on ints only.
+
+Boundaries and intervals count tokens, block ordinals count blocks from a request's start, ranges
+are half-open. Nothing here knows a pool, a request or the configuration.
+
+Example: windows of 128 tokens, blocks of 32, alignment 4096, interval 0, a prompt of 10,000::
+
+    replay boundary   (10,000 - 1) // 4096 * 4096 = 8192
+    its tail          tokens [8192 - 127, 8192), blocks [252, 256)
+"""
+
+from __future__ import annotations
+
+from vllm.utils.math_utils import cdiv
+
+AUTO_RETENTION_INTERVAL_TOKENS = 32_768
+
+
+def align_down(num_tokens: int, alignment_tokens: int) -> int:
+    """Return the largest multiple of ``alignment_tokens`` that is <= ``num_tokens``."""
+    return num_tokens // alignment_tokens * alignment_tokens
+
+
+def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_block: bool) -> int:
+    """Return how many blocks in a row must be cached for a window to resume.
+
+    Args:
+        window_tokens: The sliding window, the token being computed included.
+        block_tokens: Tokens per block.
+        peek_block: One block behind the boundary is asked for as well (vLLM's EAGLE rule).
+
+    Source: vLLM 0.23.0 ``SlidingWindowManager._contiguous_blocks_for_hit``.
+    """
+    # -1: the token to be computed is itself part of the window and is not read from the cache.
+    return cdiv(window_tokens - 1, block_tokens) + int(peek_block)
+
+
+def tail_blocks(boundary_tokens: int, num_skipped_tokens: int, block_tokens: int) -> range:
+    """Return the block ordinals that must be cached to resume at a boundary.
+
+    Args:
+        boundary_tokens: Where the next token is computed; a multiple of ``block_tokens``.
+        num_skipped_tokens: Tokens that are behind every window at that boundary.
+        block_tokens: Tokens per block.
+    """
+    return range(num_skipped_tokens // block_tokens, boundary_tokens // block_tokens)
+
+
+def replay_boundary(num_prompt_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:
+    """Return the deepest boundary that a replay of the same prompt can hit.
+
+    Args:
+        num_prompt_tokens: Length of the prompt.
+        alignment_tokens: Hits are multiples of this.
+        lookahead_tokens: Tokens behind the boundary that the replay must still have: one (its
+            logits are wanted), or more where a draft layer looks ahead.
+    """
+    return align_down(max(num_prompt_tokens - lookahead_tokens, 0), alignment_tokens)
+
+
+def retained_block_mask(
+    start_block: int,
+    end_block: int,
+    *,
+    block_tokens: int,
+    num_tail_blocks: int,
+    alignment_tokens: int,
+    interval_tokens: int | None,
+    replay_boundary_tokens: int | None,
+    peek_blocks: int = 0,
+) -> list[bool] | None:
+    """Say for each block in ``[start_block, end_block)`` whether it may serve a kept boundary.
+
+    Args:
+        block_tokens: Tokens per block; divides ``alignment_tokens``.
+        num_tail_blocks: Blocks in a boundary's tail, peeked ones included.
+        alignment_tokens: Boundaries are multiples of this.
+        interval_tokens: ``None`` keeps every boundary, 0 none but the replay boundary, N also
+            every multiple of N.
+        replay_boundary_tokens: The boundary that a replay of this prompt will hit, kept whenever
+            ``interval_tokens`` is given. ``None`` where the prompt is not known.
+        peek_blocks: Blocks behind the boundary that belong to its tail.
+
+    Returns:
+        One flag per block, or ``None`` when every block is kept.
+    """
+    spacing = alignment_tokens if interval_tokens is None else interval_tokens
+    if spacing and num_tail_blocks >= spacing // block_tokens:
+        return None  # the tails touch each other
+    mask = [False] * (end_block - start_block)
+
+    def keep(boundary_tokens: int) -> None:
+        tail_end = boundary_tokens // block_tokens + peek_blocks
+        first = max(tail_end - num_tail_blocks, start_block, 0)
+        for ordinal in range(first, min(tail_end, end_block)):
+            mask[ordinal - start_block] = True
+
+    if spacing:
+        # The first tail that can reach into the range ends behind its start. Boundary 0 has none.
+        boundary = align_down((start_block - peek_blocks) * block_tokens, spacing) + spacing
+        boundary = max(boundary, spacing)
+        last = (end_block - peek_blocks + num_tail_blocks) * block_tokens
+        while boundary <= last:
+            keep(boundary)
+            boundary += spacing
+    if interval_tokens is not None and replay_boundary_tokens:
+        keep(replay_boundary_tokens)
+    return mask
+
+
+def resolve_retention_interval(
+    retention: int | str | None, alignment_tokens: int, *, has_windowed_group: bool
+) -> int | None:
+    """Turn the configured retention into an interval in tokens.
+
+    Args:
+        retention: ``None``, ``"auto"`` or a number of tokens.
+        alignment_tokens: The alignment in force.
+        has_windowed_group: Whether the model has sliding-window groups at all.
+
+    Raises:
+        ValueError: There is nothing to retain, or the interval does not fit the alignment.
+    """
+    if retention is None:
+        return None
+    if not has_windowed_group:
+        raise ValueError(
+            f"VLLM_PREFIX_CACHE_RETENTION_INTERVAL={retention!r} has no effect on this model: it "
+            "has no sliding-window KV cache group (or the hybrid KV cache manager is disabled). "
+            "Unset it."
+        )
+    if retention == "auto":
+        # An alignment that does not divide the default gets the next interval that fits.
+        return cdiv(AUTO_RETENTION_INTERVAL_TOKENS, alignment_tokens) * alignment_tokens
+    interval = int(retention)
+    if interval % alignment_tokens:
+        raise ValueError(
+            f"VLLM_PREFIX_CACHE_RETENTION_INTERVAL={retention!r} is invalid: allowed are 'auto', "
+            f"0 and multiples of {alignment_tokens} tokens, the alignment in force"
+        )
+    return interval

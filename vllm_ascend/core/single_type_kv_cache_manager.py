@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Managers of one KV cache group: compressed rows, and the retention of vLLM's own managers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashList, BlockHashListWithBlockSize, KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import (
+    FullAttentionManager,
+    SingleTypeKVCacheManager,
+)
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.request import Request
+
+from vllm_ascend.core.retention import (
+    contiguous_blocks_for_hit,
+    replay_boundary,
+    retained_block_mask,
+)
+from vllm_ascend.core.specs import (
+    compress_ratio,
+    is_compressed,
+    tokens_per_block,
+    unpack_uniform,
+)
+
+
+class CompressAttentionManager(FullAttentionManager):
+    """Blocks of rows that each stand for ``compress_ratio`` tokens.
+
+    vLLM asks in tokens. A block is needed once its first *row* exists, and it is full, and named
+    by the hashes of exactly its tokens, once ``tokens_per_block`` tokens are computed.
+
+    Attributes:
+        block_size: Stored rows per block, under either storage semantics.
+        compress_ratio: Tokens per row.
+        tokens_per_block: ``block_size * compress_ratio``.
+    """
+
+    def __init__(self, kv_cache_spec: MLAAttentionSpec, block_pool: BlockPool, **kwargs) -> None:
+        super().__init__(kv_cache_spec, block_pool, **kwargs)
+        self.compress_ratio = compress_ratio(kv_cache_spec)
+        self.tokens_per_block = tokens_per_block(kv_cache_spec)
+        self.block_size = kv_cache_spec.storage_block_size
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return the blocks that ``num_tokens`` tokens still need; see vLLM's base class."""
+        return super().get_num_blocks_to_allocate(
+            request_id,
+            num_tokens // self.compress_ratio,
+            new_computed_blocks,
+            total_computed_tokens // self.compress_ratio,
+            num_tokens_main_model // self.compress_ratio,
+            apply_admission_cap,
+        )
+
+    def allocate_new_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        """Take the hit's blocks and make room for external tokens; see vLLM's base class."""
+        local_rows = num_local_computed_tokens // self.compress_ratio
+        total_tokens = num_local_computed_tokens + num_external_computed_tokens
+        total_rows = total_tokens // self.compress_ratio
+        super().allocate_new_computed_blocks(
+            request_id, new_computed_blocks, local_rows, total_rows - local_rows
+        )
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        """Make room for the rows of ``num_tokens`` tokens; see vLLM's base class."""
+        return super().allocate_new_blocks(
+            request_id,
+            num_tokens // self.compress_ratio,
+            num_tokens_main_model // self.compress_ratio,
+        )
+
+    def cache_blocks(
+        self,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        alignment_tokens: int | None = None,
+    ) -> None:
+        """Enter the blocks that ``num_tokens`` tokens fill; retention does not thin them out."""
+        num_cached_blocks = self.num_cached_block.get(request.request_id, 0)
+        num_full_blocks = num_tokens // self.tokens_per_block
+        if num_cached_blocks >= num_full_blocks:
+            return
+        self.block_pool.cache_full_blocks(
+            request=request,
+            blocks=self.req_to_blocks[request.request_id],
+            num_cached_blocks=num_cached_blocks,
+            num_full_blocks=num_full_blocks,
+            block_size=self.tokens_per_block,
+            kv_cache_group_id=self.kv_cache_group_id,
+        )
+        self.num_cached_block[request.request_id] = num_full_blocks
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: BlockHashList,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: BlockPool,
+        kv_cache_spec: KVCacheSpec,
+        use_eagle: bool,
+        alignment_tokens: int,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Return the longest cached run of blocks from the start, per group.
+
+        Args:
+            block_hashes: One hash per ``kv_cache_spec.block_size`` tokens.
+            max_length: Upper bound of the hit in tokens.
+            use_eagle: Give the last block up.
+            alignment_tokens: The hit's length in tokens is a multiple of this.
+        """
+        ranks = dcp_world_size * pcp_world_size
+        block_tokens = tokens_per_block(kv_cache_spec) * ranks
+        hashes = BlockHashListWithBlockSize(
+            block_hashes, kv_cache_spec.block_size * ranks, block_tokens
+        )
+        rows: list[list[KVCacheBlock]] = []
+        for block_hash in itertools.islice(hashes, max_length // block_tokens):
+            cached = block_pool.get_cached_block(block_hash, kv_cache_group_ids)
+            if cached is None:
+                break
+            rows.append(cached)
+        if use_eagle and rows:
+            rows.pop()
+        while len(rows) * block_tokens % alignment_tokens:
+            rows.pop()
+        return tuple([row[group] for row in rows] for group in range(len(kv_cache_group_ids)))
+
+
+def get_manager_for_kv_cache_spec(
+    kv_cache_spec: KVCacheSpec,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+    **kwargs,
+) -> SingleTypeKVCacheManager:
+    """Return the manager of a group, by what its spec *is* rather than by its exact class.
+
+    A request is admitted only if its blocks fit, so the bound used then must be the bound of what
+    it will ever hold; windowed and compressed groups hold less than a block per ``block_size``
+    tokens.
+
+    Args:
+        kv_cache_spec: The group's spec.
+        max_num_batched_tokens: Tokens of one step; with ``max_model_len`` it bounds what a
+            windowed group holds.
+        max_model_len: Longest request in tokens.
+
+    Raises:
+        KeyError: No manager is known for the spec's class or a base of it.
+    """
+    spec = unpack_uniform(kv_cache_spec)
+    if is_compressed(spec):
+        if max_model_len is not None:
+            max_rows = max_model_len // compress_ratio(spec)
+            kwargs["max_admission_blocks_per_request"] = cdiv(max_rows, spec.storage_block_size) + 1
+        return CompressAttentionManager(spec, **kwargs)
+    recycles = isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
+    if recycles and max_num_batched_tokens is not None and max_model_len is not None:
+        kwargs["max_admission_blocks_per_request"] = spec.max_admission_blocks_per_request(
+            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
+        )
+    for base in type(spec).__mro__:
+        if base in vllm_managers.spec_manager_map:
+            return vllm_managers.spec_manager_map[base](spec, **kwargs)
+    raise KeyError(f"no KV cache manager for {type(spec).__name__}")
+
+
+# Methods for vLLM's own managers (see patch/platform/patch_single_type_kv_cache_manager.py).
+
+
+def cache_blocks(
+    self: SingleTypeKVCacheManager,
+    request: Request,
+    num_tokens: int,
+    retention_interval: int | None = None,
+    alignment_tokens: int | None = None,
+) -> None:
+    """Enter the blocks that ``num_tokens`` tokens fill and that can serve a hit.
+
+    Args:
+        request: The request; its hashes cover ``num_tokens``.
+        num_tokens: Tokens computed or scheduled, those already cached included.
+        retention_interval: ``None`` for every boundary, 0 for the replay boundary only, N for
+            every N tokens as well.
+        alignment_tokens: Hits are multiples of this. ``None``: enter every block, as stock vLLM.
+
+    Source: vLLM 0.23.0 ``SingleTypeKVCacheManager.cache_blocks``; written whole rather than around
+    vLLM's own, because every running request passes here in every step.
+    """
+    num_cached_blocks = self.num_cached_block.get(request.request_id, 0)
+    num_full_blocks = num_tokens // self.block_size
+    if num_cached_blocks >= num_full_blocks:
+        return
+    block_mask = None
+    if alignment_tokens is not None:
+        block_mask = self.reachable_block_mask(
+            start_block=num_cached_blocks,
+            end_block=num_full_blocks,
+            alignment_tokens=alignment_tokens,
+            kv_cache_spec=self.kv_cache_spec,
+            use_eagle=False,
+            retention_interval=retention_interval,
+            # The mask keeps the last boundary below the prompt's end; a draft layer's look-ahead
+            # moves that end.
+            num_prompt_tokens=request.num_prompt_tokens - self.replay_lookahead_tokens + 1,
+        )
+    self.block_pool.cache_full_blocks(
+        request=request,
+        blocks=self.req_to_blocks[request.request_id],
+        num_cached_blocks=num_cached_blocks,
+        num_full_blocks=num_full_blocks,
+        block_size=self.block_size,
+        kv_cache_group_id=self.kv_cache_group_id,
+        block_mask=block_mask,
+    )
+    self.num_cached_block[request.request_id] = num_full_blocks
+
+
+def reachable_block_mask(
+    cls: type[SingleTypeKVCacheManager],
+    start_block: int,
+    end_block: int,
+    alignment_tokens: int | None,
+    kv_cache_spec: KVCacheSpec,
+    use_eagle: bool,
+    retention_interval: int | None = None,
+    num_prompt_tokens: int | None = None,
+) -> list[bool] | None:
+    """Say which blocks of ``[start_block, end_block)`` may serve a hit; ``None`` means all.
+
+    Full attention reads every block of a prefix, so by default nothing is masked.
+    """
+    return None
+
+
+def sliding_window_reachable_block_mask(
+    cls: type[SingleTypeKVCacheManager],
+    start_block: int,
+    end_block: int,
+    alignment_tokens: int | None,
+    kv_cache_spec: SlidingWindowSpec,
+    use_eagle: bool,
+    retention_interval: int | None = None,
+    num_prompt_tokens: int | None = None,
+) -> list[bool] | None:
+    """Keep the window's tail before every kept boundary; see ``retained_block_mask``.
+
+    Args:
+        start_block: First block, counted from the request's start.
+        end_block: Behind the last block.
+        alignment_tokens: Boundaries are multiples of this; ``None`` masks nothing.
+        kv_cache_spec: The group's spec.
+        use_eagle: Boundaries are found by one block more than the window (vLLM's EAGLE rule).
+        retention_interval: See ``cache_blocks``.
+        num_prompt_tokens: Length of the prompt, for the replay boundary.
+
+    Source: vLLM 0.23.0 ``SlidingWindowManager.reachable_block_mask``.
+    """
+    if alignment_tokens is None:
+        return None
+    block_tokens = kv_cache_spec.block_size
+    assert alignment_tokens % block_tokens == 0
+    return retained_block_mask(
+        start_block,
+        end_block,
+        block_tokens=block_tokens,
+        num_tail_blocks=contiguous_blocks_for_hit(
+            kv_cache_spec.sliding_window, block_tokens, peek_block=use_eagle
+        ),
+        alignment_tokens=alignment_tokens,
+        interval_tokens=retention_interval,
+        replay_boundary_tokens=(
+            None
+            if num_prompt_tokens is None
+            else replay_boundary(num_prompt_tokens, alignment_tokens, lookahead_tokens=1)
+        ),
+        peek_blocks=int(use_eagle),
+    )
+
+
+def sliding_window_contiguous_blocks_for_hit(
+    cls: type[SingleTypeKVCacheManager], window_size: int, block_size: int, use_eagle: bool
+) -> int:
+    """Return the blocks in a row that a hit needs. Source: vLLM 0.23.0, the same name."""
+    return contiguous_blocks_for_hit(window_size, block_size, peek_block=use_eagle)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the managers and the coordinator need to know of a KV cache spec, in tokens."""
+
+from __future__ import annotations
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+
+def unpack_uniform(spec: KVCacheSpec) -> KVCacheSpec:
+    """Return one layer's spec of a :class:`UniformTypeKVCacheSpecs`, any other spec as it is.
+
+    All layers of such a group need the same token slots, so any one stands for the group.
+    """
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return next(iter(spec.kv_cache_specs.values()))
+    return spec
+
+
+def compress_ratio(spec: KVCacheSpec) -> int:
+    """Return how many tokens one stored row stands for (1 without compression)."""
+    return max(getattr(unpack_uniform(spec), "compress_ratio", 1) or 1, 1)
+
+
+def tokens_per_block(spec: KVCacheSpec) -> int:
+    """Return the tokens that one block covers.
+
+    Right for both storage semantics: Ascend's specs count rows (``storage_block_size`` equals
+    ``block_size``), vLLM's count tokens (``storage_block_size`` is ``block_size // ratio``).
+    """
+    spec = unpack_uniform(spec)
+    return spec.storage_block_size * compress_ratio(spec)
+
+
+def group_specs(kv_cache_config: KVCacheConfig) -> list[KVCacheSpec]:
+    """Return the unpacked spec of every KV cache group, in group order."""
+    return [unpack_uniform(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+
+
+def counts_rows(spec: KVCacheSpec) -> bool:
+    """Whether ``block_size`` counts compressed rows (Ascend) although rows cover many tokens."""
+    spec = unpack_uniform(spec)
+    return compress_ratio(spec) > 1 and spec.storage_block_size == spec.block_size
+
+
+def is_compressed(spec: KVCacheSpec) -> bool:
+    """Whether a group holds compressed rows that stay for the whole request."""
+    spec = unpack_uniform(spec)
+    return isinstance(spec, MLAAttentionSpec) and compress_ratio(spec) > 1
+
+
+def is_downward_closed(spec: KVCacheSpec) -> bool:
+    """Whether a hit at a boundary implies a hit at every shallower one."""
+    return isinstance(unpack_uniform(spec), FullAttentionSpec)
+
+
+def is_windowed(spec: KVCacheSpec) -> bool:
+    """Whether retention decides which of the group's blocks are kept."""
+    return isinstance(unpack_uniform(spec), SlidingWindowSpec)
+
+
+def is_compressor_state(spec: KVCacheSpec) -> bool:
+    """Whether a group holds DeepSeek-V4 compressor state.
+
+    Only the running sums of the compressors are kept in fp32; every other window page is
+    bf16 or a packed byte format.
+    """
+    spec = unpack_uniform(spec)
+    return isinstance(spec, SlidingWindowMLASpec) and spec.dtype == torch.float32
+
+
+def may_hold_draft_layers(spec: KVCacheSpec) -> bool:
+    """Whether an EAGLE or MTP layer could live in the group: it attends to uncompressed tokens."""
+    spec = unpack_uniform(spec)
+    return (
+        isinstance(spec, AttentionSpec)
+        and compress_ratio(spec) == 1
+        and not is_compressor_state(spec)
+    )

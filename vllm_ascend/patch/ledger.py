@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/patches.md from the patch tables::
+
+python -m vllm_ascend.patch.ledger [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vllm_ascend.patch.planner import SUPPORTED_VLLM
+from vllm_ascend.patch.table import Patch, Wrap
+
+LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
+_PACKAGES = ("vllm_ascend.patch.platform",)
+
+
+def patch_modules() -> Iterator[str]:
+    """Yield the names of all ``patch_*`` modules, sorted within their package."""
+    for package_name in _PACKAGES:
+        package = importlib.import_module(package_name)
+        for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
+            if module.name.startswith("patch_"):
+                yield f"{package_name}.{module.name}"
+
+
+def collect_patches() -> tuple[Patch, ...]:
+    """Return the patches of all ``patch_*`` modules.
+
+    Raises:
+        AttributeError: A module has no ``PATCHES``; an empty tuple is fine.
+    """
+    modules = [importlib.import_module(name) for name in patch_modules()]
+    return tuple(patch for module in modules for patch in module.PATCHES)
+
+
+def render(patches: Sequence[Patch]) -> str:
+    """Return the ledger as Markdown; the same table gives the same text."""
+    lines = [
+        "# Patch ledger",
+        "",
+        f"Everything that is changed in vLLM {SUPPORTED_VLLM} at import time. Generated from the "
+        "patch tables by `make ledger`; do not edit.",
+        "",
+        "| target | feature | kind | remove when |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{patch.target}` | {patch.feature} | {_kind(patch)} | {patch.remove_when} |"
+        for patch in patches
+    ]
+    for patch in patches:
+        lines += ["", f"## `{patch.target}`", "", patch.why, ""]
+        lines += [f"- upstream: {patch.upstream}", f"- guard: {_guard(patch)}"]
+        if isinstance(patch, Wrap) and patch.aliases:
+            lines.append(f"- also held by: {', '.join(f'`{alias}`' for alias in patch.aliases)}")
+    return "\n".join(lines) + "\n"
+
+
+def _kind(patch: Patch) -> str:
+    return "changed" if isinstance(patch, Wrap) else "added"
+
+
+def _guard(patch: Patch) -> str:
+    own = (
+        f"source digest `{patch.upstream_sha256}`" if isinstance(patch, Wrap) else "must be absent"
+    )
+    if patch.skip_if_present is None:
+        return own
+    return f"{own}; left to a vLLM that has `{patch.skip_if_present}`"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the ledger, or with ``--check`` return 1 if it is stale."""
+    parser = argparse.ArgumentParser(description="Write docs/patches.md from the patch tables.")
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    check = parser.parse_args(arguments).check
+    text = render(collect_patches())
+    if not check:
+        LEDGER.parent.mkdir(exist_ok=True)
+        LEDGER.write_text(text)
+        return 0
+    if LEDGER.is_file() and LEDGER.read_text() == text:
+        return 0
+    print(f"{LEDGER.name} is stale: run `make ledger`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The patches of vLLM's scheduler side. Importing this package plans and installs them all.
+
+Raises:
+    PatchError: The running vLLM does not fit; nothing was changed.
+"""
+
+# ruff: noqa: E402 - the version is judged before the patch modules are imported
+from vllm.logger import init_logger
+
+from vllm_ascend.envs import load_config
+from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
+
+# vllm-project/vllm#43447, with which vLLM took over most of what is patched here.
+refuse_unknown_vllm("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n")
+
+from vllm_ascend.patch.platform import (
+    patch_block_pool,
+    patch_engine_core,
+    patch_kv_cache_coordinator,
+    patch_kv_cache_interface,
+    patch_kv_cache_manager,
+    patch_kv_cache_utils,
+    patch_scheduler,
+    patch_single_type_kv_cache_manager,
+)
+from vllm_ascend.patch.table import Patch
+
+_logger = init_logger(__name__)
+
+PATCHES: tuple[Patch, ...] = (
+    *patch_kv_cache_interface.PATCHES,
+    *patch_kv_cache_utils.PATCHES,
+    *patch_block_pool.PATCHES,
+    *patch_single_type_kv_cache_manager.PATCHES,
+    *patch_kv_cache_coordinator.PATCHES,
+    *patch_kv_cache_manager.PATCHES,
+    *patch_scheduler.PATCHES,
+    *patch_engine_core.PATCHES,
+)
+
+
+def install_all() -> Installation:
+    """Install the platform patches; return the live installation if they are in force.
+
+    Raises:
+        PatchError: See :mod:`vllm_ascend.patch.installer`.
+    """
+    required = {"dsv4-layout"} if load_config().apply_dsv4_patch else set()
+    installation = install(PATCHES, required_features=required)
+    _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
+    return installation
+
+
+install_all()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/core/block_pool.py``: freeing to the front, masked caching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+from vllm_ascend.core import block_pool
+from vllm_ascend.envs import load_config
+from vllm_ascend.patch.table import Add, Patch, Wrap
+
+_CLASS = "vllm.v1.core.block_pool:BlockPool"
+
+
+def wrap_init(original: Callable) -> Callable:
+    def __init__(self: BlockPool, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        self.scratch_first = load_config().splits_free_queue
+
+    return __init__
+
+
+def replace_free_blocks(original: Callable) -> Callable:
+    return block_pool.free_blocks
+
+
+def wrap_cache_full_blocks(original: Callable) -> Callable:
+    def cache_full_blocks(
+        self: BlockPool,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: Sequence[bool] | None = None,
+    ) -> None:
+        """Enter full blocks; with ``block_mask``, only those it allows."""
+        arguments = (
+            request,
+            blocks,
+            num_cached_blocks,
+            num_full_blocks,
+            block_size,
+            kv_cache_group_id,
+        )
+        if block_mask is None:
+            original(self, *arguments)
+        else:
+            block_pool.cache_full_blocks_masked(original, self, *arguments, block_mask)
+
+    return cache_full_blocks
+
+
+PATCHES: tuple[Patch, ...] = (
+    Add(
+        target=f"{_CLASS}.scratch_first",
+        replacement=False,
+        feature="retention",
+        why="Says whether freed blocks without a hash go to the front; off is stock vLLM.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
+    ),
+    Wrap(
+        target=f"{_CLASS}.__init__",
+        replacement=wrap_init,
+        upstream_sha256="14448f29d974b6ac",
+        aliases=(),
+        feature="retention",
+        why="A pool built without a coordinator follows the configuration, too.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
+    ),
+    Wrap(
+        target=f"{_CLASS}.free_blocks",
+        replacement=replace_free_blocks,
+        upstream_sha256="725bca2874bfa3e2",
+        aliases=(),
+        feature="retention",
+        why="Blocks of running requests must not push cached prefixes out of the free queue.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
+    ),
+    Wrap(
+        target=f"{_CLASS}.cache_full_blocks",
+        replacement=wrap_cache_full_blocks,
+        upstream_sha256="79508f70207306db",
+        aliases=(),
+        feature="retention",
+        why="Blocks that can never serve a hit must not be cached.",
+        upstream="vllm-project/vllm#42258",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_CLASS}.cache_full_blocks(block_mask)",
+    ),
+)

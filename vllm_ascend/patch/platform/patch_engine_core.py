@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/engine/core.py`` and ``vllm/config/vllm.py``: the configured block size survives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from vllm.config import VllmConfig
+from vllm.v1.engine.core import EngineCore
+
+from vllm_ascend.envs import load_config
+from vllm_ascend.patch.table import Patch, Wrap
+
+# --block-size while EngineCore sizes its caches; None outside of that.
+_CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_size", default=None)
+
+
+def wrap_initialize_kv_caches(original: Callable) -> Callable:
+    def _initialize_kv_caches(self: EngineCore, vllm_config: VllmConfig):
+        configured = vllm_config.cache_config.block_size
+        token = _CONFIGURED_BLOCK_SIZE.set(configured if load_config().apply_dsv4_patch else None)
+        try:
+            return original(self, vllm_config)
+        finally:
+            _CONFIGURED_BLOCK_SIZE.reset(token)
+
+    return _initialize_kv_caches
+
+
+def wrap_validate_block_size(original: Callable) -> Callable:
+    def validate_block_size(self: VllmConfig) -> None:
+        """Validate, after undoing EngineCore's ``block_size = min(group block sizes)``.
+
+        It is the next thing EngineCore does after overwriting the configured size, and before
+        executors are told: so no process ever sees the smallest group's size.
+        """
+        configured = _CONFIGURED_BLOCK_SIZE.get()
+        if configured is not None:
+            self.cache_config.block_size = configured
+        original(self)
+
+    return validate_block_size
+
+
+PATCHES: tuple[Patch, ...] = (
+    Wrap(
+        target="vllm.v1.engine.core:EngineCore._initialize_kv_caches",
+        replacement=wrap_initialize_kv_caches,
+        upstream_sha256="be9122ca50566f33",
+        aliases=(),
+        feature="dsv4-layout",
+        why="EngineCore overwrites --block-size with the smallest group's (8 for DeepSeek-V4), "
+        "while workers keep the configured one.",
+        upstream="vllm-project/vllm-ascend#14479",
+        remove_when="never",
+        skip_if_present=None,
+    ),
+    Wrap(
+        target="vllm.config.vllm:VllmConfig.validate_block_size",
+        replacement=wrap_validate_block_size,
+        upstream_sha256="26fa756645861e89",
+        aliases=(),
+        feature="dsv4-layout",
+        why="The one call between the overwriting and its first reader.",
+        upstream="vllm-project/vllm-ascend#14479",
+        remove_when="never",
+        skip_if_present=None,
+    ),
+)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/core/kv_cache_coordinator.py``: which coordinator a scheduler gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.v1.core.kv_cache_coordinator import (
+    KVCacheCoordinator,
+    KVCacheCoordinatorNoPrefixCache,
+)
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.kv_cache_groups import has_row_layout
+from vllm_ascend.core.specs import group_specs
+from vllm_ascend.envs import load_config
+from vllm_ascend.patch.table import Patch, Wrap
+
+__all__ = ["PATCHES", "AscendHybridKVCacheCoordinator", "get_kv_cache_coordinator"]
+
+
+def get_kv_cache_coordinator(
+    kv_cache_config: KVCacheConfig,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    use_eagle: bool,
+    enable_caching: bool,
+    enable_kv_cache_events: bool,
+    dcp_world_size: int,
+    pcp_world_size: int,
+    hash_block_size: int,
+    eagle_attn_layer_names: list[str] | None = None,
+    metrics_collector: KVCacheMetricsCollector | None = None,
+) -> KVCacheCoordinator:
+    """Return Ascend's coordinator, or vLLM's plain one if nothing is cached.
+
+    Raises:
+        ValueError: See :class:`AscendHybridKVCacheCoordinator`.
+    """
+    if not enable_caching:
+        return KVCacheCoordinatorNoPrefixCache(
+            kv_cache_config,
+            max_model_len,
+            max_num_batched_tokens,
+            use_eagle,
+            enable_kv_cache_events,
+            dcp_world_size=dcp_world_size,
+            pcp_world_size=pcp_world_size,
+            hash_block_size=hash_block_size,
+            metrics_collector=metrics_collector,
+        )
+    return AscendHybridKVCacheCoordinator(
+        kv_cache_config,
+        max_model_len,
+        use_eagle,
+        enable_caching,
+        enable_kv_cache_events,
+        dcp_world_size=dcp_world_size,
+        pcp_world_size=pcp_world_size,
+        hash_block_size=hash_block_size,
+        eagle_attn_layer_names=eagle_attn_layer_names,
+        metrics_collector=metrics_collector,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
+    def choose_kv_cache_coordinator(
+        kv_cache_config: KVCacheConfig, *args, **kwargs
+    ) -> KVCacheCoordinator:
+        """Keep vLLM's choice unless a feature is on or the layout counts rows."""
+        config = load_config()
+        several_groups = len(kv_cache_config.kv_cache_groups) > 1
+        if (
+            config.retention is not None
+            or (config.apply_dsv4_patch and several_groups)
+            or has_row_layout(group_specs(kv_cache_config))
+        ):
+            return get_kv_cache_coordinator(kv_cache_config, *args, **kwargs)
+        return original(kv_cache_config, *args, **kwargs)
+
+    return choose_kv_cache_coordinator
+
+
+PATCHES: tuple[Patch, ...] = (
+    Wrap(
+        target="vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator",
+        replacement=wrap_get_kv_cache_coordinator,
+        upstream_sha256="3eb560f5836a5026",
+        aliases=(
+            "vllm.v1.core.kv_cache_manager:get_kv_cache_coordinator",
+            "vllm.v1.simple_kv_offload.manager:get_kv_cache_coordinator",
+        ),
+        feature="retention",
+        why="Retention and row layouts need a look-up that walks aligned boundaries.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present="vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator("
+        "scheduler_block_size)",
+    ),
+)

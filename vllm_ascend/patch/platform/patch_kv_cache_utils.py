@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/core/kv_cache_utils.py``: the free queue's front, and layouts that count rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.config import VllmConfig
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    UniformTypeKVCacheSpecs,
+)
+
+from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups
+from vllm_ascend.core.specs import group_specs
+from vllm_ascend.patch.table import Add, Patch, Wrap
+
+_MODULE = "vllm.v1.core.kv_cache_utils"
+_ROW_LAYOUT = "dsv4-layout"
+_ROW_LAYOUT_UPSTREAM = "vllm-project/vllm-ascend#10193"
+_ROW_LAYOUT_REMOVE_WHEN = "never"
+
+
+def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
+    return [group.kv_cache_spec for group in groups]
+
+
+def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
+    def resolve_kv_cache_block_sizes(
+        kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
+    ) -> tuple[int, int]:
+        if kv_cache_groups.has_row_layout(group_specs(kv_cache_config)):
+            return block_sizes.resolve_block_sizes(kv_cache_config, vllm_config)
+        return original(kv_cache_config, vllm_config)
+
+    return resolve_kv_cache_block_sizes
+
+
+def wrap_group_and_unify_kv_cache_specs(original: Callable) -> Callable:
+    def group_and_unify_kv_cache_specs(
+        kv_cache_spec: dict[str, KVCacheSpec],
+    ) -> list[UniformTypeKVCacheSpecs] | None:
+        if kv_cache_groups.has_row_layout(kv_cache_spec.values()):
+            return kv_cache_groups.group_specs_by_kind(kv_cache_spec)
+        return original(kv_cache_spec)
+
+    return group_and_unify_kv_cache_specs
+
+
+def wrap_get_kv_cache_groups_uniform_groups(original: Callable) -> Callable:
+    def _get_kv_cache_groups_uniform_groups(
+        grouped_specs: list[UniformTypeKVCacheSpecs],
+    ) -> list[KVCacheGroupSpec]:
+        if kv_cache_groups.has_row_layout(grouped_specs):
+            return kv_cache_groups.split_into_groups(grouped_specs)
+        return original(grouped_specs)
+
+    return _get_kv_cache_groups_uniform_groups
+
+
+def wrap_get_kv_cache_config_deepseek_v4(original: Callable) -> Callable:
+    def _get_kv_cache_config_deepseek_v4(
+        vllm_config: VllmConfig,
+        kv_cache_groups_: list[KVCacheGroupSpec],
+        available_memory: int,
+    ) -> tuple[int, list[KVCacheTensor]]:
+        if not kv_cache_groups.has_row_layout(_specs_of(kv_cache_groups_)):
+            return original(vllm_config, kv_cache_groups_, available_memory)
+        plan = kv_cache_groups.plan_tensors(kv_cache_groups_)
+        num_blocks = kv_cache_utils.may_override_num_blocks(
+            vllm_config, available_memory // plan.bytes_per_block
+        )
+        return num_blocks, plan.allocate(num_blocks)
+
+    return _get_kv_cache_config_deepseek_v4
+
+
+def wrap_pool_bytes_per_block(original: Callable) -> Callable:
+    def _pool_bytes_per_block(groups: list[KVCacheGroupSpec]) -> int:
+        if kv_cache_groups.has_row_layout(_specs_of(groups)):
+            return kv_cache_groups.plan_tensors(groups).bytes_per_block
+        return original(groups)
+
+    return _pool_bytes_per_block
+
+
+def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
+    def _max_memory_usage_bytes_from_groups(
+        vllm_config: VllmConfig, groups: list[KVCacheGroupSpec]
+    ) -> int:
+        if kv_cache_groups.has_row_layout(_specs_of(groups)):
+            return kv_cache_groups.max_memory_usage_bytes(vllm_config, groups)
+        return original(vllm_config, groups)
+
+    return _max_memory_usage_bytes_from_groups
+
+
+def _row_layout_patch(
+    name: str, wrap: Callable, upstream_sha256: str, why: str, aliases: tuple[str, ...] = ()
+) -> Wrap:
+    return Wrap(
+        target=f"{_MODULE}:{name}",
+        replacement=wrap,
+        upstream_sha256=upstream_sha256,
+        aliases=aliases,
+        feature=_ROW_LAYOUT,
+        why=why,
+        upstream=_ROW_LAYOUT_UPSTREAM,
+        remove_when=_ROW_LAYOUT_REMOVE_WHEN,
+        skip_if_present=None,
+    )
+
+
+PATCHES: tuple[Patch, ...] = (
+    Add(
+        target=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
+        replacement=block_pool.prepend_n,
+        feature="retention",
+        why="Blocks that hold nothing reusable must be handed out before cached ones.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
+    ),
+    _row_layout_patch(
+        "resolve_kv_cache_block_sizes",
+        wrap_resolve_kv_cache_block_sizes,
+        "8d94b0117a0fa0f1",
+        "Alignment and hash granularity must follow tokens per block; vLLM reads block_size, "
+        "which counts rows in Ascend's specs.",
+        aliases=("vllm.v1.engine.core:resolve_kv_cache_block_sizes",),
+    ),
+    _row_layout_patch(
+        "group_and_unify_kv_cache_specs",
+        wrap_group_and_unify_kv_cache_specs,
+        "0c5b3282a749ff8e",
+        "C4 and C128 blocks of equal rows cover different numbers of tokens: they need groups "
+        "of their own.",
+    ),
+    _row_layout_patch(
+        "_get_kv_cache_groups_uniform_groups",
+        wrap_get_kv_cache_groups_uniform_groups,
+        "0f2f756047c2ea7e",
+        "vLLM expects one compressed group in front; Ascend's layout has one per ratio.",
+    ),
+    _row_layout_patch(
+        "_get_kv_cache_config_deepseek_v4",
+        wrap_get_kv_cache_config_deepseek_v4,
+        "2b964a158cdb46d5",
+        "Tensors are planned over the page sizes of all groups, without tensors that no layer "
+        "uses.",
+    ),
+    _row_layout_patch(
+        "_pool_bytes_per_block",
+        wrap_pool_bytes_per_block,
+        "0439ce2f21d25f12",
+        "The bytes of a block must be those of the planned tensors.",
+    ),
+    _row_layout_patch(
+        "_max_memory_usage_bytes_from_groups",
+        wrap_max_memory_usage_bytes_from_groups,
+        "0cfd47cdf5065319",
+        "The start-up check must ask for the bytes of the planned tensors.",
+    ),
+)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/core/sched/scheduler.py``: tells the KV cache manager what it works with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllm_ascend.core.kv_cache_coordinator import SCHEDULER_FACTS, SchedulerFacts
+from vllm_ascend.patch.table import Patch, Wrap
+
+
+def _num_unconfirmed_tokens(vllm_config: VllmConfig) -> int:
+    speculative_config = vllm_config.speculative_config
+    if speculative_config is None or not vllm_config.scheduler_config.async_scheduling:
+        return 0
+    return speculative_config.num_speculative_tokens
+
+
+def wrap_init(original: Callable) -> Callable:
+    signature = inspect.signature(original)
+
+    def __init__(self: Scheduler, *args, **kwargs) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        facts = SchedulerFacts(
+            block_size=arguments["block_size"],
+            num_unconfirmed_tokens=_num_unconfirmed_tokens(arguments["vllm_config"]),
+        )
+        token = SCHEDULER_FACTS.set(facts)
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            SCHEDULER_FACTS.reset(token)
+
+    return __init__
+
+
+PATCHES: tuple[Patch, ...] = (
+    Wrap(
+        target="vllm.v1.core.sched.scheduler:Scheduler.__init__",
+        replacement=wrap_init,
+        upstream_sha256="bc95a9f15113e884",
+        aliases=(),
+        feature="retention",
+        why="vLLM 0.20.2 does not tell the KV cache manager the scheduler's block size, nor how "
+        "many tokens it may count as computed too early.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present="vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
+        "(scheduler_block_size)",
+    ),
+)

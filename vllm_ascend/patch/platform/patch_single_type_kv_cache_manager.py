@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/core/single_type_kv_cache_manager.py``: retention, and managers by kind of spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
+from vllm.v1.core.single_type_kv_cache_manager import (
+    CrossAttentionManager,
+    MambaManager,
+    SingleTypeKVCacheManager,
+)
+from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.request import Request
+
+from vllm_ascend.core import single_type_kv_cache_manager as managers
+from vllm_ascend.patch.table import Add, Patch, Wrap
+
+_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
+_BASE = f"{_MODULE}:SingleTypeKVCacheManager"
+_WINDOW = f"{_MODULE}:SlidingWindowManager"
+
+
+def replace_cache_blocks(original: Callable) -> Callable:
+    return managers.cache_blocks
+
+
+def wrap_mamba_cache_blocks(original: Callable) -> Callable:
+    def cache_blocks(
+        self: MambaManager,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        alignment_tokens: int | None = None,
+    ) -> None:
+        """Enter the states at block ends; retention does not thin them out."""
+        original(self, request, num_tokens)
+
+    return cache_blocks
+
+
+def wrap_cross_attention_cache_blocks(original: Callable) -> Callable:
+    def cache_blocks(
+        self: CrossAttentionManager,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        alignment_tokens: int | None = None,
+    ) -> None:
+        """Raise, as vLLM does: encoder states are never shared."""
+        original(self, request, num_tokens)
+
+    return cache_blocks
+
+
+def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
+    def get_manager_for_kv_cache_spec(
+        kv_cache_spec: KVCacheSpec,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        **kwargs,
+    ) -> SingleTypeKVCacheManager:
+        """Let vLLM choose for the specs it knows, resolve all others by what they are."""
+        known = type(kv_cache_spec) in vllm_managers.spec_manager_map
+        choose = original if known else managers.get_manager_for_kv_cache_spec
+        return choose(
+            kv_cache_spec,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            **kwargs,
+        )
+
+    return get_manager_for_kv_cache_spec
+
+
+PATCHES: tuple[Patch, ...] = (
+    Add(
+        target=f"{_BASE}.replay_lookahead_tokens",
+        replacement=1,
+        feature="retention",
+        why="Tokens a replay must still compute behind its hit; more than one with a draft layer.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
+    ),
+    Add(
+        target=f"{_BASE}.reachable_block_mask",
+        replacement=classmethod(managers.reachable_block_mask),
+        feature="retention",
+        why="Managers say which of their blocks can serve a hit.",
+        upstream="vllm-project/vllm#42258",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_BASE}.reachable_block_mask",
+    ),
+    Wrap(
+        target=f"{_BASE}.cache_blocks",
+        replacement=replace_cache_blocks,
+        upstream_sha256="56f454398def9d3e",
+        aliases=(),
+        feature="retention",
+        why="Only blocks that can serve a hit at a kept boundary are entered.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
+    ),
+    Wrap(
+        target=f"{_MODULE}:MambaManager.cache_blocks",
+        replacement=wrap_mamba_cache_blocks,
+        upstream_sha256="93bfc8477dbe8642",
+        aliases=(),
+        feature="retention",
+        why="It overrides the base method and must take the same arguments.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_MODULE}:MambaManager.cache_blocks(retention_interval)",
+    ),
+    Wrap(
+        target=f"{_MODULE}:CrossAttentionManager.cache_blocks",
+        replacement=wrap_cross_attention_cache_blocks,
+        upstream_sha256="dd9074c00825e99f",
+        aliases=(),
+        feature="retention",
+        why="It overrides the base method and must take the same arguments.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_MODULE}:CrossAttentionManager.cache_blocks(retention_interval)",
+    ),
+    Add(
+        target=f"{_WINDOW}._contiguous_blocks_for_hit",
+        replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),
+        feature="retention",
+        why="Look-up and mask must agree on how many blocks a window needs.",
+        upstream="vllm-project/vllm#42258",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_WINDOW}._contiguous_blocks_for_hit",
+    ),
+    Add(
+        target=f"{_WINDOW}.reachable_block_mask",
+        replacement=classmethod(managers.sliding_window_reachable_block_mask),
+        feature="retention",
+        why="A window only needs the blocks of its tail before a kept boundary.",
+        upstream="vllm-project/vllm#43447",
+        remove_when="vllm>=0.23",
+        skip_if_present=f"{_WINDOW}.reachable_block_mask",
+    ),
+    Wrap(
+        target=f"{_MODULE}:get_manager_for_kv_cache_spec",
+        replacement=wrap_get_manager_for_kv_cache_spec,
+        upstream_sha256="2474d51502ac06d6",
+        aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
+        feature="dsv4-layout",
+        why="vLLM looks managers up by exact class; Ascend's specs are subclasses.",
+        upstream="vllm-project/vllm-ascend#10193",
+        remove_when="never",
+        skip_if_present=None,
+    ),
+)

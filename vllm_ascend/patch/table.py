@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A patch is data: what it changes, how it knows that it may, why it exists, when it can go."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+
+class PatchError(RuntimeError):
+    """The running vLLM is not what the patches were written for; nothing was changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """What :class:`Add` and :class:`Wrap` have in common. Every field is required.
+
+    Attributes:
+        target: ``"module:function"`` or ``"module:Class.attribute"``.
+        replacement: See the subclasses.
+        feature: What the patch belongs to, for reports.
+        why: The reason, in a sentence.
+        upstream: Where the idea comes from.
+        remove_when: The vLLM requirement that makes the patch superfluous, or ``"never"``.
+        skip_if_present: Evidence that the running vLLM has the feature itself: an attribute
+            (``"module:Class.name"``) or a parameter (``"module:Class.name(parameter)"``).
+            ``None``: no vLLM is known to have it.
+    """
+
+    target: str
+    replacement: Any
+    feature: str
+    why: str
+    upstream: str
+    remove_when: str
+    skip_if_present: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Patch):
+    """A new attribute on a class or module of vLLM; ``replacement`` is its value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrap(Patch):
+    """A changed function; ``replacement`` takes the original and returns the new one.
+
+    Attributes:
+        upstream_sha256: Digest of the original's source in the supported vLLM.
+        aliases: Other module globals that hold the same function through ``from ... import``, as
+            ``"module:name"``.
+    """
+
+    upstream_sha256: str
+    aliases: tuple[str, ...]
+
+
+def source_digest(function: Any) -> str:
+    """Return the first 16 hex digits of the SHA-256 of a function's dedented source.
+
+    Raises:
+        OSError, TypeError: The source cannot be found (a builtin, or code without a file).
+    """
+    source = textwrap.dedent(inspect.getsource(plain_function(function)))
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def plain_function(attribute: Any) -> Any:
+    """Return what a classmethod or staticmethod wraps, anything else as it is."""
+    return getattr(attribute, "__func__", attribute)

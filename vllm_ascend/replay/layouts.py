@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV cache layouts to replay on: one spec per attention layer, as the model would declare them.
+
+Block counts are never typed in: vLLM's own grouping and sizing turn specs and memory into blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
+
+from vllm_ascend.core import dsv4_layout as dsv4
+from vllm_ascend.core.dsv4_layout import dsv4_block_sizes
+from vllm_ascend.core.kv_cache_interface import (
+    AscendMLAAttentionSpec,
+    AscendSlidingWindowMLASpec,
+)
+
+# DeepSeek-V4-Flash: two plain sliding-window layers, then C4 and C128 in turn, 43 in all.
+_DSV4_FLASH_COMPRESS_RATIOS = (0, 0, *([4, 128] * 20), 4)
+_GPU_ALIGNMENT_BYTES = 576  # FlashMLA
+_GPU_BLOCK_TOKENS = 256
+_GPU_INDEXER_ROW_BYTES = dsv4.INDEXER_HEAD_SIZE + 4  # fp8 keys and one fp32 scale
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The KV cache specs of a model.
+
+    Attributes:
+        name: How reports call it.
+        block_size: ``--block-size`` in force (rows for Ascend's layout, tokens elsewhere).
+        specs: Layer name -> spec, in registration order.
+    """
+
+    name: str
+    block_size: int
+    specs: dict[str, KVCacheSpec]
+
+
+def dsv4_flash_a3(
+    block_size: int = 128,
+    *,
+    mtp: bool = True,
+    compress_ratios: tuple[int, ...] = _DSV4_FLASH_COMPRESS_RATIOS,
+) -> KVLayout:
+    """DeepSeek-V4-Flash as vllm-ascend lays it out on A3.
+
+    Args:
+        block_size: Rows per compressed block: 32, 64 or 128.
+        mtp: Include the MTP layer.
+        compress_ratios: One entry per layer (0, 4 or 128); shorter ones give small test layouts.
+    """
+    sizes = dsv4_block_sizes(block_size)
+
+    def compressed(ratio: int) -> KVCacheSpec:
+        return AscendMLAAttentionSpec(
+            block_size=sizes.compressed,
+            num_kv_heads=1,
+            head_size=dsv4.HEAD_SIZE,
+            dtype=torch.bfloat16,
+            compress_ratio=ratio,
+            model_version="deepseek_v4",
+        )
+
+    def indexer() -> KVCacheSpec:
+        return AscendMLAAttentionSpec(
+            block_size=sizes.compressed,
+            num_kv_heads=1,
+            head_size=dsv4.INDEXER_HEAD_SIZE,
+            dtype=torch.int8,
+            compress_ratio=dsv4.C4_RATIO,
+            model_version="deepseek_v4",
+            scale_dim=1,
+            scale_dtype=torch.float16,
+        )
+
+    def window() -> KVCacheSpec:
+        return AscendSlidingWindowMLASpec(
+            block_size=sizes.swa,
+            num_kv_heads=1,
+            head_size=dsv4.HEAD_SIZE,
+            dtype=torch.bfloat16,
+            sliding_window=dsv4.SLIDING_WINDOW,
+            model_version="deepseek_v4",
+        )
+
+    def state(block_size: int, size: int, window: int, page_bytes: int) -> KVCacheSpec:
+        return AscendSlidingWindowMLASpec(
+            block_size=block_size,
+            num_kv_heads=1,
+            head_size=size,
+            dtype=torch.float32,
+            sliding_window=window,
+            page_size_padded=page_bytes,
+        )
+
+    specs: dict[str, KVCacheSpec] = {}
+    for layer, ratio in enumerate(compress_ratios):
+        prefix = f"model.layers.{layer}.attn"
+        specs[f"{prefix}.swa_cache"] = window()
+        if ratio:
+            specs[f"{prefix}.mla"] = compressed(ratio)
+        if ratio == dsv4.C4_RATIO:
+            specs[f"{prefix}.compressor.state_cache"] = state(
+                sizes.c4_state, dsv4.C4_STATE_SIZE, dsv4.C4_STATE_WINDOW, sizes.page_bytes
+            )
+            specs[f"{prefix}.indexer.k_cache"] = indexer()
+            specs[f"{prefix}.indexer.compressor.state_cache"] = state(
+                sizes.c4_state,
+                dsv4.C4_INDEXER_STATE_SIZE,
+                dsv4.C4_STATE_WINDOW,
+                sizes.indexer_page_bytes,
+            )
+        elif ratio == dsv4.C128_RATIO:
+            specs[f"{prefix}.compressor.state_cache"] = state(
+                sizes.c128_state, dsv4.C128_STATE_SIZE, dsv4.C128_STATE_WINDOW, sizes.page_bytes
+            )
+    if mtp:
+        specs["mtp.0.attn.swa_cache"] = window()
+    return KVLayout(name="dsv4-flash-a3", block_size=block_size, specs=specs)
+
+
+def dsv4_flash_gpu(
+    *,
+    mtp: bool = True,
+    compress_ratios: tuple[int, ...] = _DSV4_FLASH_COMPRESS_RATIOS,
+) -> KVLayout:
+    """DeepSeek-V4-Flash as stock vLLM 0.20.2 lays it out on a GPU (fp8 pages, 256-token blocks)."""
+
+    def compressed(ratio: int) -> KVCacheSpec:
+        return MLAAttentionSpec(
+            block_size=_GPU_BLOCK_TOKENS,
+            num_kv_heads=1,
+            head_size=dsv4.HEAD_SIZE,
+            dtype=torch.uint8,
+            compress_ratio=ratio,
+            cache_dtype_str="fp8_ds_mla",
+            alignment=_GPU_ALIGNMENT_BYTES,
+            model_version="deepseek_v4",
+        )
+
+    def indexer() -> KVCacheSpec:
+        return MLAAttentionSpec(
+            block_size=_GPU_BLOCK_TOKENS,
+            num_kv_heads=1,
+            head_size=_GPU_INDEXER_ROW_BYTES,
+            dtype=torch.uint8,
+            compress_ratio=dsv4.C4_RATIO,
+            # The model leaves it unset; merging the group wants it alike in all its layers.
+            cache_dtype_str=None,
+            alignment=_GPU_ALIGNMENT_BYTES,
+        )
+
+    def window() -> KVCacheSpec:
+        return SlidingWindowMLASpec(
+            block_size=64,
+            num_kv_heads=1,
+            head_size=dsv4.HEAD_SIZE,
+            dtype=torch.uint8,
+            sliding_window=dsv4.SLIDING_WINDOW,
+            cache_dtype_str="fp8_ds_mla",
+            alignment=_GPU_ALIGNMENT_BYTES,
+            model_version="deepseek_v4",
+        )
+
+    def state(block_size: int, size: int, window: int) -> KVCacheSpec:
+        return SlidingWindowMLASpec(
+            block_size=block_size,
+            num_kv_heads=1,
+            head_size=size,
+            dtype=torch.float32,
+            sliding_window=window,
+            alignment=_GPU_ALIGNMENT_BYTES,
+        )
+
+    specs: dict[str, KVCacheSpec] = {}
+    for layer, ratio in enumerate(compress_ratios):
+        prefix = f"model.layers.{layer}.attn"
+        specs[f"{prefix}.swa_cache"] = window()
+        if ratio:
+            specs[f"{prefix}.mla"] = compressed(ratio)
+        if ratio == dsv4.C4_RATIO:
+            specs[f"{prefix}.compressor.state_cache"] = state(
+                4, dsv4.C4_STATE_SIZE, dsv4.C4_STATE_WINDOW
+            )
+            specs[f"{prefix}.indexer.k_cache"] = indexer()
+            specs[f"{prefix}.indexer.compressor.state_cache"] = state(
+                4, dsv4.C4_INDEXER_STATE_SIZE, dsv4.C4_STATE_WINDOW
+            )
+        elif ratio == dsv4.C128_RATIO:
+            specs[f"{prefix}.compressor.state_cache"] = state(
+                8, dsv4.C128_STATE_SIZE, dsv4.C128_STATE_WINDOW
+            )
+    if mtp:
+        specs["mtp.0.attn.swa_cache"] = window()
+    return KVLayout(name="dsv4-flash-gpu", block_size=_GPU_BLOCK_TOKENS, specs=specs)
+
+
+def from_hf_config(path: Path, block_size: int = 16) -> KVLayout:
+    """Any Hugging Face text model that mixes full and sliding-window attention.
+
+    Args:
+        path: A ``config.json`` or the folder that holds it.
+        block_size: Tokens per block, the same in every layer.
+
+    Raises:
+        ValueError: The file is not such a config; the message names the file and the field.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file}: not a readable Hugging Face config.json ({error})") from error
+    config = config.get("text_config", config)
+
+    def field(name: str) -> Any:
+        if config.get(name) is None:
+            raise ValueError(f"{file}: field {name!r} is missing")
+        return config[name]
+
+    num_layers = int(field("num_hidden_layers"))
+    heads = int(config.get("num_key_value_heads") or field("num_attention_heads"))
+    head_size = int(
+        config.get("head_dim") or field("hidden_size") // int(field("num_attention_heads"))
+    )
+    sliding_window = int(field("sliding_window"))
+    types = config.get("layer_types")
+    if types is None:
+        pattern = int(field("sliding_window_pattern"))
+        types = [
+            "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"
+            for layer in range(num_layers)
+        ]
+    if len(types) != num_layers:
+        raise ValueError(f"{file}: layer_types has {len(types)} entries for {num_layers} layers")
+
+    def spec(layer_type: str) -> KVCacheSpec:
+        shape = dict(
+            block_size=block_size, num_kv_heads=heads, head_size=head_size, dtype=torch.bfloat16
+        )
+        if layer_type == "full_attention":
+            return FullAttentionSpec(**shape)
+        if layer_type == "sliding_attention":
+            return SlidingWindowSpec(**shape, sliding_window=sliding_window)
+        raise ValueError(f"{file}: layer type {layer_type!r} is neither full nor sliding attention")
+
+    specs = {f"model.layers.{layer}.attn": spec(kind) for layer, kind in enumerate(types)}
+    name = str(config.get("model_type", file.parent.name))
+    return KVLayout(name=name, block_size=block_size, specs=specs)
