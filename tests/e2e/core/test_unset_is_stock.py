@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With nothing switched on, a patched vLLM does step by step what an unpatched one does."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.e2e.core.scheduler_trace import CASES, STEPS_PER_CASE
+from vllm_ascend.envs import child_environment
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def write_trace(mode: str, folder: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.core.scheduler_trace", mode, str(folder / mode)],
+        cwd=REPOSITORY,
+        env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR"}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_patched_and_unpatched_schedulers_do_the_same(tmp_path):
+    processes = [write_trace(mode, tmp_path) for mode in ("stock", "patched")]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    stock, patched = ((tmp_path / mode).read_text().splitlines() for mode in ("stock", "patched"))
+    assert len(stock) == len(CASES) * STEPS_PER_CASE
+    for step, (theirs, ours) in enumerate(zip(stock, patched, strict=True)):
+        assert ours == theirs, f"first difference in line {step}"
+
+    # The comparison means something only if the workloads exercise the cache.
+    totals: Counter[str] = Counter()
+    for line in stock:
+        case, _, rest = line.partition(" ")
+        _, _, counts = json.loads(rest)
+        totals.update({f"{case} {name}": count for name, count in counts.items()})
+    for layout, num_drafts, _ in CASES:
+        case = f"{layout}/{num_drafts}"
+        assert totals[f"{case} hits"], f"{case}: nothing was hit"
+        # Windows alone give memory back as they go; nothing there ever waits for memory.
+        assert totals[f"{case} preempted"] or layout == "window", f"{case}: nothing was preempted"
+        assert totals[f"{case} events"], f"{case}: no KV events"

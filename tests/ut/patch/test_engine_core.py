@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configured block size in every process, with EngineCore's own start-up code.
+
+The executor is a stand-in: it only has to report specs and memory, as workers on an NPU would.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.config import CacheConfig, set_current_vllm_config
+from vllm.v1.engine.core import EngineCore
+
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
+from vllm_ascend.envs import AscendConfig
+from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
+from vllm_ascend.replay import scheduler as factory
+from vllm_ascend.replay.layouts import dsv4_flash_a3
+from vllm_ascend.replay.scheduler import SchedulerOptions
+
+
+class Executor:
+    """Reports one worker's specs, and remembers the block size in force when it is configured."""
+
+    def __init__(self, vllm_config, layout) -> None:
+        self._vllm_config = vllm_config
+        self._layout = layout
+        self.block_size_seen: int | None = None
+
+    def get_kv_cache_specs(self):
+        return [dict(self._layout.specs)]
+
+    def determine_available_memory(self):
+        return [16 << 30]
+
+    def initialize_from_config(self, kv_cache_configs) -> None:
+        self.block_size_seen = self._vllm_config.cache_config.block_size
+
+
+def start_up(block_size: int) -> Executor:
+    layout = dsv4_flash_a3(block_size)
+    vllm_config = factory._vllm_config(layout, SchedulerOptions(kv_memory_bytes=1))
+    executor = Executor(vllm_config, layout)
+    engine = SimpleNamespace(model_executor=executor)
+    EngineCore._initialize_kv_caches(engine, vllm_config)
+    assert vllm_config.cache_config.block_size == executor.block_size_seen
+    return executor
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+def test_the_configured_block_size_survives_start_up(block_size, monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
+    assert start_up(block_size).block_size_seen == block_size
+
+
+def test_unset_keeps_what_vllm_does(monkeypatch):
+    """Without the switch EngineCore overwrites the size with the smallest group's, as ever."""
+    monkeypatch.delenv("VLLM_ASCEND_APPLY_DSV4_PATCH", raising=False)
+    assert start_up(128).block_size_seen == 8
+
+
+def test_rows_per_block_follow_the_environment_or_the_command_line():
+    def rows(configured: int | None, explicit: int | None) -> int:
+        cache_config = CacheConfig(block_size=explicit) if explicit else CacheConfig()
+        config = AscendConfig(dsv4_compressed_kv_block_size=configured)
+        return dsv4_compressed_block_size(config, cache_config)
+
+    assert rows(None, None) == 128
+    assert rows(None, 32) == 32
+    assert rows(64, None) == 64
+    assert rows(64, 64) == 64
+    with pytest.raises(ValueError, match=r"BLOCK_SIZE=64 contradicts --block-size 128"):
+        rows(64, 128)
+    with pytest.raises(ValueError, match=r"--block-size 16 is invalid .* 32, 64, 128"):
+        rows(None, 16)
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 4, 128])
+def test_the_public_function_gives_rows_for_every_ratio(ratio, monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "32")
+    assert get_dsv4_compressed_kv_block_size(ratio) == 32
+
+
+def test_the_public_function_reads_the_engines_block_size(monkeypatch):
+    monkeypatch.delenv("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", raising=False)
+    assert get_dsv4_compressed_kv_block_size(4) == 128
+    layout = dsv4_flash_a3(64)
+    with set_current_vllm_config(factory._vllm_config(layout, SchedulerOptions(kv_memory_bytes=1))):
+        assert get_dsv4_compressed_kv_block_size(4) == 64
+
+
+def test_an_unknown_ratio_is_refused():
+    with pytest.raises(ValueError, match=r"compress_ratio \(8\) must be 0, 1, 4 or 128"):
+        get_dsv4_compressed_kv_block_size(8)

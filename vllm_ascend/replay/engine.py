@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a workload through a real scheduler and measures what its prefix cache does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+
+from vllm_ascend.replay.arrivals import Arrivals
+from vllm_ascend.replay.job import CostModel
+from vllm_ascend.replay.recorder import Recorder
+from vllm_ascend.replay.scheduler import make_request
+from vllm_ascend.replay.trace import BadInputError, TraceRequest
+
+_SAMPLED_TOKEN_ID = 7
+# A scheduler that runs nothing so many steps in a row will never run anything again.
+_MAX_IDLE_STEPS = 100
+
+
+class StalledError(RuntimeError):
+    """The scheduler holds requests that it never schedules."""
+
+
+class Worker(Protocol):
+    """Executes what the scheduler scheduled."""
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Return what a model runner would."""
+        ...
+
+
+class SamplingWorker:
+    """A worker without a model and without checks: every finished prompt gets a token a step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._requests = scheduler.requests
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Sample one fixed token for every request that has computed all its tokens."""
+        ids = list(output.num_scheduled_tokens)
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=[self._sample(request_id) for request_id in ids],
+        )
+
+    def _sample(self, request_id: str) -> list[int]:
+        request = self._requests[request_id]
+        return [_SAMPLED_TOKEN_ID] if request.num_computed_tokens >= request.num_tokens else []
+
+
+class ReplayEngine:
+    """The loop of an engine: let requests in, schedule, execute, update."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: Worker,
+        arrivals: Arrivals,
+        recorder: Recorder,
+        cost_model: CostModel | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._arrivals = arrivals
+        self._recorder = recorder
+        self._cost_model = cost_model
+        self._now_ms = 0.0
+        self._num_added = 0
+
+    def run(self, on_progress: Callable[[int], None]) -> None:
+        """Replay everything.
+
+        Args:
+            on_progress: Told the number of requests scheduled so far, after every step.
+
+        Raises:
+            ContentViolation: The worker is the content oracle's and found one.
+            StalledError: Requests wait, but none is ever scheduled.
+            BadInputError: A request is longer than the model allows.
+        """
+        scheduler = self._scheduler
+        idle_steps = 0
+        while self._let_in() or scheduler.requests or self._wait():
+            start = time.perf_counter()
+            output = scheduler.schedule()
+            elapsed = time.perf_counter() - start
+            result = self._worker.execute(output)
+            self._advance_clock(output)
+            self._recorder.step(output, elapsed, self._now_ms)
+            finished_first = self._first_tokens(output, result)
+            self._recorder.first_tokens(finished_first, self._now_ms)
+            scheduler.update_from_output(output, result)
+            idle_steps = 0 if output.total_num_scheduled_tokens else idle_steps + 1
+            if idle_steps > _MAX_IDLE_STEPS:
+                waiting = ", ".join(scheduler.requests)
+                raise StalledError(f"nothing is scheduled any more; waiting: {waiting}")
+            on_progress(self._recorder.num_requests)
+
+    def _let_in(self) -> bool:
+        """Enqueue every request that is due; return whether there was one."""
+        let_in = False
+        while (request := self._arrivals.due(self._num_live, self._now_ms)) is not None:
+            self._add(request)
+            let_in = True
+        return let_in
+
+    def _wait(self) -> bool:
+        """With nothing to do, move the clock to the next arrival, if there is one."""
+        arrival = self._arrivals.next_arrival_ms()
+        if arrival is None:
+            return False
+        self._now_ms = max(self._now_ms, arrival)
+        return self._let_in()
+
+    @property
+    def _num_live(self) -> int:
+        return len(self._scheduler.requests)
+
+    def _add(self, request: TraceRequest) -> None:
+        name = str(self._num_added)
+        self._num_added += 1
+        num_tokens = len(request.prompt_token_ids) + request.output_tokens
+        if num_tokens > self._scheduler.max_model_len:
+            raise BadInputError(
+                f"request {name} has {num_tokens} tokens with its answer; --max-model-len is "
+                f"{self._scheduler.max_model_len}"
+            )
+        start = time.perf_counter()
+        vllm_request = make_request(
+            self._scheduler, name, request.prompt_token_ids, request.output_tokens
+        )
+        self._scheduler.add_request(vllm_request)
+        elapsed = time.perf_counter() - start
+        arrival = self._now_ms if request.arrival_ms is None else request.arrival_ms
+        self._recorder.added(name, len(request.prompt_token_ids), elapsed, arrival)
+
+    def _advance_clock(self, output: SchedulerOutput) -> None:
+        if self._cost_model is not None:
+            self._now_ms += self._cost_model.step_duration_ms(output.total_num_scheduled_tokens)
+
+    def _first_tokens(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[str]:
+        """Return the requests that get their first token in this step."""
+        return [
+            name
+            for name, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True)
+            if sampled and not self._scheduler.requests[name].num_output_tokens
+        ]

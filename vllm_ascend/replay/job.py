@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run as data, small enough to hand to a process of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from vllm_ascend.replay.readers.mooncake import mooncake_workload
+from vllm_ascend.replay.readers.token_ids import token_id_workload
+from vllm_ascend.replay.trace import BadInputError, Workload
+from vllm_ascend.replay.workloads import WORKLOAD_NAMES, named_workload, shared_prefix
+
+CLOSED_LOOP = "closed"
+TIMESTAMPS = "timestamps"
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """How long a step would take: the virtual clock of trace arrivals and modelled TTFT.
+
+    Attributes:
+        step_ms: Fixed time of a step in milliseconds.
+        token_us: Time per scheduled token in microseconds.
+    """
+
+    step_ms: float = 20.0
+    token_us: float = 60.0
+
+    def step_duration_ms(self, num_tokens: int) -> float:
+        """Return the modelled time of a step that computes ``num_tokens`` tokens."""
+        return self.step_ms + self.token_us * num_tokens / 1000.0
+
+
+@dataclass(frozen=True)
+class WorkloadSource:
+    """Where requests come from.
+
+    Attributes:
+        source: A name (``W1`` ...), a JSONL file, or ``REQUESTS:INPUT:SHARED:OUTPUT`` for
+            generated prompts that share a prefix.
+        seed: Seed of generated prompts.
+        concurrency: Requests in flight; the workload's own if ``None``.
+        max_requests: Read at most so many (files only).
+        max_output_tokens: Cap on answers (files only).
+    """
+
+    source: str
+    seed: int = 0
+    concurrency: int | None = None
+    max_requests: int | None = None
+    max_output_tokens: int | None = None
+
+    def load(self) -> Workload:
+        """Open and check the source.
+
+        Raises:
+            BadInputError: Names the source and what is wrong with it.
+        """
+        workload = self._open()
+        if self.concurrency is not None:
+            workload = replace(workload, concurrency=self.concurrency)
+        return workload
+
+    def _open(self) -> Workload:
+        if self.source in WORKLOAD_NAMES:
+            return named_workload(self.source, seed=self.seed)
+        numbers = self.source.split(":")
+        if len(numbers) == 4 and all(number.isdigit() for number in numbers):
+            requests, inputs, shared, outputs = map(int, numbers)
+            return shared_prefix(
+                self.source,
+                num_requests=requests,
+                input_tokens=inputs,
+                shared_tokens=shared,
+                output_tokens=outputs,
+                concurrency=self.concurrency or 32,
+                seed=self.seed,
+            )
+        path = Path(self.source)
+        if not path.is_file():
+            raise BadInputError(
+                f"--workload {self.source}: neither a file, nor REQUESTS:INPUT:SHARED:OUTPUT, nor "
+                f"one of {', '.join(WORKLOAD_NAMES)}"
+            )
+        reader = mooncake_workload if _is_mooncake(path) else token_id_workload
+        return reader(
+            path,
+            max_requests=self.max_requests,
+            max_output_tokens=self.max_output_tokens,
+            concurrency=self.concurrency or 32,
+        )
+
+
+def _is_mooncake(path: Path) -> bool:
+    """Tell the formats apart by the first record; a bad one is left to the readers' messages."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt") as file:
+            record = json.loads(file.readline())
+    except (OSError, ValueError):
+        return True
+    return not (isinstance(record, dict) and "prompt_token_ids" in record)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One workload on one variant.
+
+    Attributes:
+        variant: Name of the variant.
+        patched: Install the patches.
+        environment: The project's variables of the child process.
+        layout: ``dsv4-flash-a3``, ``dsv4-flash-gpu`` or the path of a Hugging Face config.
+        block_size: ``--block-size``.
+        kv_memory_bytes: KV cache memory of the rank.
+        workload: Where the requests come from.
+        arrivals: ``closed`` (loop) or ``timestamps``.
+        cost_model: Modelled step times; needed for timestamps.
+        verify: Let the content oracle watch.
+    """
+
+    variant: str
+    patched: bool
+    environment: dict[str, str]
+    layout: str
+    block_size: int
+    kv_memory_bytes: int
+    workload: WorkloadSource
+    arrivals: str
+    cost_model: CostModel | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    verify: bool
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Return what :meth:`to_json` wrote."""
+        data = json.loads(text)
+        data["workload"] = WorkloadSource(**data["workload"])
+        if data["cost_model"] is not None:
+            data["cost_model"] = CostModel(**data["cost_model"])
+        return cls(**data)

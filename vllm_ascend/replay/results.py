@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replay found out: frozen records, the only thing that reports see."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Hit rates of a cache that never evicts, in percent of all prompt tokens.
+
+    Attributes:
+        granule_1: Hits of any length.
+        granule_128: Hits that are multiples of 128 tokens.
+        aligned: Alignment in tokens -> rate of hits that are multiples of it.
+    """
+
+    granule_1: float
+    granule_128: float
+    aligned: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The state of a run after some of its requests were scheduled for the first time.
+
+    Attributes:
+        step: Scheduler steps so far.
+        num_requests: Requests scheduled so far.
+        prompt_tokens: Their prompt tokens.
+        hit_tokens: Their hit tokens.
+        used_blocks: Blocks of live requests.
+        cached_blocks: Idle blocks with a hash.
+        scratch_blocks: Idle blocks without a hash.
+    """
+
+    step: int
+    num_requests: int
+    prompt_tokens: int
+    hit_tokens: int
+    used_blocks: int
+    cached_blocks: int
+    scratch_blocks: int
+
+
+@dataclass(frozen=True)
+class LengthBucket:
+    """Requests whose prompts have ``[min_tokens, max_tokens)`` tokens."""
+
+    min_tokens: int
+    max_tokens: int
+    num_requests: int
+    prompt_tokens: int
+    hit_tokens: int
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Times in microseconds."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One workload on one variant.
+
+    Attributes:
+        variant: Name of the variant.
+        settings: The environment variables that made it.
+        workload: Name of the workload.
+        layout: Name of the KV cache layout.
+        block_size: ``--block-size`` in force.
+        alignment_tokens: Hits are multiples of this.
+        kv_memory_bytes: KV cache memory of the rank.
+        num_blocks: Blocks in the pool.
+        num_requests: Requests scheduled at least once.
+        num_requests_hit: Requests whose first scheduling had a hit.
+        prompt_tokens: Prompt tokens of those requests.
+        hit_tokens: Tokens that were hits at the first scheduling.
+        num_preemptions: Preemptions.
+        peak_used_blocks: Most blocks in use at once.
+        num_cached_blocks_evicted: Cached blocks that were handed out anew.
+        num_steps: Scheduler steps.
+        seconds: Wall-clock time of the run.
+        schedule_us: Time of ``schedule()``.
+        add_request_us: Time to hash a prompt and enqueue it.
+        modelled_ttft_ms: Time to first token by the cost model; ``None`` without one.
+        samples: Over time.
+        buckets: By prompt length.
+        complete: ``False`` if the run was interrupted.
+        violations: What ``check_integrity`` or the content oracle found; empty is good.
+        verified: Whether the content oracle watched the run.
+    """
+
+    variant: str
+    settings: dict[str, str]
+    workload: str
+    layout: str
+    block_size: int
+    alignment_tokens: int
+    kv_memory_bytes: int
+    num_blocks: int
+    num_requests: int
+    num_requests_hit: int
+    prompt_tokens: int
+    hit_tokens: int
+    num_preemptions: int
+    peak_used_blocks: int
+    num_cached_blocks_evicted: int
+    num_steps: int
+    seconds: float
+    schedule_us: Percentiles
+    add_request_us: Percentiles
+    modelled_ttft_ms: Percentiles | None
+    samples: tuple[Sample, ...]
+    buckets: tuple[LengthBucket, ...]
+    complete: bool
+    violations: tuple[str, ...]
+    verified: bool
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens in percent of prompt tokens."""
+        return 100.0 * self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def request_hit_rate(self) -> float:
+        """Requests with a hit in percent of all."""
+        return 100.0 * self.num_requests_hit / self.num_requests if self.num_requests else 0.0
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RunResult:
+        """Return what :func:`dataclasses.asdict` made a dictionary of."""
+        values = {field.name: data[field.name] for field in fields(cls)}
+        values["schedule_us"] = Percentiles(**data["schedule_us"])
+        values["add_request_us"] = Percentiles(**data["add_request_us"])
+        ttft = data["modelled_ttft_ms"]
+        values["modelled_ttft_ms"] = None if ttft is None else Percentiles(**ttft)
+        values["samples"] = tuple(Sample(**sample) for sample in data["samples"])
+        values["buckets"] = tuple(LengthBucket(**bucket) for bucket in data["buckets"])
+        values["violations"] = tuple(data["violations"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class WorkloadReport:
+    """One workload: its bounds, and a run per variant.
+
+    Attributes:
+        description: The workload's shape in words.
+        digest: SHA-256 prefix over all prompts and output lengths.
+    """
+
+    workload: str
+    description: str
+    digest: str
+    bounds: Bounds
+    runs: tuple[RunResult, ...]
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """Everything that one command replayed.
+
+    Attributes:
+        command: The command line.
+        seed: Seed of the generated prompts.
+        vllm_version: The vLLM that ran.
+        cost_model: Parameters of the cost model, empty without one; what follows from them is
+            modelled, not measured.
+        complete: ``False`` if it was interrupted.
+    """
+
+    command: str
+    seed: int
+    vllm_version: str
+    cost_model: dict[str, float]
+    workloads: tuple[WorkloadReport, ...]
+    complete: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, with derived rates beside the counts they come from."""
+        data = {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        for workload, report in zip(data["workloads"], self.workloads, strict=True):
+            for run, result in zip(workload["runs"], report.runs, strict=True):
+                run["hit_rate_percent"] = round(result.hit_rate, 4)
+                run["request_hit_rate_percent"] = round(result.request_hit_rate, 4)
+        return data
+
+    @property
+    def violations(self) -> list[str]:
+        """Every violation of every run, with its run in front."""
+        return [
+            f"{run.workload} on {run.variant}: {violation}"
+            for report in self.workloads
+            for run in report.runs
+            for violation in run.violations
+        ]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: named sets of environment variables, each for a process of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from vllm_ascend.envs import DSV4_COMPRESSED_BLOCK_SIZES, VARIABLES, load_config
+from vllm_ascend.replay.trace import BadInputError
+
+ASCEND_LAYOUT = "dsv4-flash-a3"
+GPU_LAYOUT = "dsv4-flash-gpu"
+_APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
+_RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of a comparison.
+
+    Attributes:
+        name: How reports call it.
+        patched: Whether the project's patches are installed at all.
+        environment: The project's variables that are set.
+        layout: Overrides the command's layout.
+        block_size: Overrides the command's block size.
+    """
+
+    name: str
+    patched: bool
+    environment: dict[str, str] = field(default_factory=dict)
+    layout: str | None = None
+    block_size: int | None = None
+
+
+_BUILT_IN = {
+    "stock": Variant("stock", patched=False),
+    "upstream-like": Variant("upstream-like", patched=True, block_size=128),
+    "retention-unset": Variant("retention-unset", patched=True),
+    "retention-0": Variant("retention-0", patched=True, environment={_RETENTION: "0"}),
+    "retention-auto": Variant("retention-auto", patched=True, environment={_RETENTION: "auto"}),
+}
+BUILT_IN_NAMES = tuple(_BUILT_IN)
+
+
+def parse_variant(text: str, default_layout: str) -> tuple[Variant, str | None]:
+    """Turn a ``--variant`` into a variant.
+
+    Args:
+        text: A built-in name, or ``NAME:VARIABLE=VALUE,...`` (``block_size=N`` is allowed among
+            them); either may end in ``@LAYOUT``.
+        default_layout: The command's layout.
+
+    Returns:
+        The variant, and a remark for the user if it is not quite what was asked for.
+
+    Raises:
+        BadInputError: The text is malformed or a value is not allowed.
+    """
+    body, _, layout = text.partition("@")
+    name, colon, settings = body.partition(":")
+    if colon:
+        variant = _custom(name, settings)
+    elif name in _BUILT_IN:
+        variant = _BUILT_IN[name]
+    else:
+        raise BadInputError(
+            f"--variant {text}: unknown; built in are {', '.join(BUILT_IN_NAMES)}, or give "
+            "NAME:VARIABLE=VALUE,..."
+        )
+    if layout:
+        variant = replace(variant, name=f"{variant.name}@{layout}", layout=layout)
+    return _fit_to_layout(variant, layout or default_layout)
+
+
+def _custom(name: str, settings: str) -> Variant:
+    environment: dict[str, str] = {}
+    block_size = None
+    for setting in filter(None, settings.split(",")):
+        key, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise BadInputError(f"--variant {name}:{settings}: expected NAME:VARIABLE=VALUE,...")
+        if key == "block_size":
+            block_size = _block_size(value)
+        elif key in {variable.name for variable in VARIABLES}:
+            environment[key] = value
+        else:
+            raise BadInputError(f"--variant {name}: {key} is none of the project's variables")
+    try:
+        load_config(environment)
+    except ValueError as error:
+        raise BadInputError(f"--variant {name}: {error}") from error
+    return Variant(name, patched=True, environment=environment, block_size=block_size)
+
+
+def _block_size(value: str) -> int:
+    if not value.isdigit() or int(value) < 1:
+        raise BadInputError(f"block_size={value}: expected a positive number")
+    return int(value)
+
+
+def _fit_to_layout(variant: Variant, layout: str) -> tuple[Variant, str | None]:
+    if layout != ASCEND_LAYOUT:
+        return variant, None
+    if not variant.patched:
+        # vLLM counts tokens where Ascend's specs count rows: it cannot build this layout.
+        variant, _ = _fit_to_layout(_BUILT_IN["upstream-like"], layout)
+        return variant, (
+            f"stock vLLM cannot carry the layout {ASCEND_LAYOUT}: 'upstream-like' stands in for it "
+            f"(stock vLLM itself: --variant stock@{GPU_LAYOUT})"
+        )
+    environment = {_APPLY: "1", **variant.environment}
+    return replace(variant, environment=environment), None
+
+
+def check_block_size(layout: str, block_size: int) -> None:
+    """Refuse a block size that a layout does not have.
+
+    Raises:
+        BadInputError: Names the size and what is allowed.
+    """
+    if layout == ASCEND_LAYOUT and block_size not in DSV4_COMPRESSED_BLOCK_SIZES:
+        raise BadInputError(f"block size {block_size}: {layout} has 32, 64 and 128")
+    if block_size < 1:
+        raise BadInputError(f"block size {block_size}: expected a positive number")
