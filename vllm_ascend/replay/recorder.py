@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 
@@ -146,7 +147,7 @@ def _percentiles(values: list[float]) -> Percentiles:
 
 def _buckets(requests: list[_Seen]) -> tuple[LengthBucket, ...]:
     buckets = []
-    for low, high in zip(_BUCKET_EDGES, _BUCKET_EDGES[1:], strict=False):
+    for low, high in itertools.pairwise(_BUCKET_EDGES):
         inside = [seen for seen in requests if low <= seen.prompt_tokens < high]
         if inside:
             buckets.append(

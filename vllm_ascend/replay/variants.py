@@ -10,6 +10,7 @@ from vllm_ascend.replay.trace import BadInputError
 
 ASCEND_LAYOUT = "dsv4-flash-a3"
 GPU_LAYOUT = "dsv4-flash-gpu"
+_GPU_BLOCK_SIZE = 256  # the only one that vLLM has for this model
 _APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
 _RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
@@ -113,13 +114,16 @@ def _fit_to_layout(variant: Variant, layout: str) -> tuple[Variant, str | None]:
     return replace(variant, environment=environment), None
 
 
-def check_block_size(layout: str, block_size: int) -> None:
-    """Refuse a block size that a layout does not have.
+def fit_block_size(layout: str, block_size: int) -> int:
+    """Return the block size that a layout has when ``block_size`` is asked for.
 
     Raises:
         BadInputError: Names the size and what is allowed.
     """
+    if layout == GPU_LAYOUT:
+        return _GPU_BLOCK_SIZE
     if layout == ASCEND_LAYOUT and block_size not in DSV4_COMPRESSED_BLOCK_SIZES:
         raise BadInputError(f"block size {block_size}: {layout} has 32, 64 and 128")
     if block_size < 1:
         raise BadInputError(f"block size {block_size}: expected a positive number")
+    return block_size

@@ -26,7 +26,8 @@ from vllm_ascend.patch.platform import (
 )
 from vllm_ascend.patch.table import Patch
 
-_logger = init_logger(__name__)
+# Under vLLM's own name, whose handlers print it.
+_logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 PATCHES: tuple[Patch, ...] = (
     *patch_kv_cache_interface.PATCHES,

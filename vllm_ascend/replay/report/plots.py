@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plots as inline SVG for the page, and one picture for a README."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
+
+# Okabe and Ito's palette: told apart with any colour vision.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+_INK = "#26323d"
+_FAINT = "#8a97a3"
+_POOL = {"used": "#0072B2", "cached": "#009E73", "scratch": "#dfe5ea"}
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e8edf1",
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "replay",
+}
+
+
+def hit_rate_over_time(workload: WorkloadReport) -> str:
+    """Return an SVG: hit rate of all requests so far, per variant, with the bounds."""
+
+    def draw(axes: Axes) -> None:
+        for run, colour in zip(workload.runs, _cycle(len(workload.runs)), strict=True):
+            samples = [sample for sample in run.samples if sample.prompt_tokens]
+            axes.plot(
+                [sample.num_requests for sample in samples],
+                [100 * sample.hit_tokens / sample.prompt_tokens for sample in samples],
+                color=colour,
+                linewidth=2,
+                marker="o" if len(samples) < 3 else None,
+                label=_label(run),
+            )
+        bound = workload.bounds.granule_128
+        axes.axhline(bound, color=_FAINT, linestyle="--", linewidth=1)
+        axes.annotate(
+            f"unlimited cache, granule 128: {bound:.1f} %",
+            (1, bound),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=_FAINT,
+        )
+        axes.set(xlabel="requests scheduled", ylabel="hit rate, % of prompt tokens", xlim=(0, None))
+        axes.set_ylim(0, max(bound * 1.15, 5))
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    return _svg(draw)
+
+
+def hit_rate_by_length(workload: WorkloadReport) -> str:
+    """Return an SVG: hit rate by prompt length, one group of bars per length."""
+    edges = sorted({(b.min_tokens, b.max_tokens) for run in workload.runs for b in run.buckets})
+
+    def draw(axes: Axes) -> None:
+        width = 0.8 / max(len(workload.runs), 1)
+        for number, (run, colour) in enumerate(
+            zip(workload.runs, _cycle(len(workload.runs)), strict=True)
+        ):
+            rates = {
+                (b.min_tokens, b.max_tokens): 100 * b.hit_tokens / b.prompt_tokens
+                for b in run.buckets
+            }
+            places = [place - 0.4 + (number + 0.5) * width for place in range(len(edges))]
+            heights = [rates.get(edge, 0.0) for edge in edges]
+            axes.bar(places, heights, width * 0.92, color=colour, label=_label(run))
+        axes.set_xticks(range(len(edges)), [_range(*edge) for edge in edges])
+        axes.set(xlabel="prompt length, tokens", ylabel="hit rate, % of prompt tokens")
+        axes.grid(visible=False, axis="x")
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    return _svg(draw)
+
+
+def pool_composition(run: RunResult) -> str:
+    """Return an SVG: what the pool's blocks held over time."""
+
+    def draw(axes: Axes) -> None:
+        requests = [sample.num_requests for sample in run.samples]
+        layers = {
+            "used": [sample.used_blocks for sample in run.samples],
+            "cached": [sample.cached_blocks for sample in run.samples],
+            "scratch": [sample.scratch_blocks for sample in run.samples],
+        }
+        axes.stackplot(
+            requests, *layers.values(), colors=_POOL.values(), labels=layers.keys(), linewidth=0
+        )
+        axes.set(xlabel="requests scheduled", ylabel="blocks", xlim=(0, None))
+        axes.set_ylim(0, run.num_blocks)
+        axes.set_title(_label(run), fontsize=9, loc="left")
+        axes.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, loc="upper left")
+
+    return _svg(draw, size=(4.6, 2.6))
+
+
+def summary_png(report: ReplayReport, path: Path) -> None:
+    """Write the picture: hit rate per workload and variant, against the unlimited cache.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    names = list(dict.fromkeys(_label(run) for w in report.workloads for run in w.runs))
+    colours = dict(zip(names, _cycle(len(names)), strict=True))
+    with matplotlib.rc_context({**_STYLE, "font.size": 11}):
+        figure = Figure(figsize=(8.4, 3.9), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        width = 0.82 / max(len(names), 1)
+        for place, workload in enumerate(report.workloads):
+            _draw_bound(axes, place, workload)
+            for run in workload.runs:
+                x = place - 0.41 + (names.index(_label(run)) + 0.5) * width
+                axes.bar(x, run.hit_rate, width * 0.9, color=colours[_label(run)])
+                axes.annotate(
+                    f"{run.hit_rate:.1f}", (x, run.hit_rate), ha="center", va="bottom", fontsize=9
+                )
+        for name in names:
+            axes.bar(0, 0, color=colours[name], label=name)
+        axes.set_xticks(range(len(report.workloads)), [w.workload for w in report.workloads])
+        axes.set_ylabel("hit rate, % of prompt tokens")
+        axes.set_ylim(0, 105)
+        axes.grid(visible=False, axis="x")
+        axes.tick_params(axis="x", length=0)
+        figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+        figure.savefig(path, metadata={"Software": None})
+
+
+def _draw_bound(axes: Axes, place: int, workload: WorkloadReport) -> None:
+    bound = workload.bounds.granule_128
+    axes.hlines(bound, place - 0.43, place + 0.43, color=_INK, linewidth=1, linestyle=":")
+    axes.annotate(
+        f"unlimited cache {bound:.1f}",
+        (place + 0.43, bound),
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=_FAINT,
+    )
+
+
+def _svg(draw, size: tuple[float, float] = (7.2, 3.2)) -> str:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.subplots())
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _cycle(count: int) -> Sequence[str]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
+
+
+def _label(run: RunResult) -> str:
+    return f"{run.variant}, block {run.block_size}"
+
+
+def _range(low: int, high: int) -> str:
+    def short(tokens: int) -> str:
+        return f"{tokens // 1024}K" if tokens >= 1024 else str(tokens)
+
+    return f">= {short(low)}" if high >= 1 << 40 else f"{short(low)}-{short(high)}"

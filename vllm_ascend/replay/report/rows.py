@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison as rows of text, for the terminal and for the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vllm_ascend.replay.results import Bounds, Percentiles, RunResult
+
+
+class Column(NamedTuple):
+    """One column: its heading, and how a run fills it."""
+
+    heading: str
+    cell: Callable[[RunResult], str]
+
+
+def _name(run: RunResult) -> str:
+    return run.variant if run.complete else f"{run.variant} (partial)"
+
+
+def _pair(times: Percentiles | None) -> str:
+    return "-" if times is None else f"{times.p50:,.0f} / {times.p99:,.0f}"
+
+
+def _checked(run: RunResult) -> str:
+    if run.violations:
+        return f"{len(run.violations)} WRONG"
+    return "all right" if run.verified else "not checked"
+
+
+NAME = Column("", _name)
+BLOCK = Column("block", lambda run: str(run.block_size))
+HITS = (
+    Column("hits\n% tokens", lambda run: f"{run.hit_rate:.2f}"),
+    Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
+    Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
+    Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
+    Column("peak / all blocks", lambda run: f"{run.peak_used_blocks:,} / {run.num_blocks:,}"),
+    Column("cached\nevicted", lambda run: f"{run.num_cached_blocks_evicted:,}"),
+)
+COSTS = (
+    Column("schedule() us\np50 / p99", lambda run: _pair(run.schedule_us)),
+    Column("add_request() us\np50 / p99", lambda run: _pair(run.add_request_us)),
+    Column("rows", _checked),
+)
+MODELLED = Column("modelled TTFT ms\np50 / p99", lambda run: _pair(run.modelled_ttft_ms))
+
+
+def bound_lines(bounds: Bounds) -> list[tuple[str, str]]:
+    """Return (granule, hit rate) of an unlimited cache, the finest granule first."""
+    rates = {1: bounds.granule_1, 128: bounds.granule_128, **bounds.aligned}
+    return [(f"{granule:,}", f"{rate:.2f}") for granule, rate in sorted(rates.items())]
