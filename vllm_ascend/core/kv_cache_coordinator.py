@@ -9,10 +9,12 @@ behind its hit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import lcm
 
+from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator, KVCacheCoordinator
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -162,6 +164,47 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         if self.eagle_group_ids:
             for manager in self.single_type_managers:
                 manager.replay_lookahead_tokens = self.hash_block_size
+
+    # Allocation
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: tuple[Sequence[KVCacheBlock], ...],
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return the blocks that a request still needs; see vLLM's base class.
+
+        vLLM caps a windowed group's blocks counted from the request's first token, and then
+        deducts those in front of the window: behind a long hit nothing is left, the request is
+        let in without memory for its next chunk, and preempts itself over and over. Here the cap
+        bounds what is needed behind the hit.
+        """
+        arguments = (num_encoder_tokens, total_computed_tokens, num_tokens_main_model)
+        if not apply_admission_cap or self.local_kv_retention_interval is None:
+            return super().get_num_blocks_to_allocate(
+                request_id, num_tokens, new_computed_blocks, *arguments, apply_admission_cap
+            )
+
+        def needed(group: Group) -> int:
+            blocks = group.manager.get_num_blocks_to_allocate(
+                request_id,
+                num_tokens,
+                new_computed_blocks[group.id],
+                total_computed_tokens,
+                num_tokens_main_model,
+                apply_admission_cap=group.is_downward_closed,
+            )
+            cap = group.manager._max_admission_blocks_per_request
+            if group.is_downward_closed or cap is None:
+                return blocks
+            return min(blocks, cap + cdiv(self._num_unconfirmed_tokens, group.block_tokens))
+
+        return sum(map(needed, self._groups))
 
     # Caching
 

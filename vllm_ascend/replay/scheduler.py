@@ -169,6 +169,8 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
         device_config=DeviceConfig("cpu"),
         kv_events_config=events,
     )
+    # VllmConfig switches it off where the stand-in model has no executor for it.
+    config.scheduler_config.async_scheduling = options.async_scheduling
     if options.num_speculative_tokens:
         # Assigned afterwards: a real draft model's checks need a real model, the scheduler only
         # asks for the method and the number of draft tokens.

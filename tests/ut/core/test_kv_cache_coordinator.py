@@ -205,6 +205,27 @@ def test_a_missing_tail_block_moves_the_hit_to_a_shallower_boundary():
     assert cache.hit(probe)[1] == 48
 
 
+def test_admission_asks_for_the_window_behind_a_hit():
+    """Capped from the first token on, a request behind a long hit would ask for nothing."""
+    cache = Cache(full(8), window(8, 4), local_kv_retention_interval=0, max_num_batched_tokens=16)
+    cache.run(request("a", tokens(200)))
+    probe = request("b", tokens(200) + tokens(100, start=500))
+    blocks, hit = cache.hit(probe)
+    assert hit == 192
+
+    def needed(num_tokens: int) -> int:
+        return cache.coordinator.get_num_blocks_to_allocate(
+            "b", num_tokens, blocks, 0, hit, num_tokens, apply_admission_cap=True
+        )
+
+    window_cap = window(8, 4).max_admission_blocks_per_request(16, 1024)
+    assert window_cap == 7
+    # 13 full blocks and the cap; the 24 idle full blocks and the tail's 2 are taken from the pool
+    # as well, the tail within the cap.
+    assert needed(296) == (37 - 24) + 24 + window_cap
+    assert needed(200) == (25 - 24) + 24 + 2 + 2
+
+
 # Draft layers: a row depends on the token behind it.
 
 

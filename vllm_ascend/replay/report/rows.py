@@ -27,7 +27,7 @@ def _pair(times: Percentiles | None) -> str:
 def _checked(run: RunResult) -> str:
     if run.violations:
         return f"{len(run.violations)} WRONG"
-    return "all right" if run.verified else "not checked"
+    return "ok" if run.verified else "-"
 
 
 NAME = Column("", _name)
@@ -36,16 +36,16 @@ HITS = (
     Column("hits\n% tokens", lambda run: f"{run.hit_rate:.2f}"),
     Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
     Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
-    Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
-    Column("peak / all blocks", lambda run: f"{run.peak_used_blocks:,} / {run.num_blocks:,}"),
-    Column("cached\nevicted", lambda run: f"{run.num_cached_blocks_evicted:,}"),
+    Column("blocks\npeak / all", lambda run: f"{run.peak_used_blocks:,} / {run.num_blocks:,}"),
 )
 COSTS = (
+    Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
+    Column("cached\nevicted", lambda run: f"{run.num_cached_blocks_evicted:,}"),
     Column("schedule() us\np50 / p99", lambda run: _pair(run.schedule_us)),
     Column("add_request() us\np50 / p99", lambda run: _pair(run.add_request_us)),
-    Column("rows", _checked),
+    Column("rows\nchecked", _checked),
 )
-MODELLED = Column("modelled TTFT ms\np50 / p99", lambda run: _pair(run.modelled_ttft_ms))
+MODELLED = Column("modelled\nTTFT ms p50 / p99", lambda run: _pair(run.modelled_ttft_ms))
 
 
 def bound_lines(bounds: Bounds) -> list[tuple[str, str]]:

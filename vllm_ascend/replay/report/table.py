@@ -20,6 +20,8 @@ from vllm_ascend.replay.report.rows import (
 )
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
 
+_MIN_NAME_WIDTH = 20
+
 
 def print_report(report: ReplayReport, console: Console) -> None:
     """Print per workload what an unlimited cache would hit, what was hit, and what it cost."""
@@ -51,7 +53,10 @@ def _header(report: ReplayReport, workload: WorkloadReport) -> str:
 def _table(workload: WorkloadReport, columns: Sequence[Column]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column.heading, justify="right" if i else "left", overflow="fold")
+        if i == 0:
+            table.add_column(column.heading, no_wrap=True, min_width=_MIN_NAME_WIDTH)
+        else:
+            table.add_column(column.heading, justify="right", overflow="fold")
     for run in workload.runs:
         style = "bold red" if run.violations else ""
         table.add_row(*(column.cell(run) for column in columns), style=style)
