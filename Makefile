@@ -29,9 +29,10 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml $(filter .uv/bin/uv,$(UV))
 setup: $(VENV)/.ready  ## Create .venv with vLLM for the CPU and this package.
 
 replay: setup  ## Replay the shipped trace and W1: stock against ours. Results in replay-out/.
-	$(BIN)/python -m vllm_ascend replay --workload W1 --workload W4 --kv-gib 64 \
-	    --layout dsv4-flash-a3 --block-size 32 \
-	    --variant upstream-like --variant retention-0 --out replay-out
+	$(BIN)/python -m vllm_ascend replay --workload W4 --workload W1 --kv-gib 64 \
+	    --layout dsv4-flash-a3 --block-size 32 --variant upstream-like \
+	    --variant stock@dsv4-flash-gpu --variant retention-unset --variant retention-0 \
+	    --out replay-out --png replay-out/summary.png
 
 test: setup other-vllm lint  ## Lint, types and the whole test suite.
 	$(BIN)/python -m pytest -n $(JOBS) tests

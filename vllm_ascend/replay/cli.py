@@ -163,11 +163,12 @@ def _run(plan: list[Job], num_parallel: int) -> tuple[list[RunResult], bool]:
     )
     with Progress(*columns, console=_err) as progress:
         tasks = [
-            progress.add_task(f"{job.workload.source} {job.variant}", total=None, start=True)
+            progress.add_task(f"{job.workload.source} {job.variant}", total=None, start=False)
             for job in plan
         ]
 
         def on_progress(index: int, done: int, total: int) -> None:
+            progress.start_task(tasks[index])
             progress.update(tasks[index], completed=done, total=total)
 
         outcome = Runner(num_parallel, on_progress).run(plan)

@@ -63,7 +63,7 @@ def hit_rate_over_time(workload: WorkloadReport) -> str:
         )
         axes.set(xlabel="requests scheduled", ylabel="hit rate, % of prompt tokens", xlim=(0, None))
         axes.set_ylim(0, max(bound * 1.15, 5))
-        axes.legend(frameon=False, fontsize=8, loc="best")
+        _legend(axes, columns=2)
 
     return _svg(draw)
 
@@ -87,7 +87,7 @@ def hit_rate_by_length(workload: WorkloadReport) -> str:
         axes.set_xticks(range(len(edges)), [_range(*edge) for edge in edges])
         axes.set(xlabel="prompt length, tokens", ylabel="hit rate, % of prompt tokens")
         axes.grid(visible=False, axis="x")
-        axes.legend(frameon=False, fontsize=8, loc="best")
+        _legend(axes, columns=2)
 
     return _svg(draw)
 
@@ -107,8 +107,8 @@ def pool_composition(run: RunResult) -> str:
         )
         axes.set(xlabel="requests scheduled", ylabel="blocks", xlim=(0, None))
         axes.set_ylim(0, run.num_blocks)
-        axes.set_title(_label(run), fontsize=9, loc="left")
-        axes.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, loc="upper left")
+        axes.set_title(_label(run), fontsize=9, loc="left", pad=20)
+        _legend(axes, columns=3)
 
     return _svg(draw, size=(4.6, 2.6))
 
@@ -131,7 +131,14 @@ def summary_png(report: ReplayReport, path: Path) -> None:
                 x = place - 0.41 + (names.index(_label(run)) + 0.5) * width
                 axes.bar(x, run.hit_rate, width * 0.9, color=colours[_label(run)])
                 axes.annotate(
-                    f"{run.hit_rate:.1f}", (x, run.hit_rate), ha="center", va="bottom", fontsize=9
+                    f"{run.hit_rate:.1f}",
+                    (x, run.hit_rate),
+                    xytext=(0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=9,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                 )
         for name in names:
             axes.bar(0, 0, color=colours[name], label=name)
@@ -154,6 +161,20 @@ def _draw_bound(axes: Axes, place: int, workload: WorkloadReport) -> None:
         va="bottom",
         fontsize=8,
         color=_FAINT,
+    )
+
+
+def _legend(axes: Axes, *, columns: int) -> None:
+    """Put the legend above the plot, where it hides nothing."""
+    axes.legend(
+        frameon=False,
+        fontsize=8,
+        ncols=columns,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0.2,
+        borderpad=0,
+        columnspacing=1.4,
     )
 
 

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers on real rows, and on every kind of bad one."""
+
+import gzip
+import json
+import re
+
+import pytest
+
+from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.readers.mooncake import mooncake_workload
+from vllm_ascend.replay.readers.token_ids import token_id_workload
+from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.replay.workloads import (
+    SHIPPED_TRACE,
+    WORKLOAD_NAMES,
+    named_workload,
+    shared_prefix,
+)
+
+
+def write(folder, records, name="trace.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def row(**changes):
+    return {
+        "timestamp": 1000,
+        "input_length": 1300,
+        "output_length": 5,
+        "hash_ids": [7, 8, 9],
+        **changes,
+    }
+
+
+def test_real_rows():
+    """The first rows of the conversation trace, compared with the file itself."""
+    with gzip.open(SHIPPED_TRACE, "rt") as file:
+        records = [json.loads(next(file)) for _ in range(50)]
+    workload = mooncake_workload(SHIPPED_TRACE, max_requests=50)
+    requests = list(workload.requests())
+    assert workload.num_requests == len(requests) == 50
+    for record, request in zip(records, requests, strict=True):
+        prompt = request.prompt_token_ids
+        assert len(prompt) == record["input_length"]
+        assert prompt[::512] == [512 * i for i in record["hash_ids"]]
+        assert request.output_tokens == record["output_length"]
+        assert request.arrival_ms == record["timestamp"] - records[0]["timestamp"]
+    assert any(record["input_length"] % 512 for record in records), "no partial block among them"
+
+
+def test_the_shipped_trace_is_whole():
+    workload = named_workload("W4")
+    assert workload.num_requests == 1000
+    assert all(1 <= request.output_tokens <= 64 for request in workload.requests())
+
+
+def test_equal_ids_at_equal_positions_are_equal_prefixes(tmp_path):
+    path = write(tmp_path, [row(), row(hash_ids=[7, 8, 10])])
+    first, second = (r.prompt_token_ids for r in mooncake_workload(path).requests())
+    assert first[:1024] == second[:1024]
+    assert not set(first[1024:]) & set(second[1024:])
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 1024, 1025])
+def test_the_last_id_may_be_partial(tmp_path, length):
+    ids = list(range(-(-length // 512)))
+    path = write(tmp_path, [row(input_length=length, hash_ids=ids)])
+    (request,) = mooncake_workload(path).requests()
+    assert len(request.prompt_token_ids) == length
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (row(hash_ids=[7, 8]), "2 hash_ids for 1300 tokens, expected 3"),
+        (row(hash_ids="x"), "hash_ids must be a non-empty list"),
+        (row(hash_ids=[7, -8, 9]), "hash_ids must be a non-empty list"),
+        (row(input_length=0), "input_length is 0, expected a whole number >= 1"),
+        (row(input_length="1300"), "input_length is '1300'"),
+        (row(output_length=None), "output_length is None"),
+        (row(timestamp=True), "timestamp is True"),
+        (row(timestamp=1), "timestamp 1 lies before the previous one"),
+        ([1, 2], "expected a JSON object"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line(tmp_path, bad, complaint):
+    path = write(tmp_path, [row(), bad, row()])
+    with pytest.raises(BadInputError, match=re.escape(f"{path}, line 2: ")) as error:
+        mooncake_workload(path)
+    assert complaint in str(error.value)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(BadInputError, match="cannot be read"):
+        mooncake_workload(tmp_path / "missing.jsonl")
+    with pytest.raises(BadInputError, match="no requests"):
+        mooncake_workload(write(tmp_path, []))
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"timestamp": \n')
+    with pytest.raises(BadInputError, match=r"broken.jsonl, line 1: not valid JSON"):
+        mooncake_workload(broken)
+    fake = tmp_path / "fake.jsonl.gz"
+    fake.write_text("{}")
+    with pytest.raises(BadInputError, match="cannot be read"):
+        mooncake_workload(fake)
+
+
+def test_limits(tmp_path):
+    path = write(tmp_path, [row(output_length=50), row(), row()])
+    workload = mooncake_workload(path, max_requests=2, max_output_tokens=9, concurrency=3)
+    assert [request.output_tokens for request in workload.requests()] == [9, 5]
+    assert (workload.num_requests, workload.concurrency) == (2, 3)
+
+
+def test_token_ids(tmp_path):
+    records = [
+        {"prompt_token_ids": [1, 2, 3], "output_length": 2, "timestamp": 5},
+        {"prompt_token_ids": [4], "output_length": 1, "timestamp": 9},
+    ]
+    requests = list(token_id_workload(write(tmp_path, records)).requests())
+    assert [request.prompt_token_ids for request in requests] == [[1, 2, 3], [4]]
+    assert [request.arrival_ms for request in requests] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ({"prompt_token_ids": [], "output_length": 1}, "prompt_token_ids must be"),
+        ({"prompt_token_ids": [1.5], "output_length": 1}, "prompt_token_ids must be"),
+        ({"prompt_token_ids": [1], "output_length": 0}, "output_length is 0"),
+        (
+            {"prompt_token_ids": [1], "output_length": 1, "timestamp": 3},
+            "timestamp must be in all records or in none",
+        ),
+    ],
+)
+def test_bad_token_ids(tmp_path, bad, complaint):
+    path = write(tmp_path, [{"prompt_token_ids": [1], "output_length": 1}, bad])
+    with pytest.raises(BadInputError, match=re.escape(f"{path}, line 2: ")) as error:
+        token_id_workload(path)
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("name", WORKLOAD_NAMES)
+def test_named_workloads_repeat_themselves(name):
+    workload = named_workload(name, seed=3)
+    first = [len(request.prompt_token_ids) for request in workload.requests()]
+    assert len(first) == workload.num_requests
+    one, two = next(workload.requests()), next(workload.requests())
+    assert one == two
+    if name != "W4":
+        assert next(named_workload(name, seed=4).requests()) != one
+
+
+def test_shapes():
+    w1 = list(named_workload("W1").requests())
+    assert {len(request.prompt_token_ids) for request in w1} == {8192}
+    assert w1[0].prompt_token_ids[:7372] == w1[1].prompt_token_ids[:7372]
+    assert w1[0].prompt_token_ids[7372:] != w1[1].prompt_token_ids[7372:]
+    w5 = [request.prompt_token_ids for request in named_workload("W5").requests()]
+    assert [len(prompt) for prompt in w5[14:]] == [
+        128_000 * ((i % 10) + 1) // 10 for i in range(14)
+    ]
+    assert all(again == first[: len(again)] for first, again in zip(w5, w5[14:], strict=False))
+
+
+def test_shared_prefix_checks_its_numbers():
+    numbers = dict(
+        num_requests=2, input_tokens=10, shared_tokens=5, output_tokens=1, concurrency=1, seed=0
+    )
+    with pytest.raises(BadInputError, match="11 shared tokens are more than the 10"):
+        shared_prefix("x", **{**numbers, "shared_tokens": 11})
+    with pytest.raises(BadInputError, match="must be at least 1"):
+        shared_prefix("x", **{**numbers, "output_tokens": 0})
+
+
+def test_sources(tmp_path):
+    assert WorkloadSource("W2", concurrency=4).load().concurrency == 4
+    assert WorkloadSource("3:100:50:2").load().num_requests == 3
+    mooncake = write(tmp_path, [row()], "m.jsonl")
+    tokens = write(tmp_path, [{"prompt_token_ids": [1], "output_length": 1}], "t.jsonl")
+    assert len(next(WorkloadSource(str(mooncake)).load().requests()).prompt_token_ids) == 1300
+    assert next(WorkloadSource(str(tokens)).load().requests()).prompt_token_ids == [1]
+    with pytest.raises(BadInputError, match="neither a file, nor REQUESTS"):
+        WorkloadSource("W9").load()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table, JSON, page and picture from one hand-made report."""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
+from vllm_ascend.replay.results import (
+    Bounds,
+    LengthBucket,
+    Percentiles,
+    ReplayReport,
+    RunResult,
+    Sample,
+    WorkloadReport,
+)
+
+
+def make_run(variant: str = "retention-0", **changes) -> RunResult:
+    run = RunResult(
+        variant=variant,
+        settings={"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "0"},
+        workload="W1",
+        layout="dsv4-flash-a3",
+        block_size=32,
+        alignment_tokens=4096,
+        kv_memory_bytes=16 << 30,
+        num_blocks=20_427,
+        num_requests=4,
+        num_requests_hit=3,
+        prompt_tokens=4000,
+        hit_tokens=1234,
+        num_preemptions=5,
+        peak_used_blocks=6789,
+        num_cached_blocks_evicted=77,
+        num_steps=10,
+        seconds=1.5,
+        schedule_us=Percentiles(12.0, 345.0),
+        add_request_us=Percentiles(1000.0, 2000.0),
+        modelled_ttft_ms=None,
+        samples=(Sample(1, 1, 1000, 0, 10, 5, 85), Sample(5, 4, 4000, 1234, 40, 30, 30)),
+        buckets=(LengthBucket(0, 1024, 4, 4000, 1234), LengthBucket(131_072, 1 << 40, 1, 9, 1)),
+        complete=True,
+        violations=(),
+        verified=True,
+    )
+    return replace(run, **changes)
+
+
+def make_report(*runs: RunResult, **changes) -> ReplayReport:
+    workload = WorkloadReport(
+        "W1",
+        "4 prompts <of> a kind",
+        "0123456789abcdef",
+        Bounds(89.71, 88.78, {4096: 49.84}),
+        runs or (make_run("upstream-like", hit_tokens=0), make_run()),
+    )
+    report = ReplayReport("python -m vllm_ascend replay", 7, "0.20.2", {}, (workload,), True)
+    return replace(report, **changes)
+
+
+def table(report: ReplayReport) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    print_report(report, console)
+    return console.file.getvalue()
+
+
+def test_rates():
+    run = make_run()
+    assert run.hit_rate == pytest.approx(30.85)
+    assert run.request_hit_rate == 75.0
+    assert make_run(prompt_tokens=0, num_requests=0).hit_rate == 0.0
+
+
+def test_table_fits_80_columns_and_says_it_all():
+    text = table(make_report())
+    assert max(map(len, text.splitlines())) <= 80
+    for expected in ("30.85", "75.0", "1,234", "6,789 / 20,427", "77", "12 / 345", "ok"):
+        assert expected in text
+    for expected in ("89.71 % (1)", "88.78 % (128)", "49.84 % (4,096)", "seed 7", "16 GiB"):
+        assert expected in text.replace("\n", " ")
+    assert "modelled" not in text
+
+
+def test_modelled_times_are_labelled():
+    run = make_run(modelled_ttft_ms=Percentiles(50.0, 99.0))
+    report = make_report(run, cost_model={"step_ms": 20.0, "token_us": 60.0})
+    text = table(report)
+    assert "modelled" in text and "50 / 99" in text
+    assert "step_ms 20, token_us 60" in text
+
+
+def test_violations_and_partial_runs_stand_out():
+    report = make_report(make_run(violations=("row 3 is foreign",), complete=False))
+    assert "1 WRONG" in table(report)
+    assert "(partial)" in table(report)
+    assert report.violations == ["W1 on retention-0: row 3 is foreign"]
+
+
+def test_json_round_trip(tmp_path):
+    report = make_report()
+    write_json(report, tmp_path / "report.json")
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["schema_version"] == 1
+    runs = data["workloads"][0]["runs"]
+    assert tuple(map(RunResult.from_dict, runs)) == report.workloads[0].runs
+    assert runs[1]["hit_rate_percent"] == 30.85
+    assert list(tmp_path.iterdir()) == [tmp_path / "report.json"]
+
+
+def page(report: ReplayReport, folder) -> str:
+    write_html(report, folder / "report.html")
+    return (folder / "report.html").read_text()
+
+
+def test_page_is_self_contained(tmp_path):
+    text = page(make_report(), tmp_path)
+    # What remains are names of XML vocabularies inside the SVGs; nothing is loaded.
+    assert not re.search(
+        r"<(script|link|img|iframe|object|embed)\b|@import|url\(\s*['\"]?https?:", text
+    )
+    assert not re.search(r"\b(src|href)\s*=\s*['\"]https?:", text)
+    assert text.count("<svg") == 4  # over time, by length, and a pool per run
+    assert "30.85" in text and "upstream-like" in text
+    assert "&lt;of&gt;" in text
+    assert "partial" not in text and "Violation" not in text
+
+
+def test_page_says_what_went_wrong(tmp_path):
+    report = make_report(make_run(violations=("row <3>",)), complete=False)
+    text = page(report, tmp_path)
+    assert "this report is partial" in text
+    assert "Violation: W1 on retention-0: row &lt;3&gt;" in text
+
+
+def test_picture(tmp_path):
+    summary_png(make_report(), tmp_path / "summary.png")
+    data = (tmp_path / "summary.png").read_bytes()
+    assert data.startswith(b"\x89PNG") and len(data) > 10_000
+
+
+def test_a_report_of_nothing_is_still_a_report(tmp_path):
+    empty = replace(make_report(), workloads=(), complete=False)
+    write_json(empty, tmp_path / "report.json")
+    assert "partial" in page(empty, tmp_path)
+    summary_png(empty, tmp_path / "summary.png")

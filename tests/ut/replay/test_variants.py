@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``--variant`` accepts, and what it says otherwise."""
+
+import pytest
+
+from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.replay.variants import fit_block_size, parse_variant
+
+APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
+RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+
+
+def test_built_in_on_the_ascend_layout():
+    variant, remark = parse_variant("retention-0", "dsv4-flash-a3")
+    assert remark is None
+    assert variant.environment == {APPLY: "1", RETENTION: "0"}
+
+
+def test_the_ascend_switch_is_left_off_elsewhere():
+    variant, _ = parse_variant("retention-auto", "some/config.json")
+    assert variant.environment == {RETENTION: "auto"}
+
+
+def test_stock_says_what_stands_in_for_it():
+    variant, remark = parse_variant("stock", "dsv4-flash-a3")
+    assert variant.name == "upstream-like" and variant.patched and variant.block_size == 128
+    assert remark is not None and "cannot carry" in remark
+
+
+def test_stock_is_unpatched_where_it_can_run():
+    for text, layout in [("stock", "dsv4-flash-gpu"), ("stock@dsv4-flash-gpu", "dsv4-flash-a3")]:
+        variant, remark = parse_variant(text, layout)
+        assert remark is None and not variant.patched and variant.environment == {}
+
+
+def test_custom():
+    text = f"mine:{RETENTION}=4096,block_size=32"
+    variant, _ = parse_variant(text, "dsv4-flash-a3")
+    assert (variant.name, variant.block_size) == ("mine", 32)
+    assert variant.environment == {APPLY: "1", RETENTION: "4096"}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("best-of-all", "unknown; built in are stock"),
+        ("mine:X", "expected NAME:VARIABLE=VALUE"),
+        (":A=1", "expected NAME:VARIABLE=VALUE"),
+        ("mine:HOME=1", "HOME is none of the project's variables"),
+        (f"mine:{RETENTION}=often", f"{RETENTION}='often' is invalid"),
+        ("mine:block_size=x", "expected a positive number"),
+    ],
+)
+def test_bad_variants(text, complaint):
+    with pytest.raises(BadInputError, match=complaint):
+        parse_variant(text, "dsv4-flash-a3")
+
+
+def test_block_sizes():
+    assert fit_block_size("dsv4-flash-a3", 64) == 64
+    assert fit_block_size("dsv4-flash-gpu", 64) == 256
+    assert fit_block_size("config.json", 16) == 16
+    with pytest.raises(BadInputError, match="has 32, 64 and 128"):
+        fit_block_size("dsv4-flash-a3", 16)
+    with pytest.raises(BadInputError, match="positive"):
+        fit_block_size("config.json", 0)
