@@ -9,9 +9,10 @@ behind its hit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from vllm.utils.math_utils import cdiv
@@ -49,12 +50,26 @@ class SchedulerFacts:
     num_unconfirmed_tokens: int = 0
 
 
-# On their way from the scheduler to the coordinator: vLLM 0.20.2's constructors in between do not
-# pass them on.
-SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(
+_SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(
     "scheduler_facts",
     default=SchedulerFacts(),  # noqa: B039 - it is frozen
 )
+
+
+@contextmanager
+def coordinators_told(**facts: int) -> Iterator[None]:
+    """Tell the coordinators that are built inside about their scheduler.
+
+    vLLM 0.20.2's constructors in between do not pass it on.
+
+    Args:
+        facts: Fields of :class:`SchedulerFacts`; the others keep their values.
+    """
+    token = _SCHEDULER_FACTS.set(replace(_SCHEDULER_FACTS.get(), **facts))
+    try:
+        yield
+    finally:
+        _SCHEDULER_FACTS.reset(token)
 
 
 class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
@@ -125,7 +140,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
                 f"KV cache group ({sizes})"
             )
         self.hash_block_size = hash_block_size
-        facts = SCHEDULER_FACTS.get()
+        facts = _SCHEDULER_FACTS.get()
         self.lcm_block_size = lcm(*sizes, scheduler_block_size or facts.block_size)
         self._num_unconfirmed_tokens = facts.num_unconfirmed_tokens
         retention = load_config().retention

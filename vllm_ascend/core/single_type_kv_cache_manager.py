@@ -107,17 +107,8 @@ class CompressAttentionManager(FullAttentionManager):
         """Enter the blocks that ``num_tokens`` tokens fill; retention does not thin them out."""
         num_cached_blocks = self.num_cached_block.get(request.request_id, 0)
         num_full_blocks = num_tokens // self.tokens_per_block
-        if num_cached_blocks >= num_full_blocks:
-            return
-        self.block_pool.cache_full_blocks(
-            request=request,
-            blocks=self.req_to_blocks[request.request_id],
-            num_cached_blocks=num_cached_blocks,
-            num_full_blocks=num_full_blocks,
-            block_size=self.tokens_per_block,
-            kv_cache_group_id=self.kv_cache_group_id,
-        )
-        self.num_cached_block[request.request_id] = num_full_blocks
+        if num_cached_blocks < num_full_blocks:
+            _enter_blocks(self, request, num_cached_blocks, num_full_blocks, self.tokens_per_block)
 
     @classmethod
     def find_longest_cache_hit(
@@ -235,16 +226,27 @@ def cache_blocks(
             # moves that end.
             num_prompt_tokens=request.num_prompt_tokens - self.replay_lookahead_tokens + 1,
         )
-    self.block_pool.cache_full_blocks(
+    _enter_blocks(self, request, num_cached_blocks, num_full_blocks, self.block_size, block_mask)
+
+
+def _enter_blocks(
+    manager: SingleTypeKVCacheManager,
+    request: Request,
+    num_cached_blocks: int,
+    num_full_blocks: int,
+    block_tokens: int,
+    block_mask: list[bool] | None = None,
+) -> None:
+    manager.block_pool.cache_full_blocks(
         request=request,
-        blocks=self.req_to_blocks[request.request_id],
+        blocks=manager.req_to_blocks[request.request_id],
         num_cached_blocks=num_cached_blocks,
         num_full_blocks=num_full_blocks,
-        block_size=self.block_size,
-        kv_cache_group_id=self.kv_cache_group_id,
+        block_size=block_tokens,
+        kv_cache_group_id=manager.kv_cache_group_id,
         block_mask=block_mask,
     )
-    self.num_cached_block[request.request_id] = num_full_blocks
+    manager.num_cached_block[request.request_id] = num_full_blocks
 
 
 def reachable_block_mask(

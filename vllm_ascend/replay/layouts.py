@@ -29,8 +29,10 @@ from vllm_ascend.core.kv_cache_interface import (
 
 # DeepSeek-V4-Flash: two plain sliding-window layers, then C4 and C128 in turn, 43 in all.
 _DSV4_FLASH_COMPRESS_RATIOS = (0, 0, *([4, 128] * 20), 4)
+_MODEL_VERSION = "deepseek_v4"
 _GPU_ALIGNMENT_BYTES = 576  # FlashMLA
 _GPU_BLOCK_TOKENS = 256
+_GPU_WINDOW_BLOCK_TOKENS = 64
 _GPU_INDEXER_ROW_BYTES = dsv4.INDEXER_HEAD_SIZE + 4  # fp8 keys and one fp32 scale
 
 
@@ -49,6 +51,33 @@ class KVLayout:
     specs: dict[str, KVCacheSpec]
 
 
+@dataclass(frozen=True)
+class _Dsv4Specs:
+    """The kinds of cache that DeepSeek-V4's layers have."""
+
+    window: KVCacheSpec
+    mla: dict[int, KVCacheSpec]
+    state: dict[int, KVCacheSpec]
+    indexer: KVCacheSpec
+    indexer_state: KVCacheSpec
+
+    def by_layer(self, compress_ratios: tuple[int, ...], *, mtp: bool) -> dict[str, KVCacheSpec]:
+        """Name them as the model's layers register them."""
+        specs: dict[str, KVCacheSpec] = {}
+        for layer, ratio in enumerate(compress_ratios):
+            prefix = f"model.layers.{layer}.attn"
+            specs[f"{prefix}.swa_cache"] = self.window
+            if ratio:
+                specs[f"{prefix}.mla"] = self.mla[ratio]
+                specs[f"{prefix}.compressor.state_cache"] = self.state[ratio]
+            if ratio == dsv4.C4_RATIO:
+                specs[f"{prefix}.indexer.k_cache"] = self.indexer
+                specs[f"{prefix}.indexer.compressor.state_cache"] = self.indexer_state
+        if mtp:
+            specs["mtp.0.attn.swa_cache"] = self.window
+        return specs
+
+
 def dsv4_flash_a3(
     block_size: int = 128,
     *,
@@ -64,41 +93,18 @@ def dsv4_flash_a3(
     """
     sizes = dsv4_block_sizes(block_size)
 
-    def compressed(ratio: int) -> KVCacheSpec:
+    def compressed(ratio: int, **row: Any) -> KVCacheSpec:
         return AscendMLAAttentionSpec(
             block_size=sizes.compressed,
             num_kv_heads=1,
-            head_size=dsv4.HEAD_SIZE,
-            dtype=torch.bfloat16,
             compress_ratio=ratio,
-            model_version="deepseek_v4",
+            model_version=_MODEL_VERSION,
+            **row,
         )
 
-    def indexer() -> KVCacheSpec:
-        return AscendMLAAttentionSpec(
-            block_size=sizes.compressed,
-            num_kv_heads=1,
-            head_size=dsv4.INDEXER_HEAD_SIZE,
-            dtype=torch.int8,
-            compress_ratio=dsv4.C4_RATIO,
-            model_version="deepseek_v4",
-            scale_dim=1,
-            scale_dtype=torch.float16,
-        )
-
-    def window() -> KVCacheSpec:
+    def state(block_tokens: int, size: int, window: int, page_bytes: int) -> KVCacheSpec:
         return AscendSlidingWindowMLASpec(
-            block_size=sizes.swa,
-            num_kv_heads=1,
-            head_size=dsv4.HEAD_SIZE,
-            dtype=torch.bfloat16,
-            sliding_window=dsv4.SLIDING_WINDOW,
-            model_version="deepseek_v4",
-        )
-
-    def state(block_size: int, size: int, window: int, page_bytes: int) -> KVCacheSpec:
-        return AscendSlidingWindowMLASpec(
-            block_size=block_size,
+            block_size=block_tokens,
             num_kv_heads=1,
             head_size=size,
             dtype=torch.float32,
@@ -106,30 +112,39 @@ def dsv4_flash_a3(
             page_size_padded=page_bytes,
         )
 
-    specs: dict[str, KVCacheSpec] = {}
-    for layer, ratio in enumerate(compress_ratios):
-        prefix = f"model.layers.{layer}.attn"
-        specs[f"{prefix}.swa_cache"] = window()
-        if ratio:
-            specs[f"{prefix}.mla"] = compressed(ratio)
-        if ratio == dsv4.C4_RATIO:
-            specs[f"{prefix}.compressor.state_cache"] = state(
+    row = {"head_size": dsv4.HEAD_SIZE, "dtype": torch.bfloat16}
+    specs = _Dsv4Specs(
+        window=AscendSlidingWindowMLASpec(
+            block_size=sizes.swa,
+            num_kv_heads=1,
+            sliding_window=dsv4.SLIDING_WINDOW,
+            model_version=_MODEL_VERSION,
+            **row,
+        ),
+        mla={ratio: compressed(ratio, **row) for ratio in (dsv4.C4_RATIO, dsv4.C128_RATIO)},
+        state={
+            dsv4.C4_RATIO: state(
                 sizes.c4_state, dsv4.C4_STATE_SIZE, dsv4.C4_STATE_WINDOW, sizes.page_bytes
-            )
-            specs[f"{prefix}.indexer.k_cache"] = indexer()
-            specs[f"{prefix}.indexer.compressor.state_cache"] = state(
-                sizes.c4_state,
-                dsv4.C4_INDEXER_STATE_SIZE,
-                dsv4.C4_STATE_WINDOW,
-                sizes.indexer_page_bytes,
-            )
-        elif ratio == dsv4.C128_RATIO:
-            specs[f"{prefix}.compressor.state_cache"] = state(
+            ),
+            dsv4.C128_RATIO: state(
                 sizes.c128_state, dsv4.C128_STATE_SIZE, dsv4.C128_STATE_WINDOW, sizes.page_bytes
-            )
-    if mtp:
-        specs["mtp.0.attn.swa_cache"] = window()
-    return KVLayout(name="dsv4-flash-a3", block_size=block_size, specs=specs)
+            ),
+        },
+        indexer=compressed(
+            dsv4.C4_RATIO,
+            head_size=dsv4.INDEXER_HEAD_SIZE,
+            dtype=torch.int8,
+            scale_dim=1,
+            scale_dtype=torch.float16,
+        ),
+        indexer_state=state(
+            sizes.c4_state,
+            dsv4.C4_INDEXER_STATE_SIZE,
+            dsv4.C4_STATE_WINDOW,
+            sizes.indexer_page_bytes,
+        ),
+    )
+    return KVLayout("dsv4-flash-a3", block_size, specs.by_layer(compress_ratios, mtp=mtp))
 
 
 def dsv4_flash_gpu(
@@ -138,74 +153,38 @@ def dsv4_flash_gpu(
     compress_ratios: tuple[int, ...] = _DSV4_FLASH_COMPRESS_RATIOS,
 ) -> KVLayout:
     """DeepSeek-V4-Flash as stock vLLM 0.20.2 lays it out on a GPU (fp8 pages, 256-token blocks)."""
+    common: dict[str, Any] = {"num_kv_heads": 1, "alignment": _GPU_ALIGNMENT_BYTES}
+    packed = {"cache_dtype_str": "fp8_ds_mla", "model_version": _MODEL_VERSION}
+    row = {"head_size": dsv4.HEAD_SIZE, "dtype": torch.uint8, **packed, **common}
 
-    def compressed(ratio: int) -> KVCacheSpec:
-        return MLAAttentionSpec(
-            block_size=_GPU_BLOCK_TOKENS,
-            num_kv_heads=1,
-            head_size=dsv4.HEAD_SIZE,
-            dtype=torch.uint8,
-            compress_ratio=ratio,
-            cache_dtype_str="fp8_ds_mla",
-            alignment=_GPU_ALIGNMENT_BYTES,
-            model_version="deepseek_v4",
-        )
+    def compressed(ratio: int, **row: Any) -> KVCacheSpec:
+        return MLAAttentionSpec(block_size=_GPU_BLOCK_TOKENS, compress_ratio=ratio, **row)
 
-    def indexer() -> KVCacheSpec:
-        return MLAAttentionSpec(
-            block_size=_GPU_BLOCK_TOKENS,
-            num_kv_heads=1,
-            head_size=_GPU_INDEXER_ROW_BYTES,
-            dtype=torch.uint8,
-            compress_ratio=dsv4.C4_RATIO,
-            # The model leaves it unset; merging the group wants it alike in all its layers.
-            cache_dtype_str=None,
-            alignment=_GPU_ALIGNMENT_BYTES,
-        )
-
-    def window() -> KVCacheSpec:
+    def state(block_tokens: int, size: int, window: int) -> KVCacheSpec:
         return SlidingWindowMLASpec(
-            block_size=64,
-            num_kv_heads=1,
-            head_size=dsv4.HEAD_SIZE,
-            dtype=torch.uint8,
-            sliding_window=dsv4.SLIDING_WINDOW,
-            cache_dtype_str="fp8_ds_mla",
-            alignment=_GPU_ALIGNMENT_BYTES,
-            model_version="deepseek_v4",
-        )
-
-    def state(block_size: int, size: int, window: int) -> KVCacheSpec:
-        return SlidingWindowMLASpec(
-            block_size=block_size,
-            num_kv_heads=1,
+            block_size=block_tokens,
             head_size=size,
             dtype=torch.float32,
             sliding_window=window,
-            alignment=_GPU_ALIGNMENT_BYTES,
+            **common,
         )
 
-    specs: dict[str, KVCacheSpec] = {}
-    for layer, ratio in enumerate(compress_ratios):
-        prefix = f"model.layers.{layer}.attn"
-        specs[f"{prefix}.swa_cache"] = window()
-        if ratio:
-            specs[f"{prefix}.mla"] = compressed(ratio)
-        if ratio == dsv4.C4_RATIO:
-            specs[f"{prefix}.compressor.state_cache"] = state(
-                4, dsv4.C4_STATE_SIZE, dsv4.C4_STATE_WINDOW
-            )
-            specs[f"{prefix}.indexer.k_cache"] = indexer()
-            specs[f"{prefix}.indexer.compressor.state_cache"] = state(
-                4, dsv4.C4_INDEXER_STATE_SIZE, dsv4.C4_STATE_WINDOW
-            )
-        elif ratio == dsv4.C128_RATIO:
-            specs[f"{prefix}.compressor.state_cache"] = state(
-                8, dsv4.C128_STATE_SIZE, dsv4.C128_STATE_WINDOW
-            )
-    if mtp:
-        specs["mtp.0.attn.swa_cache"] = window()
-    return KVLayout(name="dsv4-flash-gpu", block_size=_GPU_BLOCK_TOKENS, specs=specs)
+    specs = _Dsv4Specs(
+        window=SlidingWindowMLASpec(
+            block_size=_GPU_WINDOW_BLOCK_TOKENS, sliding_window=dsv4.SLIDING_WINDOW, **row
+        ),
+        mla={ratio: compressed(ratio, **row) for ratio in (dsv4.C4_RATIO, dsv4.C128_RATIO)},
+        state={
+            dsv4.C4_RATIO: state(4, dsv4.C4_STATE_SIZE, dsv4.C4_STATE_WINDOW),
+            dsv4.C128_RATIO: state(8, dsv4.C128_STATE_SIZE, dsv4.C128_STATE_WINDOW),
+        },
+        # The indexer's keys are not packed as the model's rows are.
+        indexer=compressed(
+            dsv4.C4_RATIO, head_size=_GPU_INDEXER_ROW_BYTES, dtype=torch.uint8, **common
+        ),
+        indexer_state=state(4, dsv4.C4_INDEXER_STATE_SIZE, dsv4.C4_STATE_WINDOW),
+    )
+    return KVLayout("dsv4-flash-gpu", _GPU_BLOCK_TOKENS, specs.by_layer(compress_ratios, mtp=mtp))
 
 
 def from_hf_config(path: Path, block_size: int = 16) -> KVLayout:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,44 +59,20 @@ def _tokens(rng: np.random.Generator, num_tokens: int) -> list[int]:
     return rng.integers(0, _VOCABULARY, num_tokens).tolist()
 
 
-def _w1(seed: int) -> Workload:
-    return shared_prefix(
-        "W1",
-        num_requests=320,
-        input_tokens=8192,
-        shared_tokens=7372,
-        output_tokens=1024,
-        concurrency=32,
-        seed=seed,
-    )
+@dataclass(frozen=True)
+class _SharedPrefixShape:
+    num_requests: int
+    input_tokens: int
+    shared_tokens: int
+    output_tokens: int
+    concurrency: int
 
 
-def _w2(seed: int) -> Workload:
-    return shared_prefix(
-        "W2",
-        num_requests=10,
-        input_tokens=14_000,
-        shared_tokens=14_000,
-        output_tokens=1,
-        concurrency=1,
-        seed=seed,
-    )
-
-
-def _w3(seed: int) -> Workload:
-    return shared_prefix(
-        "W3",
-        num_requests=2,
-        input_tokens=64_530,
-        shared_tokens=32_274,
-        output_tokens=1,
-        concurrency=1,
-        seed=seed,
-    )
-
-
-def _w4(seed: int) -> Workload:
-    return mooncake_workload(SHIPPED_TRACE, name="W4", max_output_tokens=64, concurrency=32)
+_SHAPES = {
+    "W1": _SharedPrefixShape(320, 8192, 7372, 1024, 32),
+    "W2": _SharedPrefixShape(10, 14_000, 14_000, 1, 1),
+    "W3": _SharedPrefixShape(2, 64_530, 32_274, 1, 1),
+}
 
 
 def _replayed(name: str, seed: int, percent: Callable[[int], int]) -> Workload:
@@ -121,15 +98,7 @@ def _replayed(name: str, seed: int, percent: Callable[[int], int]) -> Workload:
     )
 
 
-_BUILDERS: dict[str, Callable[[int], Workload]] = {
-    "W1": _w1,
-    "W2": _w2,
-    "W3": _w3,
-    "W4": _w4,
-    "W5": lambda seed: _replayed("W5", seed, lambda number: (number % 10 + 1) * 10),
-    "W5f": lambda seed: _replayed("W5f", seed, lambda number: 100),
-}
-WORKLOAD_NAMES = tuple(_BUILDERS)
+WORKLOAD_NAMES = ("W1", "W2", "W3", "W4", "W5", "W5f")
 
 
 def named_workload(name: str, *, seed: int = 0) -> Workload:
@@ -138,4 +107,10 @@ def named_workload(name: str, *, seed: int = 0) -> Workload:
     Raises:
         KeyError: There is none of that name.
     """
-    return _BUILDERS[name](seed)
+    if name == "W4":
+        return mooncake_workload(SHIPPED_TRACE, name=name, max_output_tokens=64, concurrency=32)
+    if name == "W5":
+        return _replayed(name, seed, lambda number: (number % 10 + 1) * 10)
+    if name == "W5f":
+        return _replayed(name, seed, lambda number: 100)
+    return shared_prefix(name, **vars(_SHAPES[name]), seed=seed)

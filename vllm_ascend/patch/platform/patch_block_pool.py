@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core import block_pool
 from vllm_ascend.envs import load_config
+from vllm_ascend.patch.features import BLOCK_MASK, RETENTION
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
 _CLASS = "vllm.v1.core.block_pool:BlockPool"
@@ -60,10 +61,8 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.scratch_first",
         replacement=False,
-        feature="retention",
+        **RETENTION,
         why="Says whether freed blocks without a hash go to the front; off is stock vLLM.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_CLASS}.free_blocks(prepend)",
     ),
     Wrap(
@@ -71,10 +70,8 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_init,
         upstream_sha256="14448f29d974b6ac",
         aliases=(),
-        feature="retention",
+        **RETENTION,
         why="A pool built without a coordinator follows the configuration, too.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_CLASS}.free_blocks(prepend)",
     ),
     Wrap(
@@ -82,10 +79,8 @@ PATCHES: tuple[Patch, ...] = (
         replacement=replace_free_blocks,
         upstream_sha256="725bca2874bfa3e2",
         aliases=(),
-        feature="retention",
+        **RETENTION,
         why="Blocks of running requests must not push cached prefixes out of the free queue.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_CLASS}.free_blocks(prepend)",
     ),
     Wrap(
@@ -93,10 +88,8 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_cache_full_blocks,
         upstream_sha256="79508f70207306db",
         aliases=(),
-        feature="retention",
+        **BLOCK_MASK,
         why="Blocks that can never serve a hit must not be cached.",
-        upstream="vllm-project/vllm#42258",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_CLASS}.cache_full_blocks(block_mask)",
     ),
 )

@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.v1.engine.core import EngineCore
 
 from vllm_ascend.envs import load_config
+from vllm_ascend.patch.features import BLOCK_SIZE
 from vllm_ascend.patch.table import Patch, Wrap
 
 # --block-size while EngineCore sizes its caches; None outside of that.
@@ -49,22 +50,16 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_initialize_kv_caches,
         upstream_sha256="be9122ca50566f33",
         aliases=(),
-        feature="dsv4-layout",
+        **BLOCK_SIZE,
         why="EngineCore overwrites --block-size with the smallest group's (8 for DeepSeek-V4), "
         "while workers keep the configured one.",
-        upstream="vllm-project/vllm-ascend#14479",
-        remove_when="never",
-        skip_if_present=None,
     ),
     Wrap(
         target="vllm.config.vllm:VllmConfig.validate_block_size",
         replacement=wrap_validate_block_size,
         upstream_sha256="26fa756645861e89",
         aliases=(),
-        feature="dsv4-layout",
+        **BLOCK_SIZE,
         why="The one call between the overwriting and its first reader.",
-        upstream="vllm-project/vllm-ascend#14479",
-        remove_when="never",
-        skip_if_present=None,
     ),
 )

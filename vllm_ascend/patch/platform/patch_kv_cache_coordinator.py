@@ -16,6 +16,7 @@ from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.kv_cache_groups import has_row_layout
 from vllm_ascend.core.specs import group_specs
 from vllm_ascend.envs import load_config
+from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
 
 __all__ = ["PATCHES", "AscendHybridKVCacheCoordinator", "get_kv_cache_coordinator"]
@@ -93,10 +94,8 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.core.kv_cache_manager:get_kv_cache_coordinator",
             "vllm.v1.simple_kv_offload.manager:get_kv_cache_coordinator",
         ),
-        feature="retention",
+        **RETENTION,
         why="Retention and row layouts need a look-up that walks aligned boundaries.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present="vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator("
         "scheduler_block_size)",
     ),

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-from vllm_ascend.core.kv_cache_coordinator import SCHEDULER_FACTS
+from vllm_ascend.core.kv_cache_coordinator import coordinators_told
+from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
 
 _TARGET = "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
@@ -18,14 +18,9 @@ def wrap_init(original: Callable) -> Callable:
     def __init__(
         self: KVCacheManager, *args, scheduler_block_size: int | None = None, **kwargs
     ) -> None:
-        facts = SCHEDULER_FACTS.get()
-        if scheduler_block_size is not None:
-            facts = replace(facts, block_size=scheduler_block_size)
-        token = SCHEDULER_FACTS.set(facts)
-        try:
+        facts = {} if scheduler_block_size is None else {"block_size": scheduler_block_size}
+        with coordinators_told(**facts):
             original(self, *args, **kwargs)
-        finally:
-            SCHEDULER_FACTS.reset(token)
 
     return __init__
 
@@ -36,10 +31,8 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_init,
         upstream_sha256="bf8b98366d9722c8",
         aliases=(),
-        feature="retention",
+        **RETENTION,
         why="The coordinator must know the alignment that the scheduler works with.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_TARGET}(scheduler_block_size)",
     ),
 )

@@ -17,12 +17,10 @@ from vllm.v1.kv_cache_interface import (
 
 from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups
 from vllm_ascend.core.specs import group_specs
+from vllm_ascend.patch.features import RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
 _MODULE = "vllm.v1.core.kv_cache_utils"
-_ROW_LAYOUT = "dsv4-layout"
-_ROW_LAYOUT_UPSTREAM = "vllm-project/vllm-ascend#10193"
-_ROW_LAYOUT_REMOVE_WHEN = "never"
 
 
 def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
@@ -107,11 +105,8 @@ def _row_layout_patch(
         replacement=wrap,
         upstream_sha256=upstream_sha256,
         aliases=aliases,
-        feature=_ROW_LAYOUT,
         why=why,
-        upstream=_ROW_LAYOUT_UPSTREAM,
-        remove_when=_ROW_LAYOUT_REMOVE_WHEN,
-        skip_if_present=None,
+        **ROW_LAYOUT,
     )
 
 
@@ -119,10 +114,8 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
         replacement=block_pool.prepend_n,
-        feature="retention",
+        **RETENTION,
         why="Blocks that hold nothing reusable must be handed out before cached ones.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
     ),
     _row_layout_patch(

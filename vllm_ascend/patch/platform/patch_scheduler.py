@@ -9,7 +9,8 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_ascend.core.kv_cache_coordinator import SCHEDULER_FACTS, SchedulerFacts
+from vllm_ascend.core.kv_cache_coordinator import coordinators_told
+from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
 
 
@@ -25,15 +26,11 @@ def wrap_init(original: Callable) -> Callable:
 
     def __init__(self: Scheduler, *args, **kwargs) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
-        facts = SchedulerFacts(
+        with coordinators_told(
             block_size=arguments["block_size"],
             num_unconfirmed_tokens=_num_unconfirmed_tokens(arguments["vllm_config"]),
-        )
-        token = SCHEDULER_FACTS.set(facts)
-        try:
+        ):
             original(self, *args, **kwargs)
-        finally:
-            SCHEDULER_FACTS.reset(token)
 
     return __init__
 
@@ -44,11 +41,9 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_init,
         upstream_sha256="bc95a9f15113e884",
         aliases=(),
-        feature="retention",
+        **RETENTION,
         why="vLLM 0.20.2 does not tell the KV cache manager the scheduler's block size, nor how "
         "many tokens it may count as computed too early.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present="vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
         "(scheduler_block_size)",
     ),

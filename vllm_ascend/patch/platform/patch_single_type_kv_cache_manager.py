@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request
 
 from vllm_ascend.core import single_type_kv_cache_manager as managers
+from vllm_ascend.patch.features import BLOCK_MASK, RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
 _MODULE = "vllm.v1.core.single_type_kv_cache_manager"
@@ -78,19 +79,15 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_BASE}.replay_lookahead_tokens",
         replacement=1,
-        feature="retention",
+        **RETENTION,
         why="Tokens a replay must still compute behind its hit; more than one with a draft layer.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
     ),
     Add(
         target=f"{_BASE}.reachable_block_mask",
         replacement=classmethod(managers.reachable_block_mask),
-        feature="retention",
+        **BLOCK_MASK,
         why="Managers say which of their blocks can serve a hit.",
-        upstream="vllm-project/vllm#42258",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_BASE}.reachable_block_mask",
     ),
     Wrap(
@@ -98,10 +95,8 @@ PATCHES: tuple[Patch, ...] = (
         replacement=replace_cache_blocks,
         upstream_sha256="56f454398def9d3e",
         aliases=(),
-        feature="retention",
+        **RETENTION,
         why="Only blocks that can serve a hit at a kept boundary are entered.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
     ),
     Wrap(
@@ -109,10 +104,8 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_mamba_cache_blocks,
         upstream_sha256="93bfc8477dbe8642",
         aliases=(),
-        feature="retention",
+        **RETENTION,
         why="It overrides the base method and must take the same arguments.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_MODULE}:MambaManager.cache_blocks(retention_interval)",
     ),
     Wrap(
@@ -120,28 +113,22 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_cross_attention_cache_blocks,
         upstream_sha256="dd9074c00825e99f",
         aliases=(),
-        feature="retention",
+        **RETENTION,
         why="It overrides the base method and must take the same arguments.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_MODULE}:CrossAttentionManager.cache_blocks(retention_interval)",
     ),
     Add(
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),
-        feature="retention",
+        **BLOCK_MASK,
         why="Look-up and mask must agree on how many blocks a window needs.",
-        upstream="vllm-project/vllm#42258",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_WINDOW}._contiguous_blocks_for_hit",
     ),
     Add(
         target=f"{_WINDOW}.reachable_block_mask",
         replacement=classmethod(managers.sliding_window_reachable_block_mask),
-        feature="retention",
+        **RETENTION,
         why="A window only needs the blocks of its tail before a kept boundary.",
-        upstream="vllm-project/vllm#43447",
-        remove_when="vllm>=0.23",
         skip_if_present=f"{_WINDOW}.reachable_block_mask",
     ),
     Wrap(
@@ -149,10 +136,7 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_get_manager_for_kv_cache_spec,
         upstream_sha256="2474d51502ac06d6",
         aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
-        feature="dsv4-layout",
+        **ROW_LAYOUT,
         why="vLLM looks managers up by exact class; Ascend's specs are subclasses.",
-        upstream="vllm-project/vllm-ascend#10193",
-        remove_when="never",
-        skip_if_present=None,
     ),
 )

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON lines with errors that name file and line."""
+"""JSON lines as workloads, with errors that name file and line."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.replay.trace import BadInputError, TraceRequest, Workload
 
 
 def read_records(path: Path, max_records: int | None = None) -> Iterator[tuple[str, dict]]:
@@ -74,11 +74,73 @@ def integers(record: dict, name: str, place: str) -> list[int]:
     return value
 
 
-def check_order(arrival_ms: float, previous_ms: float, place: str) -> None:
-    """Refuse a record that arrives before the one in front of it.
+def jsonl_workload(
+    path: Path,
+    prompt_of: Callable[[dict, str], list[int]],
+    *,
+    name: str | None = None,
+    max_requests: int | None = None,
+    max_output_tokens: int | None = None,
+    concurrency: int = 32,
+) -> Workload:
+    """Check a trace whole and return it as a workload.
+
+    Args:
+        path: JSONL, gzip'd if it ends in ``.gz``. Every record has ``output_length`` (tokens),
+            and all of them or none a ``timestamp`` (ms).
+        prompt_of: Returns a record's prompt; given the record and its place for errors.
+        name: What to call it; the file's name by default.
+        max_requests: Take only so many from the start.
+        max_output_tokens: Cap on ``output_length``.
+        concurrency: Requests in flight in a closed loop.
 
     Raises:
-        BadInputError: It does.
+        BadInputError: Names the file, the line and what is wrong.
     """
-    if arrival_ms < previous_ms:
-        raise BadInputError(f"{place}: timestamp {arrival_ms} lies before the previous one")
+
+    def requests() -> Iterator[TraceRequest]:
+        clock = _Clock()
+        for place, record in read_records(path, max_requests):
+            arrival_ms = clock.arrival_ms(record, place)
+            outputs = integer(record, "output_length", place, minimum=1)
+            yield TraceRequest(
+                prompt_token_ids=prompt_of(record, place),
+                output_tokens=min(outputs, max_output_tokens or outputs),
+                arrival_ms=arrival_ms,
+            )
+
+    num_requests = sum(1 for _ in requests())
+    if not num_requests:
+        raise BadInputError(f"{path}: no requests")
+    capped = f", answers capped at {max_output_tokens} tokens" if max_output_tokens else ""
+    return Workload(
+        name=name or path.name,
+        description=f"{num_requests} requests of {path.name}, {concurrency} at a time{capped}",
+        concurrency=concurrency,
+        num_requests=num_requests,
+        requests=requests,
+    )
+
+
+class _Clock:
+    """Turns a file's timestamps into times since its first record."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._previous = 0
+        self._is_timed: bool | None = None
+
+    def arrival_ms(self, record: dict, place: str) -> int | None:
+        is_timed = "timestamp" in record
+        if self._is_timed not in (None, is_timed):
+            raise BadInputError(f"{place}: timestamp must be in all records or in none")
+        self._is_timed = is_timed
+        if not is_timed:
+            return None
+        timestamp = integer(record, "timestamp", place, minimum=0)
+        if timestamp < self._previous:
+            raise BadInputError(f"{place}: timestamp {timestamp} lies before the previous one")
+        self._previous = timestamp
+        if self._first is None:
+            self._first = timestamp
+        return timestamp - self._first

@@ -147,7 +147,8 @@ def summary_png(report: ReplayReport, path: Path) -> None:
         axes.set_ylim(0, 105)
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
-        figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+        if names:
+            figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
         figure.savefig(path, metadata={"Software": None})
 
 

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The named workloads have their documented shapes and cost nothing until they are read."""
+
+import subprocess
+import sys
+from importlib import resources
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from vllm_ascend.replay.workloads import (
+    SHIPPED_TRACE,
+    WORKLOAD_NAMES,
+    named_workload,
+    shared_prefix,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "output_tokens", "concurrency"),
+    [
+        ("W1", [8192] * 320, 1024, 32),
+        ("W2", [14_000] * 10, 1, 1),
+        ("W3", [64_530] * 2, 1, 1),
+        ("W5", [128_000] * 14 + [12_800 * ((i % 10) + 1) for i in range(14)], 1, 1),
+        ("W5f", [128_000] * 28, 1, 1),
+    ],
+)
+def test_documented_shapes(name, lengths, output_tokens, concurrency):
+    workload = named_workload(name)
+    requests = list(workload.requests())
+    assert [len(request.prompt_token_ids) for request in requests] == lengths
+    assert {request.output_tokens for request in requests} == {output_tokens}
+    assert {request.arrival_ms for request in requests} == {None}
+    assert (workload.name, workload.concurrency) == (name, concurrency)
+
+
+@pytest.mark.parametrize(("name", "shared"), [("W1", 7372), ("W2", 14_000), ("W3", 32_274)])
+def test_prompts_part_right_behind_what_they_share(name, shared):
+    first, *others = (np.array(r.prompt_token_ids) for r in named_workload(name).requests())
+    for other in others:
+        different = np.flatnonzero(first != other)
+        # Two random tokens may agree, rarely several in a row.
+        parted = different[0] if len(different) else len(first)
+        assert shared <= parted <= shared + 3
+
+
+@pytest.mark.parametrize("name", ["W5", "W5f"])
+def test_replays_begin_like_their_own_prompt_and_no_other(name):
+    prompts = [request.prompt_token_ids for request in named_workload(name).requests()]
+    for first, again in zip(prompts[:14], prompts[14:], strict=True):
+        assert first[: len(again)] == again
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == 14
+
+
+def test_the_excerpt_is_capped_and_in_order():
+    workload = named_workload("W4")
+    requests = list(workload.requests())
+    arrivals = [request.arrival_ms for request in requests]
+    assert (len(requests), workload.concurrency) == (1000, 32)
+    assert max(request.output_tokens for request in requests) == 64
+    assert arrivals[0] == 0 and arrivals == sorted(arrivals)
+
+
+def test_every_reading_is_alike():
+    """Also when two readings are interleaved, as a survey and a replay may be."""
+    for name in WORKLOAD_NAMES:
+        workload = named_workload(name, seed=5)
+        pairs = zip(workload.requests(), workload.requests(), strict=True)
+        assert all(one == two for one, two in islice(pairs, 12))
+
+
+def test_prompts_are_made_one_at_a_time():
+    workload = shared_prefix(
+        "endless",
+        num_requests=10**12,
+        input_tokens=100,
+        shared_tokens=50,
+        output_tokens=1,
+        concurrency=1,
+        seed=0,
+    )
+    assert workload.num_requests == 10**12
+    assert len(list(islice(workload.requests(), 3))) == 3
+
+
+def test_the_excerpt_is_package_data_without_a_build_time():
+    packaged = resources.files("vllm_ascend.replay") / "data" / SHIPPED_TRACE.name
+    packed = packaged.read_bytes()
+    assert packed == SHIPPED_TRACE.read_bytes()
+    # Neither a time nor a name in the header: a rebuilt file differs only if its content does.
+    assert packed[3:8] == bytes(5)
+
+
+def test_nothing_here_imports_vllm():
+    """The command line must answer at once; importing vLLM takes seconds."""
+    code = (
+        "import sys, vllm_ascend.replay.bounds, vllm_ascend.replay.workloads\n"
+        "sys.exit('vllm' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The features that patches belong to: what their entries in the table have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Selective retention and the scratch/cached split of the free queue.
+RETENTION: dict[str, Any] = {
+    "feature": "retention",
+    "upstream": "vllm-project/vllm#43447",
+    "remove_when": "vllm>=0.23",
+}
+# Blocks that can never serve a hit are not cached; part of the same feature.
+BLOCK_MASK: dict[str, Any] = {**RETENTION, "upstream": "vllm-project/vllm#42258"}
+# DeepSeek-V4's groups as Ascend lays them out.
+ROW_LAYOUT: dict[str, Any] = {
+    "feature": "dsv4-layout",
+    "upstream": "vllm-project/vllm-ascend#10193",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
+# The configured block size in every process.
+BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascend#14479"}
