@@ -112,7 +112,7 @@ class _Progress:
 
     def __call__(self, done: int) -> None:
         now = time.monotonic()
-        if now - self._last >= _SECONDS_BETWEEN_REPORTS:
+        if now - self._last >= _SECONDS_BETWEEN_REPORTS or done == self._total:
             self._last = now
             print(f"{PROGRESS}{done} {self._total}", flush=True)
 

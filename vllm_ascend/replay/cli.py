@@ -53,7 +53,9 @@ def replay(
         str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
     ] = "dsv4-flash-a3",
     block_size: Annotated[int, typer.Option(help="--block-size of the engine.")] = 128,
-    kv_gib: Annotated[float, typer.Option(help="KV cache memory of one rank in GiB.")] = 16.0,
+    kv_gib: Annotated[
+        float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001)
+    ] = 16.0,
     out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path(
         "replay-out"
     ),
@@ -74,9 +76,11 @@ def replay(
     model_ttft: Annotated[
         bool, typer.Option(help="Model times to first token in a closed loop, too.")
     ] = False,
-    step_ms: Annotated[float, typer.Option(help="Cost model: fixed time of a step.")] = 20.0,
-    token_us: Annotated[float, typer.Option(help="Cost model: time per scheduled token.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Seed of generated prompts.")] = 0,
+    step_ms: Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)] = 20.0,
+    token_us: Annotated[
+        float, typer.Option(help="Cost model: time per scheduled token.", min=0)
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of generated prompts.", min=0)] = 0,
     max_num_seqs: Annotated[int, typer.Option(help="As of vllm serve.", min=1)] = 32,
     max_num_batched_tokens: Annotated[int, typer.Option(help="As of vllm serve.", min=1)] = 8192,
     max_model_len: Annotated[int, typer.Option(help="As of vllm serve.", min=1)] = 135_000,

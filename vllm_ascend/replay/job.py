@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def _is_mooncake(path: Path) -> bool:
     try:
         with opener(path, "rt") as file:
             record = json.loads(file.readline())
-    except (OSError, ValueError):
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error):
         return True
     return not (isinstance(record, dict) and "prompt_token_ids" in record)
 

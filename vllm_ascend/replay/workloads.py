@@ -31,8 +31,9 @@ def shared_prefix(
     Raises:
         BadInputError: A number is out of range.
     """
-    if num_requests < 1 or input_tokens < 1 or output_tokens < 1:
-        raise BadInputError(f"{name}: requests, input and output tokens must be at least 1")
+    _require(name, 1, requests=num_requests, concurrency=concurrency)
+    _require(name, 1, input_tokens=input_tokens, output_tokens=output_tokens)
+    _require(name, 0, shared_tokens=shared_tokens, seed=seed)
     if shared_tokens > input_tokens:
         raise BadInputError(
             f"{name}: {shared_tokens} shared tokens are more than the {input_tokens} of a prompt"
@@ -53,6 +54,13 @@ def shared_prefix(
         num_requests=num_requests,
         requests=requests,
     )
+
+
+def _require(name: str, minimum: int, **numbers: int) -> None:
+    for what, value in numbers.items():
+        if value < minimum:
+            what = what.replace("_", " ")
+            raise BadInputError(f"{name}: {what} must be at least {minimum}, not {value}")
 
 
 def _tokens(rng: np.random.Generator, num_tokens: int) -> list[int]:
@@ -78,6 +86,7 @@ _SHAPES = {
 def _replayed(name: str, seed: int, percent: Callable[[int], int]) -> Workload:
     """14 prompts of 128,000 tokens, one after another; then a part of each again."""
     num_prompts, input_tokens = 14, 128_000
+    _require(name, 0, seed=seed)
 
     def prompt(number: int) -> list[int]:
         return _tokens(np.random.default_rng((seed, number)), input_tokens)

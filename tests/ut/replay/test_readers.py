@@ -83,6 +83,7 @@ def test_the_last_id_may_be_partial(tmp_path, length):
         (row(output_length=None), "output_length is None"),
         (row(timestamp=True), "timestamp is True"),
         (row(timestamp=1), "timestamp 1 lies before the previous one"),
+        (row(hash_ids=[7, 8, 2**54]), "hash_ids has 18014398509481984, expected at most"),
         ([1, 2], "expected a JSON object"),
     ],
 )
@@ -108,6 +109,38 @@ def test_bad_files(tmp_path):
         mooncake_workload(fake)
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"timestamp": ' + "9" * 5000 + "}"])
+def test_json_that_cannot_be_decoded(tmp_path, line):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(BadInputError, match=re.escape(f"{path}, line 1: not valid JSON")):
+        mooncake_workload(path)
+
+
+def test_a_damaged_archive(tmp_path):
+    data = bytearray(SHIPPED_TRACE.read_bytes())
+    data[10] ^= 0xFF  # the first byte behind the header
+    path = tmp_path / "damaged.jsonl.gz"
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match=re.escape(f"{path}: cannot be read")):
+        mooncake_workload(path)
+
+
+def test_mooncake_needs_timestamps(tmp_path):
+    record = row()
+    del record["timestamp"]
+    with pytest.raises(BadInputError, match="line 1: timestamp is missing"):
+        mooncake_workload(write(tmp_path, [record]))
+
+
+@pytest.mark.parametrize("option", ["max_requests", "max_output_tokens", "concurrency"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_limits_below_one_are_refused(tmp_path, option, value):
+    path = write(tmp_path, [row()])
+    with pytest.raises(BadInputError, match=f"{option} is {value}, expected at least 1"):
+        mooncake_workload(path, **{option: value})
+
+
 def test_limits(tmp_path):
     path = write(tmp_path, [row(output_length=50), row(), row()])
     workload = mooncake_workload(path, max_requests=2, max_output_tokens=9, concurrency=3)
@@ -129,6 +162,7 @@ def test_token_ids(tmp_path):
     ("bad", "complaint"),
     [
         ({"prompt_token_ids": [], "output_length": 1}, "prompt_token_ids must be"),
+        ({"prompt_token_ids": [2**63], "output_length": 1}, "expected at most"),
         ({"prompt_token_ids": [1.5], "output_length": 1}, "prompt_token_ids must be"),
         ({"prompt_token_ids": [1], "output_length": 0}, "output_length is 0"),
         (
@@ -173,8 +207,18 @@ def test_shared_prefix_checks_its_numbers():
     )
     with pytest.raises(BadInputError, match="11 shared tokens are more than the 10"):
         shared_prefix("x", **{**numbers, "shared_tokens": 11})
-    with pytest.raises(BadInputError, match="must be at least 1"):
-        shared_prefix("x", **{**numbers, "output_tokens": 0})
+    for bad, complaint in [
+        ({"num_requests": 0}, "requests must be at least 1, not 0"),
+        ({"input_tokens": 0}, "input tokens must be at least 1, not 0"),
+        ({"shared_tokens": -1}, "shared tokens must be at least 0, not -1"),
+        ({"output_tokens": 0}, "output tokens must be at least 1, not 0"),
+        ({"concurrency": 0}, "concurrency must be at least 1, not 0"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
+    ]:
+        with pytest.raises(BadInputError, match=f"x: {complaint}"):
+            shared_prefix("x", **{**numbers, **bad})
+    with pytest.raises(BadInputError, match="W5: seed must be at least 0"):
+        named_workload("W5", seed=-1)
 
 
 def test_sources(tmp_path):

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vllm_ascend.replay.trace import BadInputError, TraceRequest, Workload
+
+MAX_INTEGER = 2**63 - 1
 
 
 def read_records(path: Path, max_records: int | None = None) -> Iterator[tuple[str, dict]]:
@@ -32,14 +35,14 @@ def read_records(path: Path, max_records: int | None = None) -> Iterator[tuple[s
                 num_records += 1
                 place = f"{path}, line {number}"
                 yield place, _parse(line, place)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadInputError(f"{path}: cannot be read ({error})") from error
 
 
 def _parse(line: str, place: str) -> dict:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # too long a number, nested too deeply
         raise BadInputError(f"{place}: not valid JSON ({error})") from error
     if not isinstance(record, dict):
         raise BadInputError(f"{place}: expected a JSON object")
@@ -58,8 +61,8 @@ def integer(record: dict, name: str, place: str, *, minimum: int) -> int:
     return value
 
 
-def integers(record: dict, name: str, place: str) -> list[int]:
-    """Return a field that must be a list of whole numbers from 0 up, not empty.
+def integers(record: dict, name: str, place: str, *, maximum: int = MAX_INTEGER) -> list[int]:
+    """Return a field that must be a list of whole numbers from 0 to ``maximum``, not empty.
 
     Raises:
         BadInputError: It is missing or something else.
@@ -71,6 +74,8 @@ def integers(record: dict, name: str, place: str) -> list[int]:
         or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in value)
     ):
         raise BadInputError(f"{place}: {name} must be a non-empty list of whole numbers >= 0")
+    if max(value) > maximum:
+        raise BadInputError(f"{place}: {name} has {max(value)}, expected at most {maximum}")
     return value
 
 
@@ -97,6 +102,12 @@ def jsonl_workload(
     Raises:
         BadInputError: Names the file, the line and what is wrong.
     """
+    _check_limits(
+        path,
+        max_requests=max_requests,
+        max_output_tokens=max_output_tokens,
+        concurrency=concurrency,
+    )
 
     def requests() -> Iterator[TraceRequest]:
         clock = _Clock()
@@ -120,6 +131,12 @@ def jsonl_workload(
         num_requests=num_requests,
         requests=requests,
     )
+
+
+def _check_limits(path: Path, **limits: int | None) -> None:
+    for option, value in limits.items():
+        if value is not None and value < 1:
+            raise BadInputError(f"{path}: {option} is {value}, expected at least 1")
 
 
 class _Clock:

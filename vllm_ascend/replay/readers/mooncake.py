@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-from vllm_ascend.replay.readers.jsonl import integer, integers, jsonl_workload
+from vllm_ascend.replay.readers.jsonl import MAX_INTEGER, integer, integers, jsonl_workload
 from vllm_ascend.replay.trace import BadInputError, Workload
 
 BLOCK_TOKENS = 512
@@ -32,8 +32,10 @@ def mooncake_workload(path: Path, **options) -> Workload:
 
 def _prompt(record: dict, place: str) -> list[int]:
     """Give every id 512 tokens of its own; cut the prompt to its length."""
+    if "timestamp" not in record:
+        raise BadInputError(f"{place}: timestamp is missing")
     length = integer(record, "input_length", place, minimum=1)
-    ids = integers(record, "hash_ids", place)
+    ids = integers(record, "hash_ids", place, maximum=MAX_INTEGER // BLOCK_TOKENS - 1)
     expected = -(-length // BLOCK_TOKENS)
     if len(ids) != expected:
         raise BadInputError(
