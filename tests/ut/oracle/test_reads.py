@@ -37,9 +37,7 @@ def test_full_attention_reads_every_complete_row() -> None:
 def test_sliding_window(start: int, end: int, rows: tuple[int, int]) -> None:
     """Token t reads [t - window + 1, t]; window 8."""
     assert sliding_rows_read(start, end, window=8) == rows
-    tokens = {
-        row for token in range(start, end) for row in range(max(0, token - 7), token + 1)
-    }
+    tokens = {row for token in range(start, end) for row in range(max(0, token - 7), token + 1)}
     assert tokens == set(range(*rows))
 
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the scheduled steps that the oracle verified, over all test processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+_DEFAULT_STEPS = 200_000
+_COUNTS = pytest.StashKey[Counter[str]]()
+# Counted beside the steps: without hits and preemptions the steps would prove little.
+HITS = "requests that hit"
+PREEMPTIONS = "preemptions"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--steps",
+        type=int,
+        default=_DEFAULT_STEPS,
+        help="scheduled steps that the random workloads verify in all",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_COUNTS] = Counter()
+
+
+@pytest.fixture
+def verified_steps(request: pytest.FixtureRequest) -> Counter[str]:
+    """Configuration -> scheduled steps verified; tests add to it."""
+    return request.config.stash[_COUNTS]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        counts = session.config.stash[_COUNTS]
+        output["verified_steps"] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[_COUNTS].update(output.get("verified_steps", {}))  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    counts = config.stash[_COUNTS].copy()
+    extra = ", ".join(f"{name} {counts.pop(name, 0):,}" for name in (HITS, PREEMPTIONS))
+    if not counts:
+        return
+    if config.get_verbosity() > 0:
+        for name, count in sorted(counts.items()):
+            terminalreporter.write_line(f"{count:>10,} {name}")
+    total = sum(counts.values())
+    terminalreporter.write_line(f"scheduled steps verified: {total:,} ({extra})")

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grid of what is proven: layouts, ways of scheduling and the project's switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import ceil
+
+from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+
+from tests.e2e.core import layouts
+from tests.e2e.core.workload import Traffic
+from vllm_ascend.oracle import OracleOptions
+from vllm_ascend.oracle.groups import rules_of
+from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
+from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+
+DSV4 = "VLLM_ASCEND_APPLY_DSV4_PATCH"
+RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+
+# One layer of every kind is enough: a group's block table does not depend on its layers.
+_FEW_LAYERS = (0, 4, 128)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A layout and the traffic that suits its sizes.
+
+    Attributes:
+        make: number of speculative tokens -> layout.
+        retention_interval: an interval that is a multiple of the alignment, in tokens.
+        max_num_seqs: enough of them outgrow the tightest pool and preempt each other.
+        environment: switches that the layout needs.
+        share: of the steps of the suite, relative to other cases.
+    """
+
+    name: str
+    make: Callable[[int], KVLayout]
+    traffic: Traffic
+    max_num_batched_tokens: int
+    retention_interval: int | None = None
+    max_num_seqs: int = 4
+    environment: Mapping[str, str] = field(default_factory=dict)
+    share: float = 1.0
+
+
+def _a3(rows: int) -> Case:
+    """DeepSeek-V4-Flash's own sizes; alignment 128 * rows tokens."""
+    alignment = 128 * rows
+    return Case(
+        f"dsv4-a3-{rows}",
+        lambda k: dsv4_flash_a3(rows, mtp=k > 0, compress_ratios=_FEW_LAYERS),
+        Traffic(
+            unit_tokens=alignment // 4,
+            max_prompt_tokens=3 * alignment,
+            max_output_tokens=150,
+            max_alive=7,
+        ),
+        max_num_batched_tokens=alignment // 2,
+        retention_interval=2 * alignment,
+        max_num_seqs=5,
+        environment={DSV4: "1"},
+        share={32: 0.25, 64: 0.12, 128: 0.06}[rows],
+    )
+
+
+CASES: tuple[Case, ...] = (
+    Case("full", lambda k: layouts.full_only(), Traffic(4, 60, 40), 24, share=0.5),
+    Case("gemma", lambda k: layouts.gemma_like(4, 9), Traffic(4, 60, 40), 24, 16),
+    Case("gemma-wide", lambda k: layouts.gemma_like(8, 16), Traffic(8, 100, 60), 40, 32),
+    Case("chunked-local", lambda k: layouts.chunked_local(), Traffic(4, 60, 40), 24, share=0.5),
+    Case("mamba", lambda k: layouts.mamba_hybrid(16, k), Traffic(16, 120, 60), 48),
+    Case(
+        "dsv4-stock",
+        lambda k: layouts.dsv4_stock_tiny(mtp=k > 0),
+        Traffic(32, 220, 120, max_alive=14),
+        48,
+        64,
+        max_num_seqs=10,
+    ),
+    Case(
+        "dsv4-gpu",
+        lambda k: dsv4_flash_gpu(mtp=k > 0, compress_ratios=_FEW_LAYERS),
+        Traffic(256, 1500, 150, max_alive=10),
+        512,
+        512,
+        max_num_seqs=8,
+        share=0.3,
+    ),
+    Case(
+        "dsv4-rows",
+        lambda k: layouts.dsv4_rows_tiny(mtp=k > 0),
+        Traffic(16, 300, 120, max_alive=14),
+        80,
+        128,
+        max_num_seqs=10,
+        environment={DSV4: "1"},
+        share=2.0,
+    ),
+    _a3(32),
+    _a3(64),
+    _a3(128),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """A way of scheduling."""
+
+    name: str
+    options: Mapping[str, object]
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Drafts per step."""
+        return int(self.options.get("num_speculative_tokens", 0))  # type: ignore[call-overload]
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a step is scheduled before the last one's output is known."""
+        return bool(self.options.get("async_scheduling"))
+
+
+MODES: tuple[Mode, ...] = (
+    Mode("plain", {}),
+    Mode("priority", {"policy": "priority"}),
+    Mode("mtp1", {"num_speculative_tokens": 1}),
+    Mode("mtp3", {"num_speculative_tokens": 3}),
+    Mode("async", {"async_scheduling": True}),
+    Mode("async-mtp", {"async_scheduling": True, "num_speculative_tokens": 2}),
+)
+
+RETENTIONS = ("unset", "0", "N")
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """One cell of the grid."""
+
+    case: Case
+    mode: Mode
+    retention: str
+
+    def __str__(self) -> str:
+        return f"{self.case.name}-{self.mode.name}-retention-{self.retention}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The switches, as environment variables."""
+        environment = dict(self.case.environment)
+        if self.retention == "N":
+            environment[RETENTION] = str(self.case.retention_interval)
+        elif self.retention != "unset":
+            environment[RETENTION] = self.retention
+        return environment
+
+    @property
+    def layout(self) -> KVLayout:
+        """The KV cache specs."""
+        return self.case.make(self.mode.num_speculative_tokens)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What is sent."""
+        if self.mode.is_async:
+            # vLLM 0.20.2 loses a token of every request that it preempts this way while a step
+            # is in flight, whatever the cache does.
+            return replace(self.case.traffic, busy_reset=0.0)
+        return self.case.traffic
+
+    def oracle(self, seed: int) -> OracleOptions:
+        """How strict the proof is: stock vLLM is exact for the model, not for all kernels."""
+        strict = bool(self.environment)
+        return OracleOptions(
+            seed=seed,
+            strict_state=RETENTION in self.environment,
+            strict_draft=strict,
+        )
+
+    def options(self, room: float) -> SchedulerOptions:
+        """Scheduler options with a pool that holds `room` requests of the longest kind."""
+        traffic = self.case.traffic
+        max_tokens = traffic.max_prompt_tokens + traffic.max_output_tokens
+        common = {
+            "max_num_seqs": self.case.max_num_seqs,
+            "max_num_batched_tokens": self.case.max_num_batched_tokens,
+            "max_model_len": max_tokens + 8,
+            **self.mode.options,
+        }
+        need = _blocks_of_longest_request(self, tuple(sorted(common.items())))
+        return SchedulerOptions(num_blocks=1 + ceil(need * room), **common)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _blocks_of_longest_request(
+    configuration: Configuration, common: tuple[tuple[str, object], ...]
+) -> int:
+    """What a request of the greatest length holds at most, over all groups."""
+    options = SchedulerOptions(num_blocks=1000, **dict(common))  # type: ignore[arg-type]
+    scheduler = build_scheduler(configuration.layout, options)
+    blocks = 0
+    for group in scheduler.kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, SlidingWindowSpec):
+            blocks += spec.max_admission_blocks_per_request(
+                options.max_num_batched_tokens, options.max_model_len
+            )
+        elif isinstance(spec, MambaSpec):
+            blocks += 3 + spec.num_speculative_blocks
+        else:
+            blocks += ceil(options.max_model_len / rules_of(spec).tokens_per_block)
+    return blocks
+
+
+def is_exact(configuration: Configuration) -> bool:
+    """Whether exactness is promised: what the project switches on, and stock where it is right.
+
+    See test_vllm_defects.py for where vLLM 0.20.2 is not.
+    """
+    case, mode = configuration.case, configuration.mode
+    if case.name == "chunked-local":
+        return mode.num_speculative_tokens == 0  # vLLM refuses the combination.
+    if case.name == "mamba":
+        return mode.num_speculative_tokens == 0
+    is_stock = not configuration.environment
+    drafts_in_flight = mode.is_async and mode.num_speculative_tokens > 0
+    return not (is_stock and drafts_in_flight and case.name != "full")
+
+
+def grid() -> list[Configuration]:
+    """Every configuration that makes sense."""
+    cells = []
+    for case in CASES:
+        for mode in MODES:
+            for retention in RETENTIONS:
+                if retention != "unset" and case.retention_interval is None:
+                    continue
+                cell = Configuration(case, mode, retention)
+                if is_exact(cell):
+                    cells.append(cell)
+    return cells

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine loop of vLLM without a model: the real scheduler and the oracle's worker."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from vllm_ascend.oracle import OracleOptions, ShadowWorker, check_drained, check_integrity
+from vllm_ascend.replay.layouts import KVLayout
+from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+
+# As many batches as vLLM's EngineCore keeps in flight with asynchronous scheduling.
+_BATCHES_IN_FLIGHT = 2
+_MAX_IDLE_TURNS = 20
+
+
+class Engine:
+    """Drives one scheduler; every step is verified.
+
+    Attributes:
+        hits: request id -> hit tokens at its first scheduling.
+        outputs: request id -> tokens that were returned to the client so far.
+        num_preemptions: requests that had to give their blocks up for want of memory.
+    """
+
+    def __init__(
+        self, layout: KVLayout, options: SchedulerOptions, oracle: OracleOptions | None = None
+    ) -> None:
+        self.scheduler: Scheduler = build_scheduler(layout, options)
+        self.worker = ShadowWorker(self.scheduler, oracle)
+        self.requests: dict[str, Request] = {}
+        self.hits: dict[str, int] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.num_preemptions = 0
+        self._is_async = isinstance(self.scheduler, AsyncScheduler)
+        self._idle_turns = 0
+        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+
+    @property
+    def manager(self):
+        return self.scheduler.kv_cache_manager
+
+    @property
+    def alive(self) -> list[str]:
+        """Requests that the scheduler knows, in order of arrival."""
+        return list(self.scheduler.requests)
+
+    def add(self, request_id: str, prompt: list[int], max_tokens: int, **kwargs) -> Request:
+        """Enqueue a request."""
+        request = make_request(self.scheduler, request_id, prompt, max_tokens, **kwargs)
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_ids: list[str]) -> None:
+        """The client has gone, whatever its request is doing."""
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def step(self, between: Callable[[SchedulerOutput], None] | None = None) -> bool:
+        """One turn of the engine.
+
+        Args:
+            between: called after a batch was executed and before its output is processed, where
+                EngineCore handles aborts.
+
+        Returns:
+            Whether there was anything to do.
+        """
+        has_work = self.scheduler.has_requests()
+        if has_work:
+            output = self.scheduler.schedule()
+            result = self.worker.execute(output)
+            self._note_hits(output)
+            self.num_preemptions += len(output.preempted_req_ids or ())
+            self._in_flight.append((output, result))
+            executed = output.total_num_scheduled_tokens > 0
+            self._watch_progress(executed)
+            if self._is_async and executed and len(self._in_flight) < _BATCHES_IN_FLIGHT:
+                return True
+        elif not self._in_flight:
+            return False
+        output, result = self._in_flight.popleft()
+        if between is not None:
+            between(output)
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for request_output in outputs.outputs:
+                self.outputs[request_output.request_id].extend(request_output.new_token_ids)
+        drafts = self.worker.take_draft_token_ids()
+        if drafts is not None and output.total_num_scheduled_tokens > 0:
+            self.scheduler.update_draft_token_ids(drafts)
+        return True
+
+    def run(self) -> None:
+        """Step until all requests have ended."""
+        while self.step():
+            pass
+
+    def reset(self, *, busy: bool = False) -> bool:
+        """Reset the prefix cache; with `busy`, by preempting all running requests."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests=busy)
+
+    def check(self) -> None:
+        """Check the invariants of pool, queue, index and tables."""
+        check_integrity(self.manager)
+
+    def drain(self) -> None:
+        """Let all requests end, reset, and check that nothing is left."""
+        self.run()
+        self.check()
+        assert self.reset(), "the cache could not be reset although all requests have ended"
+        check_drained(self.manager)
+
+    def _watch_progress(self, executed: bool) -> None:
+        """Pools hold at least one request of the longest kind, so something must move."""
+        self._idle_turns = 0 if executed else self._idle_turns + 1
+        assert self._idle_turns < _MAX_IDLE_TURNS, f"nothing is scheduled any more of {self.alive}"
+
+    def _note_hits(self, output: SchedulerOutput) -> None:
+        for request in output.scheduled_new_reqs:
+            self.hits[request.req_id] = request.num_computed_tokens

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A proof that cannot fail proves nothing: bugs planted one at a time, every one caught.
+
+These lend wrong rows; the oracle catches them under random traffic. For bugs that keep too little
+see test_planted_retention_bugs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.core.kv_cache_utils import BlockHashListWithBlockSize
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+
+from tests.e2e.core.configurations import Configuration, grid
+from tests.e2e.core.conftest import MakeEngine
+from tests.e2e.core.workload import Workload
+from vllm_ascend.core import prefix_lookup
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
+from vllm_ascend.core.specs import is_downward_closed, tokens_per_block
+from vllm_ascend.core.successors import SuccessorHashes
+from vllm_ascend.oracle import ContentViolation, IntegrityError
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+_HUNT_STEPS = 3000
+_SEEDS = range(3)
+
+
+def no_op(*args, **kwargs) -> None:
+    """Forget to do it."""
+
+
+# Bugs in what is lent.
+
+
+def hash_rows_instead_of_tokens(patch: pytest.MonkeyPatch) -> None:
+    """Name compressed blocks after the first `rows` tokens instead of `rows * ratio`."""
+
+    def cache_blocks(self, request, num_tokens, retention_interval=None, alignment_tokens=None):
+        cached = self.num_cached_block.get(request.request_id, 0)
+        full = num_tokens // self.compress_ratio // self.block_size
+        if cached < full:
+            self.block_pool.cache_full_blocks(
+                request,
+                self.req_to_blocks[request.request_id],
+                cached,
+                full,
+                self.block_size,
+                self.kv_cache_group_id,
+            )
+            self.num_cached_block[request.request_id] = full
+
+    patch.setattr(CompressAttentionManager, "cache_blocks", cache_blocks)
+
+
+def lend_blocks_behind_the_hit(patch: pytest.MonkeyPatch) -> None:
+    """Hand out full groups' matching blocks although the hit is shorter."""
+    original = AscendHybridKVCacheCoordinator.find_longest_cache_hit
+
+    def find_longest_cache_hit(self, block_hashes, max_cache_hit_length):
+        blocks, hit = original(self, block_hashes, max_cache_hit_length)
+        for group_id, manager in enumerate(self.single_type_managers):
+            spec = manager.kv_cache_spec
+            if not hit or not is_downward_closed(spec):
+                continue
+            tokens = tokens_per_block(spec)
+            hashes = BlockHashListWithBlockSize(block_hashes, self.hash_block_size, tokens)
+            found = self.block_pool.get_cached_block
+            ordinal = len(blocks[group_id])
+            while (ordinal + 1) * tokens <= max_cache_hit_length and (
+                block := found(hashes[ordinal], [group_id])
+            ):
+                blocks[group_id].append(block[0])
+                ordinal += 1
+        return blocks, hit
+
+    patch.setattr(AscendHybridKVCacheCoordinator, "find_longest_cache_hit", find_longest_cache_hit)
+
+
+def look_up_tails_one_block_short(patch: pytest.MonkeyPatch) -> None:
+    """Resume although the first block of the window is missing."""
+    original = prefix_lookup.tail_blocks
+
+    def tail_blocks(*args) -> range:
+        return original(*args)[1:]
+
+    patch.setattr(prefix_lookup, "tail_blocks", tail_blocks)
+
+
+def end_hits_inside_compressed_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Align hits to half of what the coarsest block covers, without copying it."""
+    original = AscendHybridKVCacheCoordinator.__init__
+
+    def __init__(self, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        self.lcm_block_size //= 2
+
+    patch.setattr(AscendHybridKVCacheCoordinator, "__init__", __init__)
+
+
+def forget_the_eagle_drop(patch: pytest.MonkeyPatch) -> None:
+    """Treat groups with draft layers like all others."""
+    original = AscendHybridKVCacheCoordinator.__init__
+
+    def __init__(self, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        self._groups = [replace(group, is_eagle=False) for group in self._groups]
+
+    patch.setattr(AscendHybridKVCacheCoordinator, "__init__", __init__)
+
+
+def ignore_successors(patch: pytest.MonkeyPatch) -> None:
+    """Take any copy of a block, whatever token followed it."""
+
+    def pick(self, copies, block_hashes, end_tokens):
+        return copies[0] if copies else None
+
+    patch.setattr(SuccessorHashes, "pick", pick)
+
+
+def lend_states_of_this_step(patch: pytest.MonkeyPatch) -> None:
+    """Rest a hit on compressor state that the same step has yet to write."""
+    original = AscendHybridKVCacheCoordinator.cache_blocks
+
+    def cache_blocks(self, request, num_computed_tokens) -> None:
+        original(self, request, num_computed_tokens)
+        self._state_blocks_entered_this_step.clear()
+
+    patch.setattr(AscendHybridKVCacheCoordinator, "cache_blocks", cache_blocks)
+
+
+def free_windows_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Count a block too many as left behind."""
+    original = SlidingWindowManager.get_num_skipped_tokens
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return original(self, num_computed_tokens) + self.block_size
+
+    patch.setattr(SlidingWindowManager, "get_num_skipped_tokens", get_num_skipped_tokens)
+
+
+def trust_drafts_in_flight(patch: pytest.MonkeyPatch) -> None:
+    """Free windows as if drafts that are still being verified were accepted."""
+    patch.setattr(
+        AscendHybridKVCacheCoordinator,
+        "remove_skipped_blocks",
+        HybridKVCacheCoordinator.remove_skipped_blocks,
+    )
+
+
+# Bugs in the pool and the keys.
+
+
+def forget_to_reference_hits(patch: pytest.MonkeyPatch) -> None:
+    """Leave hit blocks in the free queue."""
+    patch.setattr(BlockPool, "touch", no_op)
+
+
+def reference_without_leaving_the_queue(patch: pytest.MonkeyPatch) -> None:
+    """Count the reference, but let the block be allocated again."""
+
+    def touch(self, blocks) -> None:
+        for block in blocks:
+            block.ref_cnt += 1
+
+    patch.setattr(BlockPool, "touch", touch)
+
+
+def free_twice(patch: pytest.MonkeyPatch) -> None:
+    """Drop one reference too many when a block is freed."""
+    original = BlockPool.free_blocks
+
+    def free_blocks(self, ordered_blocks: Iterable, *args, **kwargs) -> None:
+        blocks = list(ordered_blocks)
+        original(self, blocks, *args, **kwargs)
+        original(self, [b for b in blocks if b.ref_cnt > 0][:1], *args, **kwargs)
+
+    patch.setattr(BlockPool, "free_blocks", free_blocks)
+
+
+def leak_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Forget the last block whenever several are freed."""
+    original = BlockPool.free_blocks
+
+    def free_blocks(self, ordered_blocks: Iterable, *args, **kwargs) -> None:
+        blocks = list(ordered_blocks)
+        original(self, blocks[: max(1, len(blocks) - 1)], *args, **kwargs)
+
+    patch.setattr(BlockPool, "free_blocks", free_blocks)
+
+
+def hash_without_the_parent(patch: pytest.MonkeyPatch) -> None:
+    """Name a block after its own tokens only."""
+    original = kv_cache_utils.hash_block_tokens
+
+    def hash_block_tokens(function, parent, *args):
+        return original(function, None, *args)
+
+    patch.setattr(kv_cache_utils, "hash_block_tokens", hash_block_tokens)
+
+
+def hash_without_extra_keys(patch: pytest.MonkeyPatch) -> None:
+    """Share blocks between salts and adapters."""
+    patch.setattr(kv_cache_utils, "generate_block_hash_extra_keys", lambda *args: (None, 0))
+
+
+def keep_keys_of_evicted_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Reuse a block's memory but leave its key in the index."""
+    patch.setattr(BlockPool, "_maybe_evict_cached_block", lambda self, block: block.reset_hash())
+
+
+def keep_keys_over_a_reset(patch: pytest.MonkeyPatch) -> None:
+    """Say that the cache was reset, and do nothing."""
+    patch.setattr(BlockPool, "reset_prefix_cache", lambda self: True)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug and a configuration in which it does harm."""
+
+    plant: Plant
+    cell: str
+    errors: tuple[type[Exception], ...] = (ContentViolation,)
+
+    def __str__(self) -> str:
+        return f"{self.plant.__name__}-{self.cell}"
+
+
+ANY = (ContentViolation, IntegrityError)
+LENDING_BUGS = (
+    Bug(hash_rows_instead_of_tokens, "dsv4-rows-plain-retention-unset"),
+    Bug(lend_blocks_behind_the_hit, "dsv4-rows-plain-retention-0", ANY),
+    Bug(lend_blocks_behind_the_hit, "gemma-plain-retention-0", ANY),
+    Bug(look_up_tails_one_block_short, "dsv4-rows-plain-retention-0"),
+    Bug(look_up_tails_one_block_short, "gemma-plain-retention-N"),
+    Bug(end_hits_inside_compressed_blocks, "dsv4-rows-plain-retention-unset"),
+    Bug(forget_the_eagle_drop, "dsv4-rows-mtp1-retention-unset"),
+    Bug(forget_the_eagle_drop, "gemma-mtp1-retention-0"),
+    Bug(ignore_successors, "dsv4-rows-mtp1-retention-unset"),
+    Bug(lend_states_of_this_step, "dsv4-rows-plain-retention-0"),
+    Bug(trust_drafts_in_flight, "gemma-async-mtp-retention-0"),
+    Bug(trust_drafts_in_flight, "dsv4-rows-async-mtp-retention-unset"),
+    Bug(free_windows_too_early, "gemma-plain-retention-unset"),
+    Bug(free_windows_too_early, "dsv4-rows-plain-retention-0"),
+    Bug(forget_to_reference_hits, "gemma-plain-retention-unset", ANY),
+    Bug(forget_to_reference_hits, "dsv4-rows-plain-retention-0", ANY),
+    Bug(reference_without_leaving_the_queue, "gemma-plain-retention-unset", ANY),
+    Bug(free_twice, "full-plain-retention-unset", ANY),
+    Bug(leak_blocks, "gemma-plain-retention-0", ANY),
+    Bug(hash_without_the_parent, "full-plain-retention-unset"),
+    Bug(hash_without_the_parent, "dsv4-rows-plain-retention-0"),
+    Bug(hash_without_extra_keys, "gemma-plain-retention-unset"),
+    Bug(keep_keys_of_evicted_blocks, "full-plain-retention-unset", ANY),
+    Bug(keep_keys_over_a_reset, "gemma-plain-retention-0", ANY),
+)
+
+
+@pytest.mark.parametrize("bug", LENDING_BUGS, ids=str)
+def test_the_oracle_catches(
+    bug: Bug, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a few thousand steps of the traffic that the bug-free code passes."""
+    cell = next(c for c in grid() if str(c) == bug.cell)
+    bug.plant(monkeypatch)
+    with pytest.raises(bug.errors):
+        hunt(cell, make_engine)
+
+
+def hunt(cell: Configuration, make_engine: MakeEngine) -> None:
+    """The usual traffic, with every invariant checked after every step."""
+    for seed in _SEEDS:
+        engine = make_engine(
+            lambda: cell.layout,
+            lambda seed=seed: cell.options(2.4 - 0.6 * seed),
+            cell.oracle(seed),
+            cell.environment,
+        )
+        workload = Workload(engine, cell.traffic, seed)
+        workload.run(_HUNT_STEPS // len(_SEEDS), check_every=1)

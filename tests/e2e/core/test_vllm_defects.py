@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where vLLM 0.20.2 itself is not exact: the oracle finds these, so the workloads avoid them.
+
+Real bugs are the best planted ones. Each was found by the oracle and confirmed upstream; a
+release that fixes one makes its test fail, and the exclusion in configurations.py can go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.e2e.core.configurations import CASES, MODES, Configuration
+from tests.e2e.core.conftest import MakeEngine
+from tests.e2e.core.workload import Workload
+from vllm_ascend.oracle import ContentViolation, OracleOptions
+
+
+def run(make_engine: MakeEngine, case: str, mode: str, oracle: OracleOptions, **traffic) -> None:
+    """Stock vLLM under the usual traffic, for a bounded number of steps."""
+    cell = Configuration(
+        next(c for c in CASES if c.name == case), next(m for m in MODES if m.name == mode), "unset"
+    )
+    for seed in range(4):
+        engine = make_engine(lambda: cell.layout, lambda: cell.options(1.4), oracle)
+        Workload(engine, replace(cell.traffic, **traffic), seed).run(500)
+
+
+RELAXED = OracleOptions(strict_state=False, strict_draft=False)
+
+
+def test_async_drafts_free_windows_too_early(make_engine: MakeEngine) -> None:
+    """Windows are freed as if the drafts in flight had been accepted (vllm-project/vllm#47728)."""
+    with pytest.raises(ContentViolation, match="sliding window"):
+        run(make_engine, "gemma", "async-mtp", RELAXED)
+
+
+def test_mamba_hits_reach_behind_full_attention_with_drafts(make_engine: MakeEngine) -> None:
+    """Mamba's look-up keeps the block that EAGLE must drop (vllm-project/vllm#43559)."""
+    with pytest.raises(ContentViolation, match="full"):
+        run(make_engine, "mamba", "mtp1", RELAXED)
+
+
+def test_a_forced_reset_loses_tokens_in_flight(make_engine: MakeEngine) -> None:
+    """Asynchronous scheduling drops the next real token of a request preempted in a prefill.
+
+    The worker has it, so from there on they disagree; some requests never end.
+    """
+    problems = "resumes with|goes on at|is to compute|nothing is scheduled any more"
+    with pytest.raises(AssertionError, match=problems):
+        run(make_engine, "full", "async", RELAXED, busy_reset=0.05)
+
+
+def test_states_of_the_same_step_are_lent(make_engine: MakeEngine) -> None:
+    """Right for vLLM's kernels, which save all states first; not for those of Ascend."""
+    with pytest.raises(ContentViolation, match="compressor state"):
+        run(make_engine, "dsv4-stock", "plain", replace(RELAXED, strict_state=True))
+
+
+def test_draft_rows_at_block_ends_depend_on_who_wrote_them(make_engine: MakeEngine) -> None:
+    """Of two blocks under one key, followed by different tokens, vLLM lends either."""
+    with pytest.raises(ContentViolation, match="draft model"):
+        run(make_engine, "full", "mtp3", replace(RELAXED, strict_draft=True))

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Invariants of the real block pool, its free queue, its index and the block tables.
+
+Every check walks the whole pool: for tests and replays, not for serving.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.kv_cache_utils import get_group_id
+
+from vllm_ascend.oracle.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+def check_integrity(kv_cache_manager: KVCacheManager) -> None:
+    """Check that pool, free queue, index and block tables agree. Changes nothing.
+
+    Raises:
+        IntegrityError: naming the block and what is wrong with it.
+    """
+    pool = kv_cache_manager.block_pool
+    free = _check_free_queue(pool)
+    _check_reference_counts(pool, free, _count_references(kv_cache_manager))
+    _check_index(pool)
+    _check_tables(kv_cache_manager)
+
+
+def check_drained(kv_cache_manager: KVCacheManager) -> None:
+    """Check that nothing is left once all requests have ended and the cache was reset.
+
+    Raises:
+        IntegrityError: a block is not free, the index is not empty, or a manager still
+            remembers a request.
+    """
+    check_integrity(kv_cache_manager)
+    pool = kv_cache_manager.block_pool
+    num_free = pool.get_num_free_blocks()
+    # -1: the null block is never free.
+    if num_free != pool.num_gpu_blocks - 1:
+        raise IntegrityError(f"{num_free} of {pool.num_gpu_blocks - 1} blocks are free at the end")
+    if len(pool.cached_block_hash_to_block):
+        raise IntegrityError(f"{len(pool.cached_block_hash_to_block)} keys are left after a reset")
+    for block in pool.blocks:
+        if block.block_hash is not None:
+            raise IntegrityError(f"block {block.block_id} has a key after a reset")
+    for manager in kv_cache_manager.coordinator.single_type_managers:
+        leftover = {*manager.req_to_blocks, *manager.num_cached_block}
+        if leftover:
+            raise IntegrityError(
+                f"group {manager.kv_cache_group_id} remembers {sorted(leftover)} after the end"
+            )
+
+
+def _check_free_queue(pool: BlockPool) -> set[int]:
+    """Walk the queue both ways; return the ids of the free blocks."""
+    queue = pool.free_block_queue
+    forward: list[int] = []
+    block = queue.fake_free_list_head
+    while (following := block.next_free_block) is not None:
+        if following.prev_free_block is not block:
+            raise IntegrityError(f"free queue: block {following.block_id} has a wrong back link")
+        block = following
+        forward.append(block.block_id)
+        if len(forward) > pool.num_gpu_blocks + 1:
+            raise IntegrityError("free queue: the links run in a circle")
+    if block is not queue.fake_free_list_tail:
+        raise IntegrityError(f"free queue: it ends at block {block.block_id}, not at its tail")
+    forward.pop()  # The tail is no block.
+    if len(forward) != queue.num_free_blocks:
+        raise IntegrityError(f"free queue: {len(forward)} linked, {queue.num_free_blocks} counted")
+    free = set(forward)
+    if len(free) != len(forward):
+        raise IntegrityError("free queue: a block is in it twice")
+    if pool.null_block.block_id in free:
+        raise IntegrityError("free queue: the null block is in it")
+    for block_id in forward:
+        if pool.blocks[block_id].is_null:
+            raise IntegrityError(f"free queue: block {block_id} is marked null")
+    return free
+
+
+def _count_references(kv_cache_manager: KVCacheManager) -> Counter[int]:
+    """How many block tables hold each block."""
+    references: Counter[int] = Counter()
+    for manager in kv_cache_manager.coordinator.single_type_managers:
+        for blocks in manager.req_to_blocks.values():
+            references.update(block.block_id for block in blocks if not block.is_null)
+    return references
+
+
+def _check_reference_counts(pool: BlockPool, free: set[int], references: Counter[int]) -> None:
+    """Every block is free or referenced, and as often as it says."""
+    for block in pool.blocks:
+        block_id = block.block_id
+        if block is pool.null_block:
+            continue
+        held = references[block_id]
+        if block.is_null:
+            raise IntegrityError(f"block {block_id} is marked null")
+        if block.ref_cnt != held:
+            raise IntegrityError(
+                f"block {block_id}: ref_cnt {block.ref_cnt}, {held} tables hold it"
+            )
+        if (held == 0) != (block_id in free):
+            where = "in" if block_id in free else "not in"
+            raise IntegrityError(
+                f"block {block_id}: {held} tables hold it, it is {where} the queue"
+            )
+        linked = block.prev_free_block is not None or block.next_free_block is not None
+        if linked != (block_id in free):
+            raise IntegrityError(f"block {block_id}: links of the free queue contradict its state")
+        if held > 1 and block.block_hash is None:
+            raise IntegrityError(f"block {block_id}: writable by {held} requests")
+
+
+def _check_index(pool: BlockPool) -> None:
+    """Every entry points at a block that knows the key, and the other way round."""
+    entered: Counter[int] = Counter()
+    for key, value in pool.cached_block_hash_to_block._cache.items():
+        blocks: dict[int, KVCacheBlock] = (
+            value if isinstance(value, dict) else {value.block_id: value}
+        )
+        if not blocks:
+            raise IntegrityError(f"index: {bytes(key).hex()} names no block")
+        for block_id, block in blocks.items():
+            entered[block_id] += 1
+            if block is not pool.blocks[block_id]:
+                raise IntegrityError(f"index: entry {block_id} holds block {block.block_id}")
+            if block.block_hash != key:
+                raise IntegrityError(f"index: block {block_id} does not know the key it is under")
+    for block in pool.blocks:
+        if (block.block_hash is not None) != (entered[block.block_id] == 1):
+            raise IntegrityError(
+                f"block {block.block_id}: its key is {block.block_hash!r}, "
+                f"the index has it {entered[block.block_id]} times"
+            )
+    if pool.null_block.block_hash is not None:
+        raise IntegrityError("the null block has a key")
+
+
+def _check_tables(kv_cache_manager: KVCacheManager) -> None:
+    """No block in a table of one group is found under a key of another group."""
+    for manager in kv_cache_manager.coordinator.single_type_managers:
+        group_id = manager.kv_cache_group_id
+        for request_id, blocks in manager.req_to_blocks.items():
+            for block in blocks:
+                key = block.block_hash
+                if key is not None and get_group_id(key) != group_id:
+                    raise IntegrityError(
+                        f"block {block.block_id} is in the table of {request_id} in group "
+                        f"{group_id}, its key is of group {get_group_id(key)}"
+                    )
