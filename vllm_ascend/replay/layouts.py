@@ -6,6 +6,7 @@ Block counts are never typed in: vLLM's own grouping and sizing turn specs and m
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,8 @@ class _Dsv4Specs:
                 specs[f"{prefix}.indexer.compressor.state_cache"] = self.indexer_state
         if mtp:
             specs["mtp.0.attn.swa_cache"] = self.window
-        return specs
+        # An object per layer, as models have it: vLLM pads the pages of specs in place.
+        return {name: copy.copy(spec) for name, spec in specs.items()}
 
 
 def dsv4_flash_a3(

@@ -59,8 +59,8 @@ CASES = [
     ("gemma", 2, 400),
     ("window", 0, 28),
     ("mamba", 0, 120),
-    ("dsv4-gpu", 0, 700),
-    ("dsv4-gpu", 2, 700),
+    ("dsv4-gpu", 0, 260),
+    ("dsv4-gpu", 2, 260),
 ]
 STEPS_PER_CASE = 700
 

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wrong row must not leave the replay looking fine: it ends in the result and the exit code."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+from vllm.v1.core.block_pool import BlockPool
+
+from tests.ut.replay.test_report import make_run
+from vllm_ascend.core.prefix_lookup import PrefixLookup
+from vllm_ascend.replay import cli
+from vllm_ascend.replay.child import run_job
+from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
+from vllm_ascend.replay.runner import Outcome, RunFailedError
+
+
+def make_job(**changes) -> Job:
+    settings = {
+        "variant": "retention-0",
+        "patched": True,
+        "environment": {},
+        "layout": "dsv4-flash-a3",
+        "block_size": 32,
+        "kv_memory_bytes": 3 << 30,
+        "workload": WorkloadSource("6:9000:8500:4", concurrency=3),
+        "arrivals": CLOSED_LOOP,
+        "cost_model": None,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 12_000,
+        "verify": True,
+    }
+    return Job(**{**settings, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _switches(monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
+    monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0")
+
+
+def test_a_sound_run_has_none():
+    result = run_job(make_job())
+    assert result.complete and result.violations == ()
+    assert result.hit_tokens > 0
+
+
+def test_a_planted_bug_is_in_the_result(monkeypatch):
+    """Window blocks are lent without a look at what they hold."""
+    monkeypatch.setattr(PrefixLookup, "tail", _tail_without_looking)
+    result = run_job(make_job())
+    assert not result.complete
+    (violation,) = result.violations
+    assert "group" in violation
+
+
+def _tail_without_looking(self, group, boundary):
+    """Claim that every window holds its tail, and lend whatever block there is."""
+    some_block = self._pool.blocks[1]
+    return [some_block for _ in group.tail(boundary)], boundary
+
+
+def test_the_audit_at_the_end_needs_no_oracle(monkeypatch):
+    """A block that is never given back is found by counting."""
+    free = BlockPool.free_blocks
+
+    def leak_one(self, ordered_blocks, prepend=False):
+        free(self, list(ordered_blocks)[1:], prepend)
+
+    monkeypatch.setattr(BlockPool, "free_blocks", leak_one)
+    result = run_job(make_job(verify=False))
+    assert result.complete and result.violations
+
+
+def invoke(monkeypatch, tmp_path, outcome):
+    class Runner:
+        def __init__(self, *args) -> None: ...
+
+        def run(self, jobs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+    monkeypatch.setattr(cli, "Runner", Runner)
+    app = typer.Typer()
+    app.command()(cli.replay)
+    return CliRunner().invoke(
+        app, ["--workload", "2:100:50:1", "--variant", "retention-0", "--out", str(tmp_path)]
+    )
+
+
+def test_violations_decide_the_exit_code(monkeypatch, tmp_path):
+    good = make_run(workload="2:100:50:1")
+    bad = make_run(workload="2:100:50:1", violations=("group 3, block 7, row 1 is foreign",))
+    assert invoke(monkeypatch, tmp_path, Outcome([good], interrupted=False)).exit_code == 0
+    assert invoke(monkeypatch, tmp_path, Outcome([good], interrupted=True)).exit_code == 130
+    result = invoke(monkeypatch, tmp_path, Outcome([bad], interrupted=False))
+    assert result.exit_code == 1
+    assert "block 7, row 1 is foreign" in (tmp_path / "report.json").read_text()
+
+
+def test_a_died_child_is_told(monkeypatch, tmp_path):
+    result = invoke(monkeypatch, tmp_path, RunFailedError("W1 on x ended with exit code 9"))
+    assert result.exit_code == 1
