@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.envs import child_environment
+from vllm_ascend.patch.ledger import collect_patches
 
 CONFIG = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -103,7 +104,7 @@ def test_retention_in_the_real_engine(tmp_path):
     expected_hits = [0, 0, 2976, 2272, 2976]
     assert [hits or 0 for hits, _, _ in dense] == expected_hits
     assert [hits or 0 for hits, _, _ in sparse] == expected_hits
-    assert "patches 24 applied" in log
+    assert f"patches {len(collect_patches())} applied" in log
     for runs in (dense, sparse):
         for uncached, cached in ((runs[0], runs[2]), (runs[1], runs[3])):
             assert cached[1] == uncached[1]

@@ -9,6 +9,7 @@ behind its hit.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -170,6 +171,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         ]
         self._successors = SuccessorHashes(hash_block_size)
         self._state_blocks_entered_this_step: set[int] = set()
+        self._entered_this_step: defaultdict[str, list[int]] = defaultdict(list)
         self._switch_retention_on()
 
     def _switch_retention_on(self) -> None:
@@ -239,23 +241,35 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
                 retention_interval=retention,
                 alignment_tokens=alignment,
             )
-            entered = range(first_new, manager.num_cached_block.get(request.request_id, 0))
             if group.is_eagle:
-                self._remember_successors(group, request, entered)
-            if group.is_compressor_state and retention is not None:
-                blocks = manager.req_to_blocks[request.request_id]
-                self._state_blocks_entered_this_step.update(
-                    blocks[i].block_id for i in entered if blocks[i].block_hash is not None
-                )
+                self._successors.resolve_pending(group.id, request)
+            end = manager.num_cached_block.get(request.request_id, 0)
+            if first_new < end:
+                self._note_entered(group, request, range(first_new, end))
 
-    def _remember_successors(self, group: Group, request: Request, entered: range) -> None:
-        """Note which tokens follow the blocks just entered (see SuccessorHashes)."""
-        self._successors.resolve_pending(group.id, request)
+    def _note_entered(self, group: Group, request: Request, ordinals: range) -> None:
+        """Remember of the blocks just entered what a later look-up must know."""
         blocks = group.manager.req_to_blocks[request.request_id]
-        for ordinal in entered:
-            if blocks[ordinal].block_hash is not None:
-                end = (ordinal + 1) * group.block_tokens
-                self._successors.remember(group.id, request, blocks[ordinal], end)
+        entered = [i for i in ordinals if blocks[i].block_hash is not None]
+        if group.is_eagle:
+            for i in entered:
+                end_tokens = (i + 1) * group.block_tokens
+                self._successors.remember(group.id, request, blocks[i], end_tokens)
+        if self.local_kv_retention_interval is None:
+            return
+        ids = [blocks[i].block_id for i in entered]
+        self._entered_this_step[request.request_id].extend(ids)
+        if group.is_compressor_state:
+            self._state_blocks_entered_this_step.update(ids)
+
+    def withdraw_unwritten(self, request_id: str) -> None:
+        """Take back the blocks that a request entered in the step being scheduled.
+
+        Called when it is preempted: its part of the step will not run, so nobody will ever write
+        what the blocks' keys promise. With retention off nothing is remembered and nothing
+        withdrawn, as in stock vLLM.
+        """
+        self.block_pool.evict_blocks(set(self._entered_this_step.pop(request_id, ())))
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups.
@@ -293,6 +307,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """Called when a new step is started."""
         super().new_step_starts()
         self._state_blocks_entered_this_step.clear()
+        self._entered_this_step.clear()
 
     # Look-up
 

@@ -22,3 +22,10 @@ ROW_LAYOUT: dict[str, Any] = {
 }
 # The configured block size in every process.
 BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascend#14479"}
+# Not known upstream: part of what this project promises where retention is on.
+UNWRITTEN: dict[str, Any] = {
+    "feature": "retention-exactness",
+    "upstream": "vllm-project/vllm#43447",
+    "remove_when": "never",
+    "skip_if_present": None,
+}

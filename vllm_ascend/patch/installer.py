@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 from vllm_ascend.patch.planner import (
     APPLIED,
@@ -30,7 +32,7 @@ class Installation:
         self._changes = list(changes)
 
     def undo(self) -> None:
-        """Restore every attribute exactly. Idempotent.
+        """Restore every attribute exactly, also where it was imported since. Idempotent.
 
         Raises:
             PatchError: Somebody patched over one of our patches; nothing was restored.
@@ -38,23 +40,51 @@ class Installation:
         foreign = [change.where for change in self._changes if not change.is_in_place]
         if foreign:
             raise PatchError(f"cannot undo: patched again by somebody else: {', '.join(foreign)}")
-        for change in reversed(self._changes):
+        for change in reversed([*self._changes, *self._late_holders()]):
             change.revert()
         self._changes = []
-        _LIVE.pop(self.plan.key, None)
+        if self in _LIVE:
+            _LIVE.remove(self)
+
+    def _late_holders(self) -> list[Change]:
+        """Find modules that were imported after the installation and so took a replacement."""
+        # Functions only: an added constant is equal by identity to many that are not ours.
+        ours = {id(change.new): change for change in self._changes
+                if isinstance(change.owner, ModuleType) and callable(change.new)}  # fmt: skip
+        recorded = {(id(change.owner), change.name) for change in self._changes}
+        return [
+            Change(module, name, ours[id(value)].old, value)
+            for module in _modules_of(self.plan.holder_prefix)
+            for name, value in list(vars(module).items())
+            if id(value) in ours and (id(module), name) not in recorded
+        ]
 
 
 @dataclass(frozen=True)
 class Plan:
     """A checked table: what would be set, and what becomes of every patch."""
 
-    key: tuple[str, ...]
+    patches: tuple[Patch, ...]
     vllm_version: str
+    holder_prefix: str
     rows: tuple[PatchStatus, ...]
     changes: tuple[Change, ...]
 
     def install(self) -> Installation:
-        """Set every attribute, or none: a failure in the middle is rolled back and re-raised."""
+        """Set every attribute, or none: a failure in the middle is rolled back and re-raised.
+
+        Returns:
+            The installation; the live one if this table is in force already.
+
+        Raises:
+            PatchError: An attribute is no longer what was planned for; nothing was changed.
+        """
+        live = _live(self.patches)
+        if live is not None:
+            return live
+        stale = [change.where for change in self.changes if not _is_untouched(change)]
+        if stale:
+            raise PatchError(f"changed since it was planned: {', '.join(stale)}")
         done: list[Change] = []
         try:
             for change in self.changes:
@@ -65,7 +95,7 @@ class Plan:
                 change.revert()
             raise
         installation = Installation(self, done)
-        _LIVE[self.key] = installation
+        _LIVE.append(installation)
         return installation
 
     def summary(self) -> str:
@@ -76,7 +106,26 @@ class Plan:
         return f"vLLM {self.vllm_version}: patches {', '.join(parts) or 'none'}"
 
 
-_LIVE: dict[tuple[str, ...], Installation] = {}
+_LIVE: list[Installation] = []
+
+
+def _live(table: Sequence[Patch]) -> Installation | None:
+    """Return the installation of exactly these patches, in whatever order they were listed."""
+    return next((live for live in _LIVE if _sorted(live.plan.patches) == _sorted(table)), None)
+
+
+def _sorted(table: Sequence[Patch]) -> list[Patch]:
+    return sorted(table, key=lambda patch: patch.target)
+
+
+def _is_untouched(change: Change) -> bool:
+    return vars(change.owner).get(change.name, change.old) is change.old
+
+
+def _modules_of(package: str) -> Iterator[ModuleType]:
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and name.split(".")[0] == package:
+            yield module
 
 
 def refuse_unknown_vllm(marker: str, *, vllm_version: str | None = None) -> None:
@@ -93,7 +142,8 @@ def refuse_unknown_vllm(marker: str, *, vllm_version: str | None = None) -> None
     """
     version = vllm_version or _running_vllm()
     if not _is_supported(version) and not is_present(marker):
-        raise PatchError(_refusal(version, ["it has none of the features that the patches bring"]))
+        missing = f"it has none of the features that the patches bring (no {marker})"
+        raise PatchError(_refusal(version, [missing]))
 
 
 def install(
@@ -108,12 +158,8 @@ def install(
     Raises:
         PatchError: See :func:`plan`.
     """
-    table = tuple(patches)
-    live = _LIVE.get(_key(table))
-    if live is not None:
-        return live
     return plan(
-        table,
+        patches,
         required_features=required_features,
         vllm_version=vllm_version,
         holder_prefix=holder_prefix,
@@ -129,6 +175,8 @@ def plan(
 ) -> Plan:
     """Check a table against the running vLLM without changing anything.
 
+    A table that is in force is not checked against its own replacements: its plan is returned.
+
     Args:
         patches: The table.
         required_features: Features without which the caller cannot go on.
@@ -139,21 +187,33 @@ def plan(
         PatchError: One message with everything that does not fit.
     """
     table = tuple(patches)
-    version = vllm_version or _running_vllm()
-    if _is_supported(version):
-        changes, problems = plan_supported(table, holder_prefix)
-        rows = [PatchStatus(p.target, p.feature, APPLIED, p.why) for p in table]
+    live = _live(table)
+    problems: list[str] = []
+    if live is not None:
+        checked = live.plan
     else:
-        changes = []
-        rows, problems = plan_other(table, version)
+        checked, problems = _check(table, vllm_version or _running_vllm(), holder_prefix)
     missing = sorted(
-        {row.feature for row in rows if row.status == NOT_AVAILABLE} & set(required_features)
+        {row.feature for row in checked.rows if row.status == NOT_AVAILABLE}
+        & set(required_features)
     )
+    version = checked.vllm_version
     if missing:
         problems.append(f"required but not available on vLLM {version}: {', '.join(missing)}")
     if problems:
         raise PatchError(_refusal(version, problems))
-    return Plan(_key(table), version, tuple(rows), tuple(changes))
+    return checked
+
+
+def _check(table: tuple[Patch, ...], version: str, holder_prefix: str) -> tuple[Plan, list[str]]:
+    """Return the plan and everything that speaks against it."""
+    changes: list[Change] = []
+    if _is_supported(version):
+        changes, problems = plan_supported(table, holder_prefix)
+        rows = [PatchStatus(p.target, p.feature, APPLIED, p.why) for p in table]
+    else:
+        rows, problems = plan_other(table, version)
+    return Plan(table, version, holder_prefix, tuple(rows), tuple(changes)), problems
 
 
 def _running_vllm() -> str:
@@ -171,7 +231,3 @@ def _refusal(version: str, problems: Sequence[str]) -> str:
         f"the patches of vllm-ascend-backport are written for vLLM {SUPPORTED_VLLM} and do not "
         f"fit the running vLLM {version}; nothing was changed: {'; '.join(problems)}"
     )
-
-
-def _key(table: Sequence[Patch]) -> tuple[str, ...]:
-    return tuple(patch.target for patch in table)

@@ -12,30 +12,36 @@ import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
+import vllm_ascend.patch
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
 from vllm_ascend.patch.table import Patch, Wrap
 
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
-_PACKAGES = ("vllm_ascend.patch.platform",)
 
 
-def patch_modules() -> Iterator[str]:
-    """Yield the names of all ``patch_*`` modules, sorted within their package."""
-    for package_name in _PACKAGES:
-        package = importlib.import_module(package_name)
-        for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
-            if module.name.startswith("patch_"):
-                yield f"{package_name}.{module.name}"
+def patch_modules(package: ModuleType = vllm_ascend.patch) -> Iterator[str]:
+    """Yield the names of all ``patch_*`` modules below ``package``, sorted.
+
+    The packages on the way are imported, and so install what they hold: the ledger does not
+    mind, because it reads the tables and never the patched objects.
+    """
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
+        name = f"{package.__name__}.{module.name}"
+        if module.ispkg:
+            yield from patch_modules(importlib.import_module(name))
+        elif module.name.startswith("patch_"):
+            yield name
 
 
-def collect_patches() -> tuple[Patch, ...]:
-    """Return the patches of all ``patch_*`` modules.
+def collect_patches(package: ModuleType = vllm_ascend.patch) -> tuple[Patch, ...]:
+    """Return the patches of all ``patch_*`` modules below ``package``.
 
     Raises:
         AttributeError: A module has no ``PATCHES``; an empty tuple is fine.
     """
-    modules = [importlib.import_module(name) for name in patch_modules()]
+    modules = [importlib.import_module(name) for name in patch_modules(package)]
     return tuple(patch for module in modules for patch in module.PATCHES)
 
 
@@ -83,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = render(collect_patches())
     if not check:
         LEDGER.parent.mkdir(exist_ok=True)
-        LEDGER.write_text(text)
+        LEDGER.write_text(text, encoding="utf-8")
         return 0
-    if LEDGER.is_file() and LEDGER.read_text() == text:
+    if LEDGER.is_file() and LEDGER.read_text(encoding="utf-8") == text:
         return 0
     print(f"{LEDGER.name} is stale: run `make ledger`", file=sys.stderr)
     return 1

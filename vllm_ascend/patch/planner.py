@@ -9,9 +9,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
-from vllm_ascend.patch.table import Add, Patch, Wrap, plain_function, source_digest
+from vllm_ascend.patch.table import Add, Patch, PatchError, Wrap, plain_function, source_digest
 
 SUPPORTED_VLLM = "0.20.2"
 
@@ -69,58 +70,94 @@ def plan_supported(table: Sequence[Patch], holder_prefix: str) -> tuple[list[Cha
     Returns:
         The attributes to set, and everything that speaks against it.
     """
-    changes: list[Change] = []
-    problems = [
-        f"{target} is named twice"
-        for target, count in Counter([patch.target for patch in table]).items()
-        if count > 1
-    ]
+    # Three passes: finding a target or building a replacement may import a module that takes
+    # another target's original through ``from ... import``; holders are looked for last.
+    sites, problems = _find_targets(table)
+    planned: list[tuple[Patch, Change]] = []
+    for patch, owner, name in sites:
+        change, complaints = _plan_target(patch, owner, name, holder_prefix)
+        problems.extend(complaints)
+        if change is not None:
+            planned.append((patch, change))
+    changes = [change for _, change in planned]
+    for patch, change in planned:
+        if isinstance(patch, Wrap):
+            alias_changes, complaints = _plan_aliases(patch, change, holder_prefix)
+            changes.extend(alias_changes)
+            problems.extend(complaints)
+    return changes, [*_named_twice(table, changes), *problems]
+
+
+def _find_targets(table: Sequence[Patch]) -> tuple[list[tuple[Patch, Any, str]], list[str]]:
+    sites: list[tuple[Patch, Any, str]] = []
+    problems: list[str] = []
     for patch in table:
         try:
-            module, owner, name = _resolve(patch.target)
-        except (ImportError, AttributeError) as error:
+            sites.append((patch, *_resolve(patch.target)))
+        except (ImportError, AttributeError) as error:  # noqa: PERF203 - name them all
             problems.append(f"{patch.target} does not exist ({error})")
-            continue
-        old = vars(owner).get(name, _ABSENT)
-        if isinstance(patch, Add):
-            if old is not _ABSENT:
-                problems.append(f"{patch.target} exists already")
-            changes.append(Change(owner, name, _ABSENT, patch.replacement))
-            continue
-        assert isinstance(patch, Wrap)
-        if old is _ABSENT:
-            inherited = " (it is inherited)" if hasattr(owner, name) else ""
-            problems.append(f"{patch.target} is not defined on its owner{inherited}")
-            continue
-        problems.extend(_check_source(patch, old))
-        new = _replacement(patch, old)
-        changes.append(Change(owner, name, old, new))
-        if owner is module:
-            alias_changes, alias_problems = _plan_aliases(patch, old, new, holder_prefix)
-            changes.extend(alias_changes)
-            problems.extend(alias_problems)
-    return changes, problems
+    return sites, problems
 
 
-def _resolve(target: str) -> tuple[Any, Any, str]:
-    """Return (module, owner of the attribute, attribute name)."""
+def _plan_target(
+    patch: Patch, owner: Any, name: str, holder_prefix: str
+) -> tuple[Change | None, list[str]]:
+    old = vars(owner).get(name, _ABSENT)
+    if isinstance(patch, Add):
+        problems = [] if old is _ABSENT else [f"{patch.target} exists already"]
+        return Change(owner, name, _ABSENT, patch.replacement), problems
+    assert isinstance(patch, Wrap)
+    if old is _ABSENT:
+        inherited = " (it is inherited)" if hasattr(owner, name) else ""
+        return None, [f"{patch.target} is not defined on its owner{inherited}"]
+    problems = _check_source(patch, old, holder_prefix)
+    return Change(owner, name, old, _replacement(patch, old)), problems
+
+
+def _named_twice(table: Sequence[Patch], changes: Sequence[Change]) -> list[str]:
+    """Name what would be set twice: by the same target, or by another name for the same thing."""
+    targets = Counter([patch.target for patch in table])
+    places = Counter([(id(change.owner), change.name) for change in changes])
+    where = {(id(change.owner), change.name): change.where for change in changes}
+    twice = [f"{target} is named twice" for target, count in targets.items() if count > 1]
+    if twice:
+        return twice
+    return [f"{where[place]} is set twice" for place, count in places.items() if count > 1]
+
+
+def _resolve(target: str) -> tuple[Any, str]:
+    """Return (owner of the attribute, attribute name)."""
     module_name, _, path = target.partition(":")
-    module = importlib.import_module(module_name)
+    owner: Any = importlib.import_module(module_name)
     *owners, name = path.split(".")
-    owner = module
     for part in owners:
         owner = getattr(owner, part)
-    return module, owner, name
+    return owner, name
 
 
-def _check_source(patch: Wrap, original: Any) -> list[str]:
+def _check_source(patch: Wrap, original: Any, own_package: str) -> list[str]:
     try:
         digest = source_digest(original)
     except (OSError, TypeError) as error:
         return [f"the source of {patch.target} cannot be read ({error})"]
     if digest != patch.upstream_sha256:
         return [f"{patch.target} is not vLLM {SUPPORTED_VLLM}'s (digest {digest})"]
-    return []
+    # A wrapper made with functools.wraps answers with the source of what it wraps.
+    strangers = _wrapped_by(plain_function(original), own_package)
+    return [f"{patch.target} is wrapped already, by {stranger}" for stranger in strangers]
+
+
+def _wrapped_by(function: Any, own_package: str) -> list[str]:
+    """Return the modules of decorators around a function that are not its own package's."""
+    layers: list[Any] = []
+    inspect.unwrap(function, stop=layers.append)
+    # type(), because a wrapt proxy passes itself off as a function of the module it wraps.
+    origins = [
+        layer.__globals__["__name__"] if type(layer) is FunctionType else type(layer).__module__
+        for layer in layers
+    ]
+    known = {own_package, *sys.stdlib_module_names}
+    return [origin for origin in origins if origin.split(".")[0] not in known]
 
 
 def _replacement(patch: Wrap, original: Any) -> Any:
@@ -132,7 +169,7 @@ def _replacement(patch: Wrap, original: Any) -> Any:
 
 
 def _plan_aliases(
-    patch: Wrap, old: Any, new: Any, holder_prefix: str
+    patch: Wrap, change: Change, holder_prefix: str
 ) -> tuple[list[Change], list[str]]:
     """Rebind declared aliases; name every holder that is not declared.
 
@@ -146,13 +183,13 @@ def _plan_aliases(
         module = sys.modules.get(module_name)
         if module is None:
             continue
-        if vars(module).get(name) is old:
-            changes.append(Change(module, name, old, new))
+        if vars(module).get(name) is change.old:
+            changes.append(Change(module, name, change.old, change.new))
         else:
             problems.append(f"{alias} does not hold {patch.target}")
     problems.extend(
         f"{holder} holds {patch.target} and is not declared as its alias"
-        for holder in _holders(old, holder_prefix)
+        for holder in _holders(change.old, holder_prefix)
         if holder != patch.target and holder not in declared
     )
     return changes, problems
@@ -188,13 +225,23 @@ def plan_other(table: Sequence[Patch], version: str) -> tuple[list[PatchStatus],
 
 
 def is_present(evidence: str) -> bool:
-    """Whether the running vLLM has what ``Patch.skip_if_present`` names."""
+    """Whether the running vLLM has what ``Patch.skip_if_present`` names.
+
+    Raises:
+        PatchError: It cannot be told, because the module exists but cannot be imported.
+    """
     target, _, parameter = evidence.removesuffix(")").partition("(")
     try:
-        _, owner, name = _resolve(target)
+        owner, name = _resolve(target)
         attribute = getattr(owner, name)
-    except (ImportError, AttributeError):
+    except AttributeError:
         return False
+    except ImportError as error:
+        module = target.partition(":")[0]
+        is_missing = isinstance(error, ModuleNotFoundError)
+        if is_missing and f"{module}.".startswith(f"{error.name}."):
+            return False
+        raise PatchError(f"cannot tell whether vLLM has {evidence}: {error}") from error
     if not parameter:
         return True
     return parameter in inspect.signature(plain_function(attribute)).parameters

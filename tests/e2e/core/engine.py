@@ -26,6 +26,7 @@ class Engine:
 
     Attributes:
         hits: request id -> hit tokens at its first scheduling.
+        idle_turns: turns in a row in which requests waited and none was scheduled.
         outputs: request id -> tokens that were returned to the client so far.
         num_preemptions: requests that had to give their blocks up for want of memory.
     """
@@ -40,7 +41,7 @@ class Engine:
         self.outputs: dict[str, list[int]] = {}
         self.num_preemptions = 0
         self._is_async = isinstance(self.scheduler, AsyncScheduler)
-        self._idle_turns = 0
+        self.idle_turns = 0
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
 
     @property
@@ -120,8 +121,8 @@ class Engine:
 
     def _watch_progress(self, executed: bool) -> None:
         """Pools hold at least one request of the longest kind, so something must move."""
-        self._idle_turns = 0 if executed else self._idle_turns + 1
-        assert self._idle_turns < _MAX_IDLE_TURNS, f"nothing is scheduled any more of {self.alive}"
+        self.idle_turns = 0 if executed else self.idle_turns + 1
+        assert self.idle_turns < _MAX_IDLE_TURNS, f"nothing is scheduled any more of {self.alive}"
 
     def _note_hits(self, output: SchedulerOutput) -> None:
         for request in output.scheduled_new_reqs:

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -33,6 +34,15 @@ class Pool(Base):
         return "block"
 """
 USER = "from fakevllm.core import free\n"
+
+
+class SealedModule(ModuleType):
+    """A module that refuses new globals, so that an installation fails in the middle."""
+
+    def __setattr__(self, name, value):
+        if name != "__class__":
+            raise AttributeError(f"sealed: {name}")
+        super().__setattr__(name, value)
 
 
 @pytest.fixture
@@ -178,12 +188,13 @@ def test_a_mismatch_is_refused_and_changes_nothing(fake, table, complaint):
 
 def test_a_failure_in_the_middle_is_rolled_back(fake):
     before = snapshot()
-    checked = do_plan(add("Pool.extra"), wrap("Pool.size"))
-    broken = checked.changes[1]
-    object.__setattr__(broken, "owner", object())  # setattr on it fails
-    with pytest.raises(AttributeError):
-        checked.install()
+    table = (add("Pool.extra"), wrap("Pool.size"), add("flag"))
+    load("fakevllm.core").__class__ = SealedModule
+    with pytest.raises(AttributeError, match="sealed"):
+        do_install(*table)
     assert snapshot() == before
+    load("fakevllm.core").__class__ = ModuleType
+    do_install(*table).undo()  # the failed attempt left no trace of being installed
 
 
 def test_undo_refuses_to_take_back_somebody_elses_patch(fake):
@@ -196,6 +207,50 @@ def test_undo_refuses_to_take_back_somebody_elses_patch(fake):
     assert core.Pool.extra == 42
     core.Pool.size = ours
     installation.undo()
+
+
+def test_undo_reaches_modules_imported_since(fake):
+    """They took the replacement through ``from ... import``, declared as an alias or not."""
+    original = load("fakevllm.core").free
+    table = (wrap("free", aliases=("fakevllm.user:free",)), add("flag", value=False))
+    installation = do_install(*table)
+    user = load("fakevllm.user")
+    user.unrelated = False
+    assert user.free is not original
+    installation.undo()
+    assert user.free is original
+    assert user.unrelated is False
+    do_install(*table).undo()
+
+
+def test_a_table_in_force_is_recognised_by_identity(fake):
+    table = (add("Pool.extra"), wrap("Pool.size"))
+    checked = do_plan(*table)
+    installation = checked.install()
+    assert checked.install() is installation
+    assert do_plan(*reversed(table)) is checked
+    assert do_install(*reversed(table)) is installation
+    installation.undo()
+    assert do_plan(*table) is not checked
+
+
+def test_another_table_for_the_same_targets_is_refused(fake):
+    installation = do_install(add("Pool.extra", 1), wrap("Pool.size"))
+    with pytest.raises(PatchError, match=r"Pool\.extra exists already"):
+        do_install(add("Pool.extra", 2))
+    with pytest.raises(PatchError, match=r"Pool\.size is not vLLM"):
+        do_install(wrap("Pool.size", upstream_sha256="0" * 16))
+    installation.undo()
+
+
+def test_a_plan_that_the_world_has_outrun_is_refused(fake):
+    core = load("fakevllm.core")
+    checked = do_plan(add("Pool.extra"), wrap("Pool.size"))
+    core.Pool.size = theirs = lambda self: 99
+    with pytest.raises(PatchError, match=r"changed since it was planned: Pool\.size"):
+        checked.install()
+    assert core.Pool.size is theirs
+    assert not hasattr(core.Pool, "extra")
 
 
 # A vLLM that is not the supported one.
@@ -224,15 +279,24 @@ def test_a_required_feature_that_is_not_available_is_refused(fake):
         add("Pool.extra", skip_if_present="fakevllm.core:Pool.size"),
         add("Pool.other", feature="ours"),
     )
-    with pytest.raises(PatchError, match=r"required but not available on vLLM 0\.23\.0: ours"):
+    complaint = r"required but not available on vLLM 0\.23\.0: ours"
+    with pytest.raises(PatchError, match=complaint):
         do_plan(*table, version="0.23.0", required_features={"ours"})
+    installation = do_install(*table, version="0.23.0")
+    with pytest.raises(PatchError, match=complaint):
+        do_install(*table, version="0.23.0", required_features={"ours"})
+    installation.undo()
 
 
-@pytest.mark.parametrize("version", ["0.19.1", "0.21.0", "0.20.1", "0.20.20"])
+@pytest.mark.parametrize(
+    "version", ["0.19.1", "0.21.0", "0.20.1", "0.20.20", "0.20.2.post1", "0.20.2rc1"]
+)
 def test_a_vllm_with_none_of_the_features_is_refused(fake, version):
     with pytest.raises(PatchError, match=rf"written for vLLM 0\.20\.2 .* running vLLM {version}"):
         do_plan(add("Pool.extra", skip_if_present="fakevllm.core:Pool.gone"), version=version)
-    with pytest.raises(PatchError, match="none of the features"):
+    with pytest.raises(
+        PatchError, match=r"none of the features .*\(no fakevllm\.core:Pool\.gone\)"
+    ):
         refuse_unknown_vllm("fakevllm.core:Pool.gone", vllm_version=version)
 
 

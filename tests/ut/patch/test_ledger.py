@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger follows the tables, and the tables follow the house rules."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,32 @@ def test_every_patch_module_is_in_force():
 def test_every_patch_file_is_walked():
     files = {path.stem for path in Path(vllm_ascend.patch.__file__).parent.rglob("patch_*.py")}
     assert {name.rpartition(".")[2] for name in ledger.patch_modules()} == files
+
+
+def test_a_patch_file_without_a_table_is_refused(tmp_path, monkeypatch):
+    """Also in a package of its own, and a table may be empty if it says so."""
+    package = tmp_path / "ledgerpackage" / "worker"
+    package.mkdir(parents=True)
+    for path in (package.parent, package):
+        (path / "__init__.py").touch()
+    (package / "patch_empty.py").write_text("PATCHES = ()\n")
+    (package / "helper.py").write_text("raise AssertionError('not a patch file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        root = importlib.import_module("ledgerpackage")
+        assert list(ledger.patch_modules(root)) == ["ledgerpackage.worker.patch_empty"]
+        assert ledger.collect_patches(root) == ()
+        (package / "patch_untold.py").touch()
+        importlib.invalidate_caches()
+        with pytest.raises(AttributeError, match=r"patch_untold.*PATCHES"):
+            ledger.collect_patches(root)
+    finally:
+        for name in [n for n in sys.modules if n.split(".")[0] == "ledgerpackage"]:
+            del sys.modules[name]
+
+
+def test_rendering_is_deterministic():
+    assert ledger.render(ledger.collect_patches()) == ledger.render(ledger.collect_patches())
 
 
 def test_the_shipped_ledger_is_up_to_date():

@@ -12,56 +12,87 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.envs import child_environment
+from vllm_ascend.patch.ledger import collect_patches
+from vllm_ascend.patch.table import Add
 
 REPOSITORY = Path(__file__).parents[3]
+
+# Where a patch shows: module global or class attribute -> target that it must agree with.
+HOLDERS = {
+    holder: patch.target
+    for patch in collect_patches()
+    for holder in (patch.target, *getattr(patch, "aliases", ()))
+}
+ADDED = [patch.target for patch in collect_patches() if isinstance(patch, Add)]
 
 PRELUDE = """
 import importlib, sys
 
-def value(target):
-    module, _, path = target.partition(":")
+ABSENT = object()
+
+def value(holder):
+    module, _, path = holder.partition(":")
     owner = importlib.import_module(module)
     *owners, name = path.split(".")
     for part in owners:
         owner = getattr(owner, part)
-    return vars(owner).get(name)
+    return vars(owner).get(name, ABSENT)
 
-def targets(PATCHES):
-    for patch in PATCHES:
-        yield patch.target
-        yield from getattr(patch, "aliases", ())
+def snapshot():
+    values = {holder: value(holder) for holder in HOLDERS}
+    for alias, target in HOLDERS.items():
+        assert values[alias] is values[target], f"{alias} differs from {target}"
+    return values
 
-def is_ours(attribute):
-    function = getattr(attribute, "__func__", attribute)
-    return not callable(function) or function.__module__.startswith("vllm_ascend.")
+def assert_patched(values, unpatched):
+    for holder in HOLDERS:
+        assert values[holder] is not ABSENT, f"{holder} is missing"
+        assert values[holder] is not unpatched[holder], f"{holder} is not patched"
+
+def assert_unpatched(values):
+    for holder, attribute in values.items():
+        assert (attribute is ABSENT) == (holder in ADDED), holder
+        assert attribute is ABSENT or attribute.__module__.startswith("vllm."), holder
+
+def assert_same(values, expected):
+    for holder in HOLDERS:
+        assert values[holder] is expected[holder], holder
 """
 
 CASES = {
     # Everything that takes part is imported first, so every holder has the original.
     "core imported before": """
-        import vllm.v1.core.sched.scheduler, vllm.v1.engine.core, vllm.v1.simple_kv_offload.manager
+        unpatched = snapshot()
+        assert "vllm_ascend.patch.platform" not in sys.modules
+        assert_unpatched(unpatched)
         import vllm_ascend.patch.platform as platform
-        ours = {t: value(t) for t in targets(platform.PATCHES)}
-        assert all(is_ours(v) for v in ours.values()), ours
+        patched = snapshot()
+        assert_patched(patched, unpatched)
         # twice
-        assert platform.install_all() is platform.install_all()
-        assert {t: value(t) for t in ours} == ours
+        installation = platform.install_all()
+        assert platform.install_all() is installation
+        assert_same(snapshot(), patched)
+        # undone, also twice
+        installation.undo()
+        assert_same(snapshot(), unpatched)
+        installation.undo()
+        assert_same(snapshot(), unpatched)
         # undone and installed again
-        platform.install_all().undo()
-        theirs = {t: value(t) for t in ours}
-        added = {p.target for p in platform.PATCHES if type(p).__name__ == "Add"}
-        for target, attribute in theirs.items():
-            assert (attribute is None) == (target in added), target
-            assert attribute is None or attribute.__module__.startswith("vllm."), target
-        platform.install_all()
-        assert all(is_ours(value(t)) for t in ours)
+        assert platform.install_all() is not installation
+        assert_patched(snapshot(), unpatched)
     """,
-    # The patches come first; holders import the replacements.
+    # The patches come first; holders import the replacements, and lose them again.
     "core imported after": """
         import vllm_ascend.patch.platform as platform
-        import vllm.v1.engine.core, vllm.v1.simple_kv_offload.manager
-        for target in targets(platform.PATCHES):
-            assert is_ours(value(target)), target
+        patched = snapshot()
+        platform.install_all().undo()
+        unpatched = snapshot()
+        assert_unpatched(unpatched)
+        assert_patched(patched, unpatched)
+        platform.install_all()
+        assert_patched(snapshot(), unpatched)
+        platform.install_all().undo()
+        assert_same(snapshot(), unpatched)
     """,
     # As every vLLM process does it.
     "as a plugin": """
@@ -70,9 +101,11 @@ CASES = {
         load_general_plugins()
         assert "vllm_ascend.patch.platform" in sys.modules, "the entry point is not installed"
         import vllm_ascend, vllm_ascend.patch.platform as platform
+        patched = snapshot()
         vllm_ascend.register()
-        for target in targets(platform.PATCHES):
-            assert is_ours(value(target)), target
+        assert_same(snapshot(), patched)
+        platform.install_all().undo()
+        assert_patched(patched, snapshot())
         from vllm_ascend.envs import VARIABLES
         assert {v.name for v in VARIABLES} <= set(vllm.envs.environment_variables)
         vllm.envs.validate_environ(hard_fail=True)
@@ -82,7 +115,7 @@ CASES = {
 
 def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        [sys.executable, "-c", f"{HOLDERS=}\n{ADDED=}\n{PRELUDE}{textwrap.dedent(code)}"],
         env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR", **environment}),
         cwd=REPOSITORY,
         capture_output=True,

@@ -9,21 +9,39 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.envs import child_environment
+from vllm_ascend.patch.ledger import collect_patches
 
 REPOSITORY = Path(__file__).parents[3]
 RELEASES = REPOSITORY / ".venv-vllm"
 
 PROBE = """
 import json, sys, vllm
+from types import FunctionType
 from vllm_ascend.patch.table import PatchError
+
+def ours():
+    # Whatever of this project got into the modules and classes of vLLM.
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != "vllm" or not hasattr(module, "__dict__"):
+            continue
+        for owner in [module, *(v for v in vars(module).values() if isinstance(v, type))]:
+            for attribute, value in list(vars(owner).items()):
+                # Nothing but functions: vLLM's stand-ins for missing libraries must not be asked.
+                if isinstance(value, (classmethod, staticmethod)):
+                    value = value.__func__
+                if isinstance(value, FunctionType) and value.__module__.startswith("vllm_ascend"):
+                    yield f"{name}:{getattr(owner, '__qualname__', '')}.{attribute}"
+
 try:
     import vllm_ascend.patch.platform as platform
     installation = platform.install_all()
     rows = [[row.target, row.feature, row.status] for row in installation.plan.rows]
     answer = {"rows": rows, "changes": len(installation.plan.changes)}
 except PatchError as error:
-    answer = {"error": str(error), "imported": "vllm.v1.core.block_pool" in sys.modules}
-print("ANSWER", json.dumps({"version": vllm.__version__, **answer}))
+    answer = {"error": str(error)}
+import vllm.v1.core.sched.scheduler
+answer |= {"version": vllm.__version__, "ours": sorted(set(ours()))}
+print("ANSWER", json.dumps(answer))
 """
 
 
@@ -49,6 +67,7 @@ def probe(version: str, **environment: str) -> dict:
     assert answers, result.stderr
     answer = json.loads(answers[0].removeprefix("ANSWER "))
     assert answer["version"].split("+")[0] == version
+    assert answer["ours"] == [], "something was changed"
     return answer
 
 
@@ -56,7 +75,11 @@ def test_a_vllm_with_retention_keeps_its_own():
     answer = probe("0.23.0")
     assert answer["changes"] == 0
     status = {(feature, status) for _, feature, status in answer["rows"]}
-    assert status == {("retention", "left to vLLM"), ("dsv4-layout", "not available")}
+    assert status == {
+        (patch.feature, "left to vLLM" if patch.skip_if_present else "not available")
+        for patch in collect_patches()
+    }
+    assert {("retention", "left to vLLM"), ("dsv4-layout", "not available")} <= status
 
 
 def test_the_ascend_layout_is_refused_where_it_is_not_available():

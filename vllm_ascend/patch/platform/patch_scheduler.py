@@ -8,9 +8,13 @@ from collections.abc import Callable
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
-from vllm_ascend.core.kv_cache_coordinator import coordinators_told
-from vllm_ascend.patch.features import RETENTION
+from vllm_ascend.core.kv_cache_coordinator import (
+    AscendHybridKVCacheCoordinator,
+    coordinators_told,
+)
+from vllm_ascend.patch.features import RETENTION, UNWRITTEN
 from vllm_ascend.patch.table import Patch, Wrap
 
 
@@ -35,6 +39,16 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
+def wrap_preempt_request(original: Callable) -> Callable:
+    def _preempt_request(self: Scheduler, request: Request, timestamp: float) -> None:
+        coordinator = self.kv_cache_manager.coordinator
+        if isinstance(coordinator, AscendHybridKVCacheCoordinator):
+            coordinator.withdraw_unwritten(request.request_id)
+        original(self, request, timestamp)
+
+    return _preempt_request
+
+
 PATCHES: tuple[Patch, ...] = (
     Wrap(
         target="vllm.v1.core.sched.scheduler:Scheduler.__init__",
@@ -46,5 +60,14 @@ PATCHES: tuple[Patch, ...] = (
         "many tokens it may count as computed too early.",
         skip_if_present="vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
         "(scheduler_block_size)",
+    ),
+    Wrap(
+        target="vllm.v1.core.sched.scheduler:Scheduler._preempt_request",
+        replacement=wrap_preempt_request,
+        upstream_sha256="128202fc69d1f908",
+        aliases=(),
+        **UNWRITTEN,
+        why="By priority, a request can be preempted in the step that it was just scheduled in; "
+        "what it entered is never written.",
     ),
 )

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What planning finds out beyond the table's own words, on fake modules."""
+
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_ascend.patch.installer import Plan, install, plan
+from vllm_ascend.patch.planner import is_present
+from vllm_ascend.patch.table import Add, Patch, PatchError, Wrap
+
+CORE = (
+    "def free(blocks):\n    return blocks\n\n\nclass Pool:\n    def size(self):\n        return 1\n"
+)
+USER = (
+    "from fakeplan.core import Pool, free\n\n\nclass Late:\n    def size(self):\n        return 1\n"
+)
+SIZE = hashlib.sha256(b"def size(self):\n    return 1\n").hexdigest()[:16]
+FREE = hashlib.sha256(b"def free(blocks):\n    return blocks\n").hexdigest()[:16]
+COMMON = {
+    "feature": "f",
+    "why": "because",
+    "upstream": "somewhere",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """The sources of a package ``fakeplan``, importable and forgotten after."""
+    package = tmp_path / "fakeplan"
+    package.mkdir()
+    for name, source in {"__init__": "", "core": CORE, "user": USER}.items():
+        (package / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield package
+    for name in [name for name in sys.modules if name.split(".")[0] == "fakeplan"]:
+        del sys.modules[name]
+
+
+def wrap(target: str, digest: str, **kwargs) -> Wrap:
+    arguments = {"replacement": lambda original: lambda *args: "ours", "aliases": (), **kwargs}
+    return Wrap(target=target, upstream_sha256=digest, **COMMON, **arguments)
+
+
+def wrap_size() -> Wrap:
+    return wrap("fakeplan.core:Pool.size", SIZE)
+
+
+def do_plan(*patches: Patch) -> Plan:
+    return plan(patches, vllm_version="0.20.2", holder_prefix="fakeplan")
+
+
+@pytest.mark.parametrize("late", ["target", "factory"])
+def test_a_holder_that_planning_itself_imports_is_rebound(fake, late):
+    """Else it would keep the original: it is imported after its alias was looked at."""
+    alias = "fakeplan.user:free"
+
+    def import_user(original):
+        import fakeplan.user  # type: ignore[import-not-found]
+
+        return lambda self: fakeplan.user.Late
+
+    first = wrap("fakeplan.core:free", FREE, aliases=(alias,))
+    second = (
+        wrap("fakeplan.user:Late.size", SIZE)
+        if late == "target"
+        else wrap("fakeplan.core:Pool.size", SIZE, replacement=import_user)
+    )
+    installation = install((first, second), vllm_version="0.20.2", holder_prefix="fakeplan")
+    assert sys.modules["fakeplan.user"].free is sys.modules["fakeplan.core"].free
+    assert sys.modules["fakeplan.core"].free([]) == "ours"
+    installation.undo()
+
+
+def test_the_same_thing_under_two_names_is_refused(fake):
+    with pytest.raises(PatchError, match=r"Pool\.size is set twice"):
+        do_plan(wrap_size(), wrap("fakeplan.user:Pool.size", SIZE))
+
+
+def test_a_global_that_holds_a_method_is_a_holder_too(fake):
+    with (fake / "user.py").open("a") as file:
+        file.write("\n\nsize_of = Pool.size\n")
+    import fakeplan.user  # noqa: F401
+
+    with pytest.raises(PatchError, match=r"fakeplan\.user:size_of holds fakeplan\.core:Pool\.size"):
+        do_plan(wrap_size())
+
+
+class Proxy:
+    """What wrapt's proxies do: they say that they are the function that they wrap."""
+
+    def __init__(self, wrapped) -> None:
+        self.__wrapped__ = wrapped
+
+    @property
+    def __class__(self):
+        return type(self.__wrapped__)
+
+
+def by_function(original):
+    @functools.wraps(original)
+    def traced(self):
+        return original(self)
+
+    return traced
+
+
+@pytest.mark.parametrize("decorate", [by_function, Proxy])
+def test_somebody_elses_wrapper_is_not_taken_for_the_original(fake, decorate):
+    """It answers with the original's source, and a replacement would silently drop it."""
+    from fakeplan.core import Pool  # type: ignore[import-not-found]
+
+    Pool.size = decorate(Pool.size)
+    with pytest.raises(PatchError, match=rf"Pool\.size is wrapped already, by {__name__}"):
+        do_plan(wrap_size())
+
+
+@pytest.mark.parametrize("decorator", ["functools.lru_cache", "decorators.traced"])
+def test_decorators_of_its_own_and_of_the_standard_library_belong_to_the_original(fake, decorator):
+    (fake / "decorators.py").write_text(
+        "import functools\n\n\ndef traced(f):\n    @functools.wraps(f)\n"
+        "    def wrapper(self):\n        return f(self)\n\n    return wrapper\n"
+    )
+    (fake / "core.py").write_text(
+        "import functools\nfrom fakeplan import decorators\n\n\nclass Pool:\n"
+        f"    @{decorator}\n    def size(self):\n        return 1\n"
+    )
+    source = f"@{decorator}\ndef size(self):\n    return 1\n"
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    assert len(do_plan(wrap("fakeplan.core:Pool.size", digest)).changes) == 1
+
+
+def test_evidence_in_a_module_that_does_not_exist_is_absent(fake):
+    assert is_present("fakeplan.core:Pool.size")
+    assert not is_present("fakeplan.gone:anything")
+    assert not is_present("fakeplan.core.deeper:anything")
+    assert not is_present("fakegone.core:anything")
+
+
+@pytest.mark.parametrize(
+    "statement", ["import no_such_library", "from fakeplan.core import no_such_name"]
+)
+def test_evidence_in_a_module_that_cannot_be_imported_is_an_error(fake: Path, statement):
+    """A library that is missing must not be mistaken for a feature that is."""
+    (fake / "user.py").write_text(f"{statement}\n")
+    with pytest.raises(PatchError, match=r"cannot tell whether vLLM has .*no_such_"):
+        is_present("fakeplan.user:Late")
+    patch = Add(
+        target="fakeplan.core:flag",
+        replacement=True,
+        **{**COMMON, "skip_if_present": "fakeplan.user:Late"},
+    )
+    with pytest.raises(PatchError, match="cannot tell"):
+        plan([patch], vllm_version="0.23.0", holder_prefix="fakeplan")
