@@ -11,7 +11,7 @@ JOBS ?= 2
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay test test-fast lint ledger other-vllm lock clean
+.PHONY: help setup replay test test-fast lint bench ledger other-vllm lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ lint: setup  ## ruff, mypy, and the generated patch ledger.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m vllm_ascend.patch.ledger --check
+
+bench: setup  ## What the patches cost with everything unset: patched against unpatched vLLM.
+	$(BIN)/python -m benchmarks.unset_overhead
 
 ledger: setup  ## Write docs/patches.md from the patch tables.
 	$(BIN)/python -m vllm_ascend.patch.ledger

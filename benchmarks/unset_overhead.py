@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the patches cost when nothing is switched on: schedule() time, patched against unpatched.
 
-    python -m benchmarks.unset_overhead [--requests 32] [--rounds 9]
+    python -m benchmarks.unset_overhead [--requests 32] [--pairs 3] [--rounds 4]
 
 Two processes, one with and one without the patches, take turns step block by step block, so that
-a change of the machine's speed hits both. Printed are the medians of schedule() over all decode
-steps and their ratio, per layout.
+a change of the machine's speed hits both; several such pairs, because a process keeps the memory
+layout it happened to get. Printed are the medians of schedule() over all decode steps and the
+median ratio within a round, per layout.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from vllm_ascend.envs import child_environment
 
+MODES = ("unpatched", "patched")
 LAYOUTS = ("full", "gemma", "dsv4-gpu")
 STEPS_PER_ROUND = 200
 REPOSITORY = Path(__file__).parents[1]
@@ -68,41 +70,42 @@ def _step(scheduler) -> float:
     return elapsed
 
 
-def measure(layout: str, num_requests: int, rounds: int) -> tuple[float, float, float]:
+def measure(layout: str, num_requests: int, pairs: int, rounds: int) -> tuple[float, float, float]:
     """Return the median schedule() times (seconds) without and with patches, and their ratio.
 
-    The ratio is the median over rounds of the ratio within a round.
+    The ratio is the median over all rounds of the ratio within a round.
     """
-    modes = ("unpatched", "patched")
-    children = {
-        mode: subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.unset_overhead", "--child", mode, layout,
-             str(num_requests)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=REPOSITORY,
-            env={**child_environment({}), "VLLM_LOGGING_LEVEL": "ERROR"},
-        )
-        for mode in modes
-    }  # fmt: skip
-    times: dict[str, list[float]] = {mode: [] for mode in modes}
-    ratios = []
-    try:
-        for round_ in range(rounds):
-            medians = {}
-            for mode in modes if round_ % 2 else reversed(modes):
-                block = _ask(children[mode], STEPS_PER_ROUND)
-                times[mode] += block
-                medians[mode] = statistics.median(block)
-            ratios.append(medians["patched"] / medians["unpatched"])
-    finally:
-        for child in children.values():
-            child.stdin.close()
-            child.wait()
-    unpatched, patched = (statistics.median(times[mode]) for mode in modes)
+    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    ratios: list[float] = []
+    for _ in range(pairs):
+        children = {mode: _start(mode, layout, num_requests) for mode in MODES}
+        try:
+            for round_ in range(rounds):
+                medians = {}
+                for mode in MODES if round_ % 2 else reversed(MODES):
+                    block = _ask(children[mode], STEPS_PER_ROUND)
+                    times[mode] += block
+                    medians[mode] = statistics.median(block)
+                ratios.append(medians["patched"] / medians["unpatched"])
+        finally:
+            for child in children.values():
+                child.stdin.close()
+                child.wait()
+    unpatched, patched = (statistics.median(times[mode]) for mode in MODES)
     return unpatched, patched, statistics.median(ratios)
+
+
+def _start(mode: str, layout: str, num_requests: int) -> subprocess.Popen:
+    module = "benchmarks.unset_overhead"
+    return subprocess.Popen(
+        [sys.executable, "-m", module, "--child", mode, layout, str(num_requests)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=REPOSITORY,
+        env={**child_environment({}), "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
 
 
 def _ask(child: subprocess.Popen, steps: int) -> list[float]:
@@ -118,7 +121,8 @@ def main() -> None:
     """Print one line per layout."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=32, help="running requests")
-    parser.add_argument("--rounds", type=int, default=9, help="blocks of 200 steps per process")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of processes")
+    parser.add_argument("--rounds", type=int, default=4, help="blocks of 200 steps per process")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -128,7 +132,7 @@ def main() -> None:
     print(f"schedule() p50 with {args.requests} running decodes, everything unset")
     print(f"{'layout':<10} {'unpatched us':>13} {'patched us':>11} {'ratio':>7}")
     for layout in LAYOUTS:
-        unpatched, patched, ratio = measure(layout, args.requests, args.rounds)
+        unpatched, patched, ratio = measure(layout, args.requests, args.pairs, args.rounds)
         print(f"{layout:<10} {unpatched * 1e6:>13.1f} {patched * 1e6:>11.1f} {ratio:>7.3f}")
 
 

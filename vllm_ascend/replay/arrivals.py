@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
-from vllm_ascend.replay.trace import BadInputError, TraceRequest, Workload
+from vllm_ascend.replay.trace import TraceRequest, Workload
 
 
 class Arrivals(Protocol):
@@ -29,8 +30,12 @@ class ClosedLoop:
         self._concurrency = workload.concurrency
 
     def due(self, num_live: int, now_ms: float) -> TraceRequest | None:
-        """Return the next request while fewer than ``concurrency`` are live."""
-        return next(self._requests, None) if num_live < self._concurrency else None
+        """Return the next request while fewer than ``concurrency`` are live; it arrives now."""
+        if num_live >= self._concurrency:
+            return None
+        request = next(self._requests, None)
+        # A trace's own time means nothing here: waiting would be counted from it.
+        return request and replace(request, arrival_ms=now_ms)
 
     def next_arrival_ms(self) -> float | None:
         """Nothing is awaited by the clock."""
@@ -42,7 +47,6 @@ class TimestampArrivals:
 
     def __init__(self, workload: Workload) -> None:
         self._requests: Iterator[TraceRequest] = workload.requests()
-        self._name = workload.name
         self._next = self._read()
 
     def due(self, num_live: int, now_ms: float) -> TraceRequest | None:
@@ -61,6 +65,5 @@ class TimestampArrivals:
         return next(self._requests, None)
 
     def _arrival(self, request: TraceRequest) -> float:
-        if request.arrival_ms is None:
-            raise BadInputError(f"{self._name} has no timestamps: use --arrivals closed")
+        assert request.arrival_ms is not None, "checked before anything ran"
         return request.arrival_ms

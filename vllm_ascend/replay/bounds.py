@@ -2,16 +2,13 @@
 """The ceiling: what a cache would hit that never forgets anything.
 
 The hit of a prompt is its longest common prefix with any prompt before it, at most all but its last
-token, cut to the granule. Prefixes are compared block by block (chained digests), and inside the
-first block that differs token by token: among the blocks seen behind the same prefix, sorted as
-bytes, one of the two neighbours shares the most.
+token, cut to the granule. Prompts live in a radix tree whose edges are compared as arrays, so the
+cost of a prompt is one comparison of its tokens, and memory holds every distinct token run once.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -19,9 +16,6 @@ import numpy as np
 
 from vllm_ascend.replay.results import Bounds
 from vllm_ascend.replay.trace import Workload
-
-_BLOCK_TOKENS = 128
-_TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,8 @@ class PrefixIndex:
     """Every prompt seen so far."""
 
     def __init__(self) -> None:
-        # Digest of a prefix of whole blocks -> the blocks (as sortable bytes) seen behind it.
-        self._behind: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        # First token of an edge -> the edge; at most one can go on with a given token.
+        self._roots: dict[int, _Edge] = {}
 
     def common_prefix(self, prompt: np.ndarray) -> int:
         """Return the longest common prefix with any earlier prompt in tokens, and remember this.
@@ -50,42 +44,45 @@ class PrefixIndex:
         Args:
             prompt: Token ids.
         """
-        # Big-endian, so that the order of bytes is the order of tokens.
-        data = prompt.astype(">i8").tobytes()
-        step = _BLOCK_TOKENS * _TOKEN_BYTES
-        prefix = b""
+        edges = self._roots
         common = 0
-        diverged = False
-        for start in range(0, len(data), step):
-            block = data[start : start + step]
-            if not diverged:
-                shared = self._longest(prefix, block)
-                common += shared
-                diverged = shared < _BLOCK_TOKENS
-            self._remember(prefix, block)
-            prefix = hashlib.blake2b(prefix + block, digest_size=16).digest()
+        while common < len(prompt):
+            edge = edges.get(int(prompt[common]))
+            if edge is None:
+                edges[int(prompt[common])] = _Edge(_compact(prompt[common:]), {})
+                break
+            shared = _num_common(edge.tokens, prompt[common:])
+            common += shared
+            if shared < len(edge.tokens):
+                edge.split(shared)
+            edges = edge.behind
         return common
 
-    def _longest(self, prefix: bytes, block: bytes) -> int:
-        blocks = self._behind.get(prefix, [])
-        place = bisect_left(blocks, block)
-        return max((_common(block, other) for other in blocks[max(place - 1, 0) : place + 1]),
-                   default=0)  # fmt: skip
 
-    def _remember(self, prefix: bytes, block: bytes) -> None:
-        blocks = self._behind[prefix]
-        place = bisect_left(blocks, block)
-        if place == len(blocks) or blocks[place] != block:
-            insort(blocks, block)
+@dataclass
+class _Edge:
+    """A run of tokens that all prompts through it share, and the edges that go on behind it."""
+
+    tokens: np.ndarray
+    behind: dict[int, _Edge]
+
+    def split(self, position: int) -> None:
+        """Let other prompts leave behind the first ``position`` tokens."""
+        rest = _Edge(self.tokens[position:], self.behind)
+        self.tokens, self.behind = self.tokens[:position], {int(rest.tokens[0]): rest}
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """Return how many tokens two blocks share at their start."""
-    length = min(len(one), len(other)) // _TOKEN_BYTES
-    left = np.frombuffer(one, dtype=">i8", count=length)
-    right = np.frombuffer(other, dtype=">i8", count=length)
-    different = np.flatnonzero(left != right)
-    return int(different[0]) if len(different) else length
+def _compact(tokens: np.ndarray) -> np.ndarray:
+    """Return a copy, so that the prompt itself can go, at half the size if the ids allow it."""
+    is_small = tokens.max() <= np.iinfo(np.int32).max
+    return tokens.astype(np.int32 if is_small else np.int64)
+
+
+def _num_common(one: np.ndarray, other: np.ndarray) -> int:
+    """Return how many tokens two runs share at their start."""
+    length = min(len(one), len(other))
+    different = one[:length] != other[:length]
+    return int(different.argmax()) if different.any() else length
 
 
 def survey(workload: Workload, alignments: Collection[int]) -> Survey:

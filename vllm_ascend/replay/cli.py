@@ -4,24 +4,30 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vllm_ascend.replay.bounds import survey
 from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS, CostModel, Job, WorkloadSource
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
-from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
-from vllm_ascend.replay.runner import RunFailedError, Runner
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.replay.results import ReplayReport, WorkloadReport
+from vllm_ascend.replay.runner import Outcome, Runner
+from vllm_ascend.replay.trace import BadInputError, Workload
 from vllm_ascend.replay.variants import (
     BUILT_IN_NAMES,
     Variant,
+    check_layout,
+    default_variants,
     fit_block_size,
     parse_variant,
 )
@@ -31,7 +37,8 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 _GIB = 1 << 30
-_err = Console(stderr=True)
+# emoji=False: "2:100:50:1" is a workload, not a picture.
+_err = Console(stderr=True, emoji=False)
 
 
 def replay(
@@ -39,14 +46,16 @@ def replay(
         list[str] | None,
         typer.Option(
             help="W1, W2, W3, W4, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
-            "REQUESTS:INPUT:SHARED:OUTPUT. May be given several times.",
+            "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%). "
+            "May be given several times.",
         ),
     ] = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too); "
-            "@LAYOUT behind it overrides the layout. May be given several times.",
+            help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too; "
+            "behind a built-in name: on top of it); @LAYOUT at the end overrides the layout. "
+            "May be given several times.",
         ),
     ] = None,
     layout: Annotated[
@@ -91,13 +100,16 @@ def replay(
         if arrivals not in (CLOSED_LOOP, TIMESTAMPS):
             raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
         cost_model = CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None
-        sources = [
-            WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens)
-            for name in workload or ["W1"]
-        ]
-        for source in sources:
-            source.load()
-        variants = _variants(variant or ["upstream-like", "retention-0"], layout)
+        if png is not None and not png.parent.is_dir():
+            raise BadInputError(f"--png {png}: there is no folder {png.parent}")
+        workloads = {
+            source: source.load()
+            for name in dict.fromkeys(workload or ["W1"])
+            for source in [WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens)]
+        }
+        for loaded in workloads.values():
+            loaded.check(needs_arrivals=arrivals == TIMESTAMPS, max_model_len=max_model_len)
+        variants = _variants(variant or default_variants(layout), layout)
         plan = [
             _job(
                 source,
@@ -112,23 +124,35 @@ def replay(
                 max_model_len=max_model_len,
                 verify=verify,
             )
-            for source in sources
+            for source in workloads
             for chosen in variants
         ]
         out.mkdir(parents=True, exist_ok=True)
-        results, interrupted = _run(plan, jobs)
+        outcome = _run(plan, jobs, workloads)
     except (BadInputError, OSError) as error:
-        _err.print(f"[bold red]error:[/] {error}", highlight=False)
+        _say("[bold red]error:[/]", str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from error
-    except RunFailedError as error:
-        _err.print(f"[bold red]failed:[/] {error}", highlight=False, markup=False)
-        raise typer.Exit(EXIT_VIOLATION) from error
-    report = _report(sources, results, seed, cost_model, complete=not interrupted)
-    _write(report, out, png)
-    if report.violations:
+    with _no_interrupts():
+        report = _report(workloads, outcome, seed, cost_model)
+        _write(report, out, png)
+    if report.violations or report.failures:
         raise typer.Exit(EXIT_VIOLATION)
-    if interrupted:
+    if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _say(what: str, text: str) -> None:
+    _err.print(f"{what} {escape(text)}", highlight=False)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Finish what takes seconds: an impatient second Ctrl-C must not cost the report."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _variants(texts: list[str], layout: str) -> list[Variant]:
@@ -136,7 +160,7 @@ def _variants(texts: list[str], layout: str) -> list[Variant]:
     for text in texts:
         variant, remark = parse_variant(text, layout)
         if remark:
-            _err.print(f"[yellow]note:[/] {remark}", highlight=False)
+            _say("[yellow]note:[/]", remark)
         if variants.setdefault(variant.name, variant) != variant:
             raise BadInputError(f"--variant {variant.name} is given twice with different settings")
     return list(variants.values())
@@ -146,6 +170,7 @@ def _job(
     source: WorkloadSource, variant: Variant, *, layout: str, block_size: int, **common
 ) -> Job:
     layout = variant.layout or layout
+    check_layout(layout)
     block_size = fit_block_size(layout, variant.block_size or block_size)
     return Job(
         variant=variant.name,
@@ -158,16 +183,20 @@ def _job(
     )
 
 
-def _run(plan: list[Job], num_parallel: int) -> tuple[list[RunResult], bool]:
+def _run(plan: list[Job], num_parallel: int, workloads: dict[WorkloadSource, Workload]) -> Outcome:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=_err) as progress:
         tasks = [
-            progress.add_task(f"{job.workload.source} {job.variant}", total=None, start=False)
+            progress.add_task(
+                f"{job.workload.source}  {job.variant}",
+                total=workloads[job.workload].num_requests,
+                start=False,
+            )
             for job in plan
         ]
 
@@ -175,24 +204,20 @@ def _run(plan: list[Job], num_parallel: int) -> tuple[list[RunResult], bool]:
             progress.start_task(tasks[index])
             progress.update(tasks[index], completed=done, total=total)
 
-        outcome = Runner(num_parallel, on_progress).run(plan)
-    return outcome.results, outcome.interrupted
+        return Runner(num_parallel, on_progress).run(plan)
 
 
 def _report(
-    sources: list[WorkloadSource],
-    results: list[RunResult],
+    workloads: dict[WorkloadSource, Workload],
+    outcome: Outcome,
     seed: int,
     cost_model: CostModel | None,
-    *,
-    complete: bool,
 ) -> ReplayReport:
-    workloads = []
-    for source in sources:
-        runs = tuple(result for result in results if result.workload == source.source)
-        workload = source.load()
+    reports = []
+    for source, workload in workloads.items():
+        runs = tuple(run for run in outcome.results if run.workload == source.source)
         surveyed = survey(workload, sorted({run.alignment_tokens for run in runs}))
-        workloads.append(
+        reports.append(
             WorkloadReport(
                 workload.name, workload.description, surveyed.digest, surveyed.bounds, runs
             )
@@ -202,8 +227,9 @@ def _report(
         seed=seed,
         vllm_version=_vllm_version(),
         cost_model={} if cost_model is None else dict(vars(cost_model)),
-        workloads=tuple(workloads),
-        complete=complete,
+        workloads=tuple(reports),
+        complete=not outcome.interrupted and not outcome.failures,
+        failures=outcome.failures,
     )
 
 
@@ -218,9 +244,11 @@ def _write(report: ReplayReport, out: Path, png: Path | None) -> None:
     write_html(report, out / "report.html")
     if png is not None:
         summary_png(report, png)
-    print_report(report, Console())
+    print_report(report, Console(emoji=False))
     for violation in report.violations:
-        _err.print(f"[bold red]violation:[/] {violation}", highlight=False)
+        _say("[bold red]violation:[/]", violation)
+    for failure in report.failures:
+        _say("[bold red]failed:[/]", failure)
     if not report.complete:
-        _err.print("[yellow]interrupted:[/] the report is partial", highlight=False)
-    _err.print(f"written: {out / 'report.json'}, {out / 'report.html'}", highlight=False)
+        _say("[yellow]incomplete:[/]", "the report is partial")
+    _say("written:", f"{out / 'report.json'}, {out / 'report.html'}")

@@ -15,7 +15,7 @@ from vllm_ascend.replay.arrivals import Arrivals
 from vllm_ascend.replay.job import CostModel
 from vllm_ascend.replay.recorder import Recorder
 from vllm_ascend.replay.scheduler import make_request
-from vllm_ascend.replay.trace import BadInputError, TraceRequest
+from vllm_ascend.replay.trace import TraceRequest
 
 _SAMPLED_TOKEN_ID = 7
 # A scheduler that runs nothing so many steps in a row will never run anything again.
@@ -82,7 +82,6 @@ class ReplayEngine:
         Raises:
             ContentViolation: The worker is the content oracle's and found one.
             StalledError: Requests wait, but none is ever scheduled.
-            BadInputError: A request is longer than the model allows.
         """
         scheduler = self._scheduler
         idle_steps = 0
@@ -125,20 +124,14 @@ class ReplayEngine:
     def _add(self, request: TraceRequest) -> None:
         name = str(self._num_added)
         self._num_added += 1
-        num_tokens = len(request.prompt_token_ids) + request.output_tokens
-        if num_tokens > self._scheduler.max_model_len:
-            raise BadInputError(
-                f"request {name} has {num_tokens} tokens with its answer; --max-model-len is "
-                f"{self._scheduler.max_model_len}"
-            )
         start = time.perf_counter()
         vllm_request = make_request(
             self._scheduler, name, request.prompt_token_ids, request.output_tokens
         )
         self._scheduler.add_request(vllm_request)
         elapsed = time.perf_counter() - start
-        arrival = self._now_ms if request.arrival_ms is None else request.arrival_ms
-        self._recorder.added(name, len(request.prompt_token_ids), elapsed, arrival)
+        assert request.arrival_ms is not None, "arrivals say when a request arrived"
+        self._recorder.added(name, len(request.prompt_token_ids), elapsed, request.arrival_ms)
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
         if self._cost_model is not None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from vllm_ascend.replay.readers.jsonl import read_records
 from vllm_ascend.replay.readers.mooncake import mooncake_workload
 from vllm_ascend.replay.readers.token_ids import token_id_workload
 from vllm_ascend.replay.trace import BadInputError, Workload
@@ -16,6 +16,8 @@ from vllm_ascend.replay.workloads import WORKLOAD_NAMES, named_workload, shared_
 
 CLOSED_LOOP = "closed"
 TIMESTAMPS = "timestamps"
+_CONCURRENCY = 32
+_SHARED_PREFIX = re.compile(r"(\d+):(\d+):(\d+)(%?):(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class WorkloadSource:
 
     Attributes:
         source: A name (``W1`` ...), a JSONL file, or ``REQUESTS:INPUT:SHARED:OUTPUT`` for
-            generated prompts that share a prefix.
+            generated prompts that share a prefix (``SHARED`` in tokens or as ``90%``).
         seed: Seed of generated prompts.
         concurrency: Requests in flight; the workload's own if ``None``.
         max_requests: Read at most so many (files only).
@@ -68,18 +70,9 @@ class WorkloadSource:
     def _open(self) -> Workload:
         if self.source in WORKLOAD_NAMES:
             return named_workload(self.source, seed=self.seed)
-        numbers = self.source.split(":")
-        if len(numbers) == 4 and all(number.isdigit() for number in numbers):
-            requests, inputs, shared, outputs = map(int, numbers)
-            return shared_prefix(
-                self.source,
-                num_requests=requests,
-                input_tokens=inputs,
-                shared_tokens=shared,
-                output_tokens=outputs,
-                concurrency=self.concurrency or 32,
-                seed=self.seed,
-            )
+        shape = _SHARED_PREFIX.fullmatch(self.source)
+        if shape is not None:
+            return self._shared_prefix(*shape.groups())
         path = Path(self.source)
         if not path.is_file():
             raise BadInputError(
@@ -91,19 +84,30 @@ class WorkloadSource:
             path,
             max_requests=self.max_requests,
             max_output_tokens=self.max_output_tokens,
-            concurrency=self.concurrency or 32,
+            concurrency=self.concurrency or _CONCURRENCY,
+        )
+
+    def _shared_prefix(
+        self, requests: str, inputs: str, shared: str, unit: str, outputs: str
+    ) -> Workload:
+        share = int(shared)
+        return shared_prefix(
+            self.source,
+            num_requests=int(requests),
+            input_tokens=int(inputs),
+            shared_tokens=int(inputs) * share // 100 if unit else share,
+            output_tokens=int(outputs),
+            concurrency=self.concurrency or _CONCURRENCY,
+            seed=self.seed,
         )
 
 
 def _is_mooncake(path: Path) -> bool:
     """Tell the formats apart by the first record; a bad one is left to the readers' messages."""
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt") as file:
-            record = json.loads(file.readline())
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error):
+        return not any("prompt_token_ids" in record for _, record in read_records(path, 1))
+    except BadInputError:
         return True
-    return not (isinstance(record, dict) and "prompt_token_ids" in record)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ascend.replay.job import Job
 from vllm_ascend.replay.results import LengthBucket, Percentiles, RunResult, Sample
+from vllm_ascend.replay.sampling import SamplingPlan
 
-_MAX_SAMPLES = 150
 _BUCKET_EDGES = (0, 1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 40)
 
 
@@ -40,7 +40,7 @@ class Recorder:
         self._add_request_us: list[float] = []
         self._ttft_ms: list[float] = []
         self._samples: list[Sample] = []
-        self._requests_per_sample = max(num_requests // _MAX_SAMPLES, 1)
+        self._plan = SamplingPlan(num_requests)
         self._peak_used = 0
         self._num_preemptions = 0
         self._num_evicted = 0
@@ -69,17 +69,16 @@ class Recorder:
         """Note what one ``schedule()`` decided."""
         self._schedule_us.append(seconds * 1e6)
         self._num_preemptions += len(output.preempted_req_ids or ())
-        used = self._num_used
-        self._peak_used = max(self._peak_used, used)
-        before = self.num_requests
+        self._peak_used = max(self._peak_used, self._num_used)
         for request in output.scheduled_new_reqs:
             seen = self._requests[request.req_id]
             seen.hit_tokens = request.num_computed_tokens
             self.num_requests += 1
             self._prompt_tokens += seen.prompt_tokens
             self._hit_tokens += request.num_computed_tokens
-        if self.num_requests // self._requests_per_sample != before // self._requests_per_sample:
-            self._take_sample(used)
+        if self._plan.is_due(len(self._schedule_us), self.num_requests):
+            self._samples = [s for s in self._samples if self._plan.keeps(s.step)]
+            self._samples.append(self._sample())
 
     def first_tokens(self, names: list[str], now_ms: float) -> None:
         """Note that requests got their first token."""
@@ -90,19 +89,17 @@ class Recorder:
         # -1: the null block is never free and never used.
         return self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
 
-    def _take_sample(self, used: int) -> None:
+    def _sample(self) -> Sample:
         idle = self._pool.get_num_free_blocks()
-        cached = sum(b.ref_cnt == 0 and b.block_hash is not None for b in self._pool.blocks)
-        self._samples.append(
-            Sample(
-                step=len(self._schedule_us),
-                num_requests=self.num_requests,
-                prompt_tokens=self._prompt_tokens,
-                hit_tokens=self._hit_tokens,
-                used_blocks=used,
-                cached_blocks=cached,
-                scratch_blocks=idle - cached,
-            )
+        cached = sum(not b.ref_cnt and b.block_hash is not None for b in self._pool.blocks)
+        return Sample(
+            step=len(self._schedule_us),
+            num_requests=self.num_requests,
+            prompt_tokens=self._prompt_tokens,
+            hit_tokens=self._hit_tokens,
+            used_blocks=self._num_used,
+            cached_blocks=cached,
+            scratch_blocks=idle - cached,
         )
 
     def result(self, job: Job, *, complete: bool, violations: list[str]) -> RunResult:
@@ -130,7 +127,8 @@ class Recorder:
             schedule_us=_percentiles(self._schedule_us),
             add_request_us=_percentiles(self._add_request_us),
             modelled_ttft_ms=_percentiles(self._ttft_ms) if job.cost_model else None,
-            samples=tuple(self._samples),
+            # The last word is the state at the end, which also the totals describe.
+            samples=(*self._samples, self._sample()),
             buckets=_buckets(scheduled),
             complete=complete,
             violations=tuple(violations),

@@ -26,7 +26,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Sample:
-    """The state of a run after some of its requests were scheduled for the first time.
+    """The state of a run after one of its steps; the last one is the state at its end.
 
     Attributes:
         step: Scheduler steps so far.
@@ -175,6 +175,7 @@ class ReplayReport:
         cost_model: Parameters of the cost model, empty without one; what follows from them is
             modelled, not measured.
         complete: ``False`` if it was interrupted.
+        failures: Runs that died without a result: what they said last.
     """
 
     command: str
@@ -183,6 +184,7 @@ class ReplayReport:
     cost_model: dict[str, float]
     workloads: tuple[WorkloadReport, ...]
     complete: bool
+    failures: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, with derived rates beside the counts they come from."""

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from vllm_ascend.envs import child_environment
@@ -21,7 +22,10 @@ from vllm_ascend.replay.trace import BadInputError
 _LINES_OF_ERROR = 20
 
 
-class RunFailedError(RuntimeError):
+_GRACE_SECONDS = 20.0
+
+
+class _RunFailedError(RuntimeError):
     """A child process died without a result; the message carries the end of what it said."""
 
 
@@ -32,10 +36,12 @@ class Outcome:
     Attributes:
         results: In the order of the jobs; jobs that never ran are missing.
         interrupted: Whether the user stopped it.
+        failures: Of jobs whose process died, what it said last.
     """
 
     results: list[RunResult]
     interrupted: bool
+    failures: tuple[str, ...] = ()
 
 
 class Runner:
@@ -51,38 +57,59 @@ class Runner:
         self._num_parallel = num_parallel
         self._on_progress = on_progress
         self._children: dict[int, subprocess.Popen[str]] = {}
+        self._failures: list[str] = []
         self._stopped = False
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
         """Run all jobs. A keyboard interrupt stops them; what they measured so far is kept.
 
+        A second interrupt, or a process that does not answer the first, ends processes for good.
+
         Raises:
             BadInputError: A job cannot be run; the others are stopped.
-            RunFailedError: A child process died.
         """
         interrupted = False
         with ThreadPoolExecutor(self._num_parallel) as executor:
             futures = [executor.submit(self._run_one, i, job) for i, job in enumerate(jobs)]
             try:
-                for future in futures:
+                # The first that cannot be run ends the others, wherever it stands among them.
+                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                     future.result()
             except KeyboardInterrupt:
                 interrupted = True
-                self._stop()
+                self._stop(futures)
             except BaseException:
-                self._stop()
+                self._stop(futures)
                 raise
-        results = [future.result() for future in futures if not future.cancelled()]
-        return Outcome([result for result in results if result is not None], interrupted)
+        results = [future.result() for future in futures]
+        return Outcome(
+            [result for result in results if result is not None], interrupted, tuple(self._failures)
+        )
 
-    def _stop(self) -> None:
+    def _stop(self, futures: Sequence[Future]) -> None:
         self._stopped = True
+        self._signal(signal.SIGINT)
+        try:
+            wait(futures, timeout=_GRACE_SECONDS)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         for child in list(self._children.values()):
-            child.send_signal(signal.SIGINT)
+            child.send_signal(number)
 
     def _run_one(self, index: int, job: Job) -> RunResult | None:
         if self._stopped:
             return None
+        try:
+            return self._run_child(index, job)
+        except _RunFailedError as failure:
+            self._failures.append(str(failure))
+            return None
+
+    def _run_child(self, index: int, job: Job) -> RunResult | None:
         child = subprocess.Popen(
             [sys.executable, "-m", "vllm_ascend.replay.child"],
             stdin=subprocess.PIPE,
@@ -94,6 +121,8 @@ class Runner:
             env={**child_environment(job.environment), "VLLM_LOGGING_LEVEL": "ERROR"},
         )
         self._children[index] = child
+        if self._stopped:  # between the check above and now
+            child.send_signal(signal.SIGINT)
         try:
             return self._talk(index, job, child)
         finally:
@@ -101,8 +130,9 @@ class Runner:
 
     def _talk(self, index: int, job: Job, child: subprocess.Popen[str]) -> RunResult | None:
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(job.to_json() + "\n")
-        child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it died; its exit code tells
+            child.stdin.write(job.to_json() + "\n")
+            child.stdin.close()
         said: deque[str] = deque(maxlen=_LINES_OF_ERROR)
         result = None
         for line in child.stdout:
@@ -118,7 +148,7 @@ class Runner:
                 said.append(line)
         child.wait()
         if result is None and not self._stopped:
-            raise RunFailedError(
+            raise _RunFailedError(
                 f"{job.workload.source} on {job.variant} ended with exit code "
                 f"{child.returncode}:\n{''.join(said)}"
             )

@@ -44,3 +44,23 @@ class Workload:
     concurrency: int
     num_requests: int
     requests: Callable[[], Iterator[TraceRequest]]
+
+    def check(self, *, needs_arrivals: bool, max_model_len: int) -> None:
+        """Read the whole workload once, so that nothing has to stop half-way.
+
+        Args:
+            needs_arrivals: Whether every request must have an arrival time.
+            max_model_len: What a prompt and its answer may have together, in tokens.
+
+        Raises:
+            BadInputError: Names the first request that cannot be replayed, and why.
+        """
+        for number, request in enumerate(self.requests()):
+            if needs_arrivals and request.arrival_ms is None:
+                raise BadInputError(f"{self.name} has no timestamps: use --arrivals closed")
+            num_tokens = len(request.prompt_token_ids) + request.output_tokens
+            if num_tokens > max_model_len:
+                raise BadInputError(
+                    f"{self.name}: request {number} has {num_tokens} tokens with its answer; "
+                    f"--max-model-len is {max_model_len}"
+                )

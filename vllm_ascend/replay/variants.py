@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from vllm_ascend.envs import DSV4_COMPRESSED_BLOCK_SIZES, VARIABLES, load_config
 from vllm_ascend.replay.trace import BadInputError
@@ -49,7 +50,8 @@ def parse_variant(text: str, default_layout: str) -> tuple[Variant, str | None]:
 
     Args:
         text: A built-in name, or ``NAME:VARIABLE=VALUE,...`` (``block_size=N`` is allowed among
-            them); either may end in ``@LAYOUT``.
+            them); either may end in ``@LAYOUT``. Settings behind a built-in name come on top of
+            its own, and the variant is called by the whole text.
         default_layout: The command's layout.
 
     Returns:
@@ -61,7 +63,10 @@ def parse_variant(text: str, default_layout: str) -> tuple[Variant, str | None]:
     body, _, layout = text.partition("@")
     name, colon, settings = body.partition(":")
     if colon:
-        variant = _custom(name, settings)
+        base = _BUILT_IN.get(name)
+        variant = _with_settings(base or Variant(name, patched=True), settings)
+        # Never another thing under a built-in name.
+        variant = replace(variant, name=body if base else name)
     elif name in _BUILT_IN:
         variant = _BUILT_IN[name]
     else:
@@ -74,9 +79,9 @@ def parse_variant(text: str, default_layout: str) -> tuple[Variant, str | None]:
     return _fit_to_layout(variant, layout or default_layout)
 
 
-def _custom(name: str, settings: str) -> Variant:
-    environment: dict[str, str] = {}
-    block_size = None
+def _with_settings(base: Variant, settings: str) -> Variant:
+    name, block_size = base.name, base.block_size
+    environment = dict(base.environment)
     for setting in filter(None, settings.split(",")):
         key, equals, value = setting.partition("=")
         if not equals or not name:
@@ -87,11 +92,13 @@ def _custom(name: str, settings: str) -> Variant:
             environment[key] = value
         else:
             raise BadInputError(f"--variant {name}: {key} is none of the project's variables")
+    if environment and not base.patched:
+        raise BadInputError(f"--variant {name}: runs without the patches, variables mean nothing")
     try:
         load_config(environment)
     except ValueError as error:
         raise BadInputError(f"--variant {name}: {error}") from error
-    return Variant(name, patched=True, environment=environment, block_size=block_size)
+    return replace(base, environment=environment, block_size=block_size)
 
 
 def _block_size(value: str) -> int:
@@ -105,13 +112,31 @@ def _fit_to_layout(variant: Variant, layout: str) -> tuple[Variant, str | None]:
         return variant, None
     if not variant.patched:
         # vLLM counts tokens where Ascend's specs count rows: it cannot build this layout.
-        variant, _ = _fit_to_layout(_BUILT_IN["upstream-like"], layout)
-        return variant, (
+        upstream_like, _ = _fit_to_layout(_BUILT_IN["upstream-like"], layout)
+        return upstream_like, (
             f"stock vLLM cannot carry the layout {ASCEND_LAYOUT}: 'upstream-like' stands in for it "
             f"(stock vLLM itself: --variant stock@{GPU_LAYOUT})"
         )
     environment = {_APPLY: "1", **variant.environment}
     return replace(variant, environment=environment), None
+
+
+def default_variants(layout: str) -> list[str]:
+    """Return what to compare if the user names nothing: as it was, and retention."""
+    return ["upstream-like" if layout == ASCEND_LAYOUT else "stock", "retention-0"]
+
+
+def check_layout(layout: str) -> None:
+    """Check that a layout can be there, without the seconds that building it takes.
+
+    Raises:
+        BadInputError: It is neither a known name nor a file or folder.
+    """
+    if layout not in (ASCEND_LAYOUT, GPU_LAYOUT) and not Path(layout).exists():
+        raise BadInputError(
+            f"layout {layout}: neither {ASCEND_LAYOUT} nor {GPU_LAYOUT} nor a Hugging Face "
+            "config.json"
+        )
 
 
 def fit_block_size(layout: str, block_size: int) -> int:

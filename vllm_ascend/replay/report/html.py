@@ -39,6 +39,7 @@ def write_html(report: ReplayReport, path: Path) -> None:
 def _section(workload: WorkloadReport) -> dict[str, object]:
     return {
         "workload": workload,
+        "runs": list(zip(workload.runs, plots.colours(len(workload.runs)), strict=True)),
         "bounds": bound_lines(workload.bounds),
         "over_time": Markup(plots.hit_rate_over_time(workload)),
         "by_length": Markup(plots.hit_rate_by_length(workload)),

@@ -10,14 +10,18 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
 # Okabe and Ito's palette: told apart with any colour vision.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+_COLOURS = ("#8a97a3", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00")
 _INK = "#26323d"
 _FAINT = "#8a97a3"
-_POOL = {"used": "#0072B2", "cached": "#009E73", "scratch": "#dfe5ea"}
+_POOL = {"used": "#0072B2", "cached": "#7cc8ae", "scratch": "#e9eef2"}
+_THOUSANDS = StrMethodFormatter("{x:,.0f}")
+# A bar so high, in percent, has room for its number inside.
+_ROOM_INSIDE = 12
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -40,7 +44,7 @@ def hit_rate_over_time(workload: WorkloadReport) -> str:
     """Return an SVG: hit rate of all requests so far, per variant, with the bounds."""
 
     def draw(axes: Axes) -> None:
-        for run, colour in zip(workload.runs, _cycle(len(workload.runs)), strict=True):
+        for run, colour in zip(workload.runs, colours(len(workload.runs)), strict=True):
             samples = [sample for sample in run.samples if sample.prompt_tokens]
             axes.plot(
                 [sample.num_requests for sample in samples],
@@ -56,12 +60,15 @@ def hit_rate_over_time(workload: WorkloadReport) -> str:
             f"unlimited cache, granule 128: {bound:.1f} %",
             (1, bound),
             xycoords=("axes fraction", "data"),
+            xytext=(0, 2),
+            textcoords="offset points",
             ha="right",
             va="bottom",
             fontsize=8,
             color=_FAINT,
         )
         axes.set(xlabel="requests scheduled", ylabel="hit rate, % of prompt tokens", xlim=(0, None))
+        axes.xaxis.set_major_formatter(_THOUSANDS)
         axes.set_ylim(0, max(bound * 1.15, 5))
         _legend(axes, columns=2)
 
@@ -75,7 +82,7 @@ def hit_rate_by_length(workload: WorkloadReport) -> str:
     def draw(axes: Axes) -> None:
         width = 0.8 / max(len(workload.runs), 1)
         for number, (run, colour) in enumerate(
-            zip(workload.runs, _cycle(len(workload.runs)), strict=True)
+            zip(workload.runs, colours(len(workload.runs)), strict=True)
         ):
             rates = {
                 (b.min_tokens, b.max_tokens): 100 * b.hit_tokens / b.prompt_tokens
@@ -93,24 +100,26 @@ def hit_rate_by_length(workload: WorkloadReport) -> str:
 
 
 def pool_composition(run: RunResult) -> str:
-    """Return an SVG: what the pool's blocks held over time."""
+    """Return an SVG: what the pool's blocks held, step by step."""
 
     def draw(axes: Axes) -> None:
-        requests = [sample.num_requests for sample in run.samples]
+        steps = [sample.step for sample in run.samples]
         layers = {
             "used": [sample.used_blocks for sample in run.samples],
             "cached": [sample.cached_blocks for sample in run.samples],
             "scratch": [sample.scratch_blocks for sample in run.samples],
         }
         axes.stackplot(
-            requests, *layers.values(), colors=_POOL.values(), labels=layers.keys(), linewidth=0
+            steps, *layers.values(), colors=_POOL.values(), labels=layers.keys(), linewidth=0
         )
-        axes.set(xlabel="requests scheduled", ylabel="blocks", xlim=(0, None))
+        axes.set(xlabel="scheduler steps", ylabel="blocks", xlim=(0, None))
         axes.set_ylim(0, run.num_blocks)
+        axes.xaxis.set_major_formatter(_THOUSANDS)
+        axes.yaxis.set_major_formatter(_THOUSANDS)
         axes.set_title(_label(run), fontsize=9, loc="left", pad=20)
         _legend(axes, columns=3)
 
-    return _svg(draw, size=(4.6, 2.6))
+    return _svg(draw, size=(6.4, 2.4))
 
 
 def summary_png(report: ReplayReport, path: Path) -> None:
@@ -120,7 +129,7 @@ def summary_png(report: ReplayReport, path: Path) -> None:
         OSError: The file cannot be written.
     """
     names = list(dict.fromkeys(_label(run) for w in report.workloads for run in w.runs))
-    colours = dict(zip(names, _cycle(len(names)), strict=True))
+    colour_of = dict(zip(names, colours(len(names)), strict=True))
     with matplotlib.rc_context({**_STYLE, "font.size": 11}):
         figure = Figure(figsize=(8.4, 3.9), dpi=150, layout="constrained")
         axes = figure.subplots()
@@ -129,27 +138,34 @@ def summary_png(report: ReplayReport, path: Path) -> None:
             _draw_bound(axes, place, workload)
             for run in workload.runs:
                 x = place - 0.41 + (names.index(_label(run)) + 0.5) * width
-                axes.bar(x, run.hit_rate, width * 0.9, color=colours[_label(run)])
-                axes.annotate(
-                    f"{run.hit_rate:.1f}",
-                    (x, run.hit_rate),
-                    xytext=(0, 2),
-                    textcoords="offset points",
-                    ha="center",
-                    va="bottom",
-                    fontsize=9,
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-                )
+                axes.bar(x, run.hit_rate, width * 0.9, color=colour_of[_label(run)])
+                _number(axes, x, run.hit_rate)
         for name in names:
-            axes.bar(0, 0, color=colours[name], label=name)
+            axes.bar(0, 0, color=colour_of[name], label=name)
         axes.set_xticks(range(len(report.workloads)), [w.workload for w in report.workloads])
         axes.set_ylabel("hit rate, % of prompt tokens")
         axes.set_ylim(0, 105)
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
         if names:
-            figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+            figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
         figure.savefig(path, metadata={"Software": None})
+
+
+def _number(axes: Axes, x: float, rate: float) -> None:
+    """Write a bar's height into it, or above it if it is too low for that."""
+    is_inside = rate >= _ROOM_INSIDE
+    axes.annotate(
+        f"{rate:.1f}",
+        (x, rate),
+        xytext=(0, -3 if is_inside else 2),
+        textcoords="offset points",
+        ha="center",
+        va="top" if is_inside else "bottom",
+        fontsize=9,
+        fontweight="bold" if is_inside else "normal",
+        color="white" if is_inside else _INK,
+    )
 
 
 def _draw_bound(axes: Axes, place: int, workload: WorkloadReport) -> None:
@@ -158,6 +174,8 @@ def _draw_bound(axes: Axes, place: int, workload: WorkloadReport) -> None:
     axes.annotate(
         f"unlimited cache {bound:.1f}",
         (place + 0.43, bound),
+        xytext=(0, 2),
+        textcoords="offset points",
         ha="right",
         va="bottom",
         fontsize=8,
@@ -179,7 +197,7 @@ def _legend(axes: Axes, *, columns: int) -> None:
     )
 
 
-def _svg(draw, size: tuple[float, float] = (7.2, 3.2)) -> str:
+def _svg(draw, size: tuple[float, float] = (6.4, 3.1)) -> str:
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.subplots())
@@ -189,7 +207,8 @@ def _svg(draw, size: tuple[float, float] = (7.2, 3.2)) -> str:
     return text[text.index("<svg") :]
 
 
-def _cycle(count: int) -> Sequence[str]:
+def colours(count: int) -> Sequence[str]:
+    """Return the colours of a workload's runs, in their order."""
     return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
 
 

@@ -37,15 +37,15 @@ HITS = (
     Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
     Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
     Column("blocks\npeak / all", lambda run: f"{run.peak_used_blocks:,} / {run.num_blocks:,}"),
+    Column("rows\nchecked", _checked),
 )
 COSTS = (
     Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
     Column("cached\nevicted", lambda run: f"{run.num_cached_blocks_evicted:,}"),
-    Column("schedule() us\np50 / p99", lambda run: _pair(run.schedule_us)),
-    Column("add_request() us\np50 / p99", lambda run: _pair(run.add_request_us)),
-    Column("rows\nchecked", _checked),
+    Column("schedule() µs\np50 / p99", lambda run: _pair(run.schedule_us)),
+    Column("add_request() µs\np50 / p99", lambda run: _pair(run.add_request_us)),
 )
-MODELLED = Column("modelled\nTTFT ms p50 / p99", lambda run: _pair(run.modelled_ttft_ms))
+MODELLED = Column("TTFT modelled, ms\np50 / p99", lambda run: _pair(run.modelled_ttft_ms))
 
 
 def bound_lines(bounds: Bounds) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from vllm_ascend.replay.report.rows import (
@@ -25,17 +26,20 @@ _MIN_NAME_WIDTH = 20
 
 def print_report(report: ReplayReport, console: Console) -> None:
     """Print per workload what an unlimited cache would hit, what was hit, and what it cost."""
-    costs = (*COSTS, MODELLED) if report.cost_model else COSTS
+    tables = [(NAME, BLOCK, *HITS), (NAME, *COSTS)]
+    if report.cost_model:
+        tables.append((NAME, MODELLED))
     for workload in report.workloads:
         console.print()
-        console.print(f"[bold]{workload.workload}[/]  {workload.description}", highlight=False)
-        console.print(f"[dim]{_header(report, workload)}[/]", highlight=False)
+        title = f"[bold]{escape(workload.workload)}[/]  {escape(workload.description)}"
+        console.print(title, highlight=False)
+        console.print(f"[dim]{escape(_header(report, workload))}[/]", highlight=False)
         bounds = ", ".join(
             f"{rate} % ({granule})" for granule, rate in bound_lines(workload.bounds)
         )
         console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
-        console.print(_table(workload, (NAME, BLOCK, *HITS)))
-        console.print(_table(workload, (NAME, *costs)))
+        for columns in tables:
+            console.print(_table(workload, columns))
     if report.cost_model:
         parameters = ", ".join(f"{name} {value:g}" for name, value in report.cost_model.items())
         console.print(f"[dim]TTFT is modelled, not measured: {parameters}[/]", highlight=False)
@@ -54,10 +58,10 @@ def _table(workload: WorkloadReport, columns: Sequence[Column]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
         if i == 0:
-            table.add_column(column.heading, no_wrap=True, min_width=_MIN_NAME_WIDTH)
+            table.add_column(column.heading, overflow="fold", min_width=_MIN_NAME_WIDTH)
         else:
             table.add_column(column.heading, justify="right", overflow="fold")
     for run in workload.runs:
         style = "bold red" if run.violations else ""
-        table.add_row(*(column.cell(run) for column in columns), style=style)
+        table.add_row(*(escape(column.cell(run)) for column in columns), style=style)
     return table
