@@ -11,7 +11,7 @@ from vllm_ascend.core.prefix_lookup import PrefixLookup
 from vllm_ascend.replay import cli
 from vllm_ascend.replay.child import run_job
 from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
-from vllm_ascend.replay.runner import Outcome, RunFailedError
+from vllm_ascend.replay.runner import Outcome
 
 
 def make_job(**changes) -> Job:
@@ -77,8 +77,6 @@ def invoke(monkeypatch, tmp_path, outcome):
         def __init__(self, *args) -> None: ...
 
         def run(self, jobs):
-            if isinstance(outcome, Exception):
-                raise outcome
             return outcome
 
     monkeypatch.setattr(cli, "Runner", Runner)
@@ -99,6 +97,10 @@ def test_violations_decide_the_exit_code(monkeypatch, tmp_path):
     assert "block 7, row 1 is foreign" in (tmp_path / "report.json").read_text()
 
 
-def test_a_died_child_is_told(monkeypatch, tmp_path):
-    result = invoke(monkeypatch, tmp_path, RunFailedError("W1 on x ended with exit code 9"))
-    assert result.exit_code == 1
+def test_a_died_child_is_told_and_the_others_are_kept(monkeypatch, tmp_path):
+    good = make_run(workload="2:100:50:1")
+    failures = ("W1 on x ended with exit code 9",)
+    outcome = Outcome([good], interrupted=False, failures=failures)
+    assert invoke(monkeypatch, tmp_path, outcome).exit_code == 1
+    report = (tmp_path / "report.json").read_text()
+    assert "ended with exit code 9" in report and good.variant in report

@@ -39,6 +39,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
         )
         console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
         for columns in tables:
+            console.print()
             console.print(_table(workload, columns))
     if report.cost_model:
         parameters = ", ".join(f"{name} {value:g}" for name, value in report.cost_model.items())
@@ -55,7 +56,8 @@ def _header(report: ReplayReport, workload: WorkloadReport) -> str:
 
 
 def _table(workload: WorkloadReport, columns: Sequence[Column]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    # One blank between columns is what the box gives; more would not fit a terminal.
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
     for i, column in enumerate(columns):
         if i == 0:
             table.add_column(column.heading, overflow="fold", min_width=_MIN_NAME_WIDTH)
