@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +18,7 @@ from vllm_ascend.replay.bounds import survey
 from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS, CostModel, Job, WorkloadSource
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
-from vllm_ascend.replay.runner import Outcome, Runner
+from vllm_ascend.replay.runner import Outcome, Runner, no_interrupts
 from vllm_ascend.replay.trace import BadInputError, Workload
 from vllm_ascend.replay.variants import (
     BUILT_IN_NAMES,
@@ -132,7 +129,7 @@ def replay(
     except (BadInputError, OSError) as error:
         _say("[bold red]error:[/]", str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from error
-    with _no_interrupts():
+    with no_interrupts():
         report = _report(workloads, outcome, seed, cost_model)
         _write(report, out, png)
     if report.violations or report.failures:
@@ -143,16 +140,6 @@ def replay(
 
 def _say(what: str, text: str) -> None:
     _err.print(f"{what} {escape(text)}", highlight=False)
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Finish what takes seconds: an impatient second Ctrl-C must not cost the report."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _variants(texts: list[str], layout: str) -> list[Variant]:

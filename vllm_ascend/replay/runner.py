@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -27,6 +27,16 @@ _GRACE_SECONDS = 20.0
 
 class _RunFailedError(RuntimeError):
     """A child process died without a result; the message carries the end of what it said."""
+
+
+@contextlib.contextmanager
+def no_interrupts() -> Iterator[None]:
+    """Finish what takes seconds: an impatient second Ctrl-C must not cost the results."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Runner:
     def run(self, jobs: Sequence[Job]) -> Outcome:
         """Run all jobs. A keyboard interrupt stops them; what they measured so far is kept.
 
-        A second interrupt, or a process that does not answer the first, ends processes for good.
+        Further interrupts change nothing; a process that does not answer in time is ended.
 
         Raises:
             BadInputError: A job cannot be run; the others are stopped.
@@ -88,12 +98,9 @@ class Runner:
 
     def _stop(self, futures: Sequence[Future]) -> None:
         self._stopped = True
-        self._signal(signal.SIGINT)
-        try:
+        with no_interrupts():
+            self._signal(signal.SIGINT)
             wait(futures, timeout=_GRACE_SECONDS)
-        except KeyboardInterrupt:
-            pass
-        finally:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:

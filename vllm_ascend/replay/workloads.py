@@ -97,10 +97,12 @@ def _replayed(name: str, seed: int, percent: Callable[[int], int]) -> Workload:
         for number in range(num_prompts):
             yield TraceRequest(prompt(number)[: input_tokens * percent(number) // 100], 1)
 
+    shares = sorted({percent(number) for number in range(num_prompts)})
+    share = " to ".join(str(share) for share in dict.fromkeys((shares[0], shares[-1])))
     return Workload(
         name=name,
         description=f"{num_prompts} prompts of {input_tokens:,} tokens one after another, then "
-        f"{percent(0)} to {max(map(percent, range(num_prompts)))} % of each again",
+        f"{share} % of each again",
         concurrency=1,
         num_requests=2 * num_prompts,
         requests=requests,

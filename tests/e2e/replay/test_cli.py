@@ -96,6 +96,12 @@ def test_hugging_face_config_and_stock_with_trace_timestamps(tmp_path):
         (("--workload", "nowhere.jsonl"), "--workload nowhere.jsonl: neither a file"),
         (("--variant", "magic"), "--variant magic: unknown"),
         (("--block-size", "48"), "block size 48: dsv4-flash-a3 has 32, 64 and 128"),
+        (("--workload", "[/y].jsonl"), "--workload [/y].jsonl: neither a file"),
+        (("--layout", "nowhere.json"), "layout nowhere.json: neither dsv4-flash-a3"),
+        (("--variant", "retention-0@nowhere"), "layout nowhere: neither dsv4-flash-a3"),
+        (("--png", "nowhere/x.png"), "--png nowhere/x.png: there is no folder nowhere"),
+        (("--max-model-len", "9000"), "W1: request 0 has 9216 tokens with its answer"),
+        (("--arrivals", "timestamps"), "W1 has no timestamps: use --arrivals closed"),
         (("--arrivals", "sometimes"), "--arrivals sometimes: allowed are closed and timestamps"),
     ],
 )
@@ -129,6 +135,8 @@ def test_interrupt_leaves_a_partial_report(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "80"},
+        # Whoever runs the tests in the background may have switched the interrupt off.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 120
@@ -136,6 +144,8 @@ def test_interrupt_leaves_a_partial_report(tmp_path):
     while time.monotonic() < deadline and not _busy(children):
         time.sleep(0.5)
     process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)  # impatience must not cost the report
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     report = json.loads((tmp_path / "report.json").read_text())

@@ -178,6 +178,25 @@ def test_bad_token_ids(tmp_path, bad, complaint):
     assert complaint in str(error.value)
 
 
+def test_the_format_is_told_by_the_first_record(tmp_path):
+    """Not by the first line, which may be blank."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('\n{"prompt_token_ids": [1, 2], "output_length": 1}\n')
+    (request,) = WorkloadSource(str(path)).load().requests()
+    assert request.prompt_token_ids == [1, 2]
+    path.write_text("\n" + json.dumps(row()) + "\n")
+    (request,) = WorkloadSource(str(path)).load().requests()
+    assert len(request.prompt_token_ids) == 1300
+
+
+def test_what_is_shared_may_be_a_share():
+    workloads = [WorkloadSource(f"3:8192:{shared}:4").load() for shared in ("7372", "90%")]
+    one, other = ([r.prompt_token_ids for r in w.requests()] for w in workloads)
+    assert one == other
+    with pytest.raises(BadInputError, match="are more than the 100 of a prompt"):
+        WorkloadSource("3:100:101%:4").load()
+
+
 @pytest.mark.parametrize("name", WORKLOAD_NAMES)
 def test_named_workloads_repeat_themselves(name):
     workload = named_workload(name, seed=3)

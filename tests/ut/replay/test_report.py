@@ -87,6 +87,30 @@ def test_table_fits_80_columns_and_says_it_all():
     assert "modelled" not in text
 
 
+def test_table_keeps_its_numbers_together_in_long_runs():
+    """At 80 columns, with a long name and numbers of a real trace."""
+    long = make_run(
+        "stock@dsv4-flash-gpu",
+        hit_tokens=12_286_592,
+        num_cached_blocks_evicted=9_568_037,
+        num_blocks=81_709,
+        peak_used_blocks=11_294,
+        schedule_us=Percentiles(24_252.0, 245_277.0),
+        add_request_us=Percentiles(194_905.0, 298_064.0),
+        modelled_ttft_ms=Percentiles(194_905.0, 298_064.0),
+    )
+    text = table(make_report(long, cost_model={"step_ms": 20.0}))
+    assert max(map(len, text.splitlines())) <= 80
+    for number in ("24,252 / 245,277", "194,905 / 298,064", "11,294 / 81,709", "9,568,037"):
+        assert number in text
+
+
+def test_names_are_not_taken_for_markup(tmp_path):
+    report = make_report(make_run("mine[/b]"))
+    report = replace(report, workloads=(replace(report.workloads[0], workload="x[/y].jsonl"),))
+    assert "mine[/b]" in table(report) and "x[/y].jsonl" in table(report)
+
+
 def test_modelled_times_are_labelled():
     run = make_run(modelled_ttft_ms=Percentiles(50.0, 99.0))
     report = make_report(run, cost_model={"step_ms": 20.0, "token_us": 60.0})
@@ -136,6 +160,14 @@ def test_page_says_what_went_wrong(tmp_path):
     text = page(report, tmp_path)
     assert "this report is partial" in text
     assert "Violation: W1 on retention-0: row &lt;3&gt;" in text
+
+
+def test_page_says_which_runs_died(tmp_path):
+    report = make_report(complete=False, failures=("W1 on <x> ended with exit code 9",))
+    assert "W1 on &lt;x&gt; ended with exit code 9" in page(report, tmp_path)
+    write_json(report, tmp_path / "report.json")
+    failures = json.loads((tmp_path / "report.json").read_text())["failures"]
+    assert failures == ["W1 on <x> ended with exit code 9"]
 
 
 def test_picture(tmp_path):

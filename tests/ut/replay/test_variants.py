@@ -4,7 +4,12 @@
 import pytest
 
 from vllm_ascend.replay.trace import BadInputError
-from vllm_ascend.replay.variants import fit_block_size, parse_variant
+from vllm_ascend.replay.variants import (
+    check_layout,
+    default_variants,
+    fit_block_size,
+    parse_variant,
+)
 
 APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
@@ -38,6 +43,33 @@ def test_custom():
     variant, _ = parse_variant(text, "dsv4-flash-a3")
     assert (variant.name, variant.block_size) == ("mine", 32)
     assert variant.environment == {APPLY: "1", RETENTION: "4096"}
+
+
+def test_settings_behind_a_built_in_name_come_on_top_and_show_in_the_name():
+    variant, _ = parse_variant("retention-0:block_size=64", "dsv4-flash-a3")
+    assert variant.name == "retention-0:block_size=64" and variant.block_size == 64
+    assert variant.environment == {APPLY: "1", RETENTION: "0"}
+    variant, _ = parse_variant(f"retention-0:{RETENTION}=auto", "some/config.json")
+    assert variant.environment == {RETENTION: "auto"}
+
+
+def test_stock_never_turns_into_something_patched():
+    variant, _ = parse_variant("stock:block_size=32", "some/config.json")
+    assert not variant.patched and variant.block_size == 32 and variant.environment == {}
+    with pytest.raises(BadInputError, match="stock: runs without the patches"):
+        parse_variant(f"stock:{RETENTION}=0", "some/config.json")
+
+
+def test_the_default_comparison_has_a_stock_side_that_can_run():
+    assert default_variants("dsv4-flash-a3") == ["upstream-like", "retention-0"]
+    assert default_variants("some/config.json") == ["stock", "retention-0"]
+
+
+def test_layouts_that_cannot_be_there(tmp_path):
+    for layout in ("dsv4-flash-a3", "dsv4-flash-gpu", str(tmp_path)):
+        check_layout(layout)
+    with pytest.raises(BadInputError, match="layout nowhere: neither dsv4-flash-a3 nor"):
+        check_layout("nowhere")
 
 
 @pytest.mark.parametrize(

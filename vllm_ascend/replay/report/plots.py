@@ -6,11 +6,12 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
@@ -68,7 +69,7 @@ def hit_rate_over_time(workload: WorkloadReport) -> str:
             color=_FAINT,
         )
         axes.set(xlabel="requests scheduled", ylabel="hit rate, % of prompt tokens", xlim=(0, None))
-        axes.xaxis.set_major_formatter(_THOUSANDS)
+        _count_on(axes, "x")
         axes.set_ylim(0, max(bound * 1.15, 5))
         _legend(axes, columns=2)
 
@@ -93,6 +94,7 @@ def hit_rate_by_length(workload: WorkloadReport) -> str:
             axes.bar(places, heights, width * 0.92, color=colour, label=_label(run))
         axes.set_xticks(range(len(edges)), [_range(*edge) for edge in edges])
         axes.set(xlabel="prompt length, tokens", ylabel="hit rate, % of prompt tokens")
+        axes.set_ylim(0, max(5, axes.get_ylim()[1]))
         axes.grid(visible=False, axis="x")
         _legend(axes, columns=2)
 
@@ -114,8 +116,8 @@ def pool_composition(run: RunResult) -> str:
         )
         axes.set(xlabel="scheduler steps", ylabel="blocks", xlim=(0, None))
         axes.set_ylim(0, run.num_blocks)
-        axes.xaxis.set_major_formatter(_THOUSANDS)
-        axes.yaxis.set_major_formatter(_THOUSANDS)
+        _count_on(axes, "x")
+        _count_on(axes, "y")
         axes.set_title(_label(run), fontsize=9, loc="left", pad=20)
         _legend(axes, columns=3)
 
@@ -181,6 +183,13 @@ def _draw_bound(axes: Axes, place: int, workload: WorkloadReport) -> None:
         fontsize=8,
         color=_FAINT,
     )
+
+
+def _count_on(axes: Axes, name: Literal["x", "y"]) -> None:
+    """Let an axis count: whole numbers, in thousands."""
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
+    axis.set_major_formatter(_THOUSANDS)
 
 
 def _legend(axes: Axes, *, columns: int) -> None:
