@@ -107,43 +107,52 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         name="VLLM_ASCEND_DSV4_PARTIAL_HITS",
-        field=None,
+        field="partial_hits",
         default=False,
         parse=_flag,
-        values="0",
-        effect="Hits that end inside a compressed block (not in this release).",
+        values="0, 1",
+        effect="Hits end at every granule (128 tokens), inside a compressed block as well.",
     ),
     Variable(
         name="VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS",
-        field=None,
+        field="partial_min_hit_tokens",
         default=0,
         parse=_non_negative_int,
-        values="0",
-        effect="Smallest partial gain worth a block copy (not in this release).",
+        values="N",
+        effect=(
+            "Tokens that a partial hit must gain over the last hit that ends with whole blocks; "
+            "a smaller gain is not worth a block copy."
+        ),
     ),
     Variable(
         name="VLLM_ASCEND_DSV4_SPARSE_STATE",
-        field=None,
+        field="sparse_state",
         default=False,
         parse=_flag,
-        values="0",
-        effect="Compressor-state blocks only for rows that are read (not in this release).",
+        values="0, 1",
+        effect="During prefill, compressor state holds blocks only for rows that will be read.",
     ),
     Variable(
         name="VLLM_ASCEND_SPARE_TAILS",
-        field=None,
+        field="spare_tails",
         default=False,
         parse=_flag,
-        values="0",
-        effect="Unkept tails stay hittable while memory is idle (not in this release).",
+        values="0, 1",
+        effect=(
+            "Tails at boundaries that nothing asks to keep stay hittable until their memory is "
+            "needed."
+        ),
     ),
     Variable(
         name="VLLM_ASCEND_PREFIX_CACHE_PROFILE",
-        field=None,
+        field="profile",
         default="stock",
         parse=_profile,
-        values="stock",
-        effect="A named set of the switches above (not in this release).",
+        values="stock, best",
+        effect=(
+            "best: retention auto, partial hits, sparse state and spare tails, each unless its own "
+            "variable says otherwise."
+        ),
     ),
     Variable(
         name="VLLM_PIN_SWA_TOKENS",
@@ -164,6 +173,15 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
+# What the profile `best` switches on, where the variable itself is unset.
+_BEST_PROFILE: dict[str, Any] = {
+    "retention": "auto",
+    "partial_hits": True,
+    "sparse_state": True,
+    "spare_tails": True,
+}
+
+
 @dataclass(frozen=True)
 class AscendConfig:
     """Every switch of the project, as the environment set it.
@@ -173,16 +191,31 @@ class AscendConfig:
         retention: ``None`` (dense, as stock vLLM), ``"auto"``, or an interval in tokens.
         dsv4_compressed_kv_block_size: Rows per compressed block, ``None`` if left to
             ``--block-size``.
+        partial_hits: Hits may end inside a compressed block.
+        partial_min_hit_tokens: The least gain of such a hit, in tokens.
+        sparse_state: Compressor state holds blocks only for rows that will be read.
+        spare_tails: Tails at boundaries not kept stay hittable while their memory is idle.
+        profile: The profile that the switches above were completed from.
+        retention_from_profile: Nobody asked for retention but the profile: where a model has
+            nothing to retain, that is no mistake.
     """
 
     apply_dsv4_patch: bool = False
     retention: int | str | None = None
     dsv4_compressed_kv_block_size: int | None = None
+    partial_hits: bool = False
+    partial_min_hit_tokens: int = 0
+    sparse_state: bool = False
+    spare_tails: bool = False
+    profile: str = "stock"
+    retention_from_profile: bool = False
 
     @property
-    def splits_free_queue(self) -> bool:
-        """Whether freed blocks without a hash go to the front of the free queue."""
-        return self.retention is not None
+    def changes_caching(self) -> bool:
+        """Whether any switch changes what is cached, and so which block is given up first."""
+        return (
+            self.retention is not None or self.partial_hits or self.sparse_state or self.spare_tails
+        )
 
     @property
     def is_stock(self) -> bool:
@@ -220,6 +253,9 @@ def _parse(raw_values: tuple[str, ...]) -> AscendConfig:
             raise ValueError(
                 f"{variable.name}={raw!r} is not available in this release: leave it unset"
             )
+    if fields.get("profile") == "best":
+        fields["retention_from_profile"] = "retention" not in fields
+        fields = {**_BEST_PROFILE, **fields}
     return AscendConfig(**fields)
 
 

@@ -3,42 +3,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd, lcm
 
 from vllm.config import CacheConfig, VllmConfig
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
-from vllm_ascend.core.specs import group_specs, tokens_per_block
+from vllm_ascend.core.specs import granule_tokens, group_specs, tokens_per_block
 from vllm_ascend.envs import DSV4_COMPRESSED_BLOCK_SIZES, AscendConfig
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
 
 
-def resolve_block_sizes(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Granularity:
+    """The units of a set of groups, in tokens.
+
+    Attributes:
+        block_tokens: Tokens per block of every group.
+        granule: The finest unit in which hits can be measured.
+        alignment: What hits align to: the granule if they may end inside a compressed block,
+            else whole blocks of every group.
+    """
+
+    block_tokens: tuple[int, ...]
+    granule: int
+    alignment: int
+
+    @classmethod
+    def of(cls, specs: Sequence[KVCacheSpec], *, ends_inside_blocks: bool) -> Granularity:
+        """Return the units of groups with these specs."""
+        sizes = tuple(tokens_per_block(spec) for spec in specs)
+        granule = granule_tokens(specs)
+        return cls(sizes, granule, granule if ends_inside_blocks else lcm(*sizes))
+
+    def check_hash_size(self, hash_tokens: int, *, exact_names: bool) -> None:
+        """Check that a request's hashes can name the blocks.
+
+        Args:
+            hash_tokens: Tokens per hash.
+            exact_names: A hash may cover several small blocks, which it then names by place.
+
+        Raises:
+            ValueError: They cannot.
+        """
+
+        def fits(size: int) -> bool:
+            return size % hash_tokens == 0 or (exact_names and hash_tokens % size == 0)
+
+        if not all(map(fits, self.block_tokens)) or self.alignment % hash_tokens:
+            raise ValueError(
+                f"hash_block_size ({hash_tokens}) must divide the tokens per block of every "
+                f"KV cache group ({list(self.block_tokens)})"
+                + (f", or be their multiple and divide {self.alignment}" if exact_names else "")
+            )
+
+
+def resolve_block_sizes(
+    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, config: AscendConfig
+) -> tuple[int, int]:
     """Return (scheduler_block_size, hash_block_size) in tokens for several groups.
 
-    The first is the LCM of the tokens per block over all groups, times the context-parallel
-    ranks: what hits align to. The second is their GCD, or ``cache_config.hash_block_size``; it
-    equals the first where nothing reads hashes.
+    The first is what hits align to, times the context-parallel ranks. The second is
+    ``cache_config.hash_block_size``, or else the granule if ``config`` changes what is cached and
+    the GCD of the tokens per block if not, or if a KV connector is configured: connectors read
+    the hashes of requests and expect that size. It equals the first where nothing reads hashes.
 
     Raises:
         ValueError: The requested hash block size does not divide every group's block.
     """
-    sizes = [tokens_per_block(spec) for spec in group_specs(kv_cache_config)]
+    specs = group_specs(kv_cache_config)
+    has_connector = vllm_config.kv_transfer_config is not None
+    ends_inside = config.partial_hits and not has_connector
+    granularity = Granularity.of(specs, ends_inside_blocks=ends_inside)
     parallel = vllm_config.parallel_config
     ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-    scheduler_block_size = lcm(*sizes) * ranks
     cache_config = vllm_config.cache_config
-    hashed = cache_config.enable_prefix_caching or vllm_config.kv_transfer_config is not None
+    hashed = cache_config.enable_prefix_caching or has_connector
     if ranks > 1 or not hashed:
-        return scheduler_block_size, scheduler_block_size
-    hash_block_size = cache_config.hash_block_size or gcd(*sizes)
-    if any(size % hash_block_size for size in sizes):
-        raise ValueError(
-            f"hash_block_size ({hash_block_size}) must divide the tokens per block of every KV "
-            f"cache group ({sizes})"
-        )
-    return scheduler_block_size, hash_block_size
+        whole_blocks = lcm(*granularity.block_tokens) * ranks
+        return whole_blocks, whole_blocks
+    # Mamba's own bookkeeping names states by vLLM's rule.
+    names_granules = (
+        config.changes_caching
+        and not has_connector
+        and not any(isinstance(spec, MambaSpec) for spec in specs)
+    )
+    hash_tokens = cache_config.hash_block_size
+    if hash_tokens is None:
+        sizes = granularity.block_tokens
+        hash_tokens = granularity.granule if names_granules else gcd(*sizes)
+    granularity.check_hash_size(hash_tokens, exact_names=names_granules)
+    return granularity.alignment, hash_tokens
 
 
 def dsv4_compressed_block_size(config: AscendConfig, cache_config: CacheConfig | None) -> int:

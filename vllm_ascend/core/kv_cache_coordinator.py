@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hybrid coordinator: where a hit may end, and which blocks it hands out.
+"""The hybrid coordinator: what is entered, how long it stays, and what a request still needs.
 
-A look-up finds the longest match of the downward-closed groups (full and compressed attention)
-once, then walks aligned boundaries downwards to the first one at which every other group holds
-its tail. Each group's blocks are cut to that boundary, so no request is ever handed a block
-behind its hit.
+Every running request passes through here in every step. So each request's record says how far it
+can go before anything has to be done for it (a new block, a window left behind, a boundary
+passed), and until then a call costs one comparison.
 """
 
 from __future__ import annotations
@@ -12,175 +11,98 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from math import lcm
+from typing import cast
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator, KVCacheCoordinator
-from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import Request
 
-from vllm_ascend.core.prefix_lookup import Group, PrefixLookup
-from vllm_ascend.core.retention import align_down, resolve_retention_interval
-from vllm_ascend.core.specs import (
-    group_specs,
-    is_compressor_state,
-    is_downward_closed,
-    is_windowed,
-    may_hold_draft_layers,
-    tokens_per_block,
-)
-from vllm_ascend.core.successors import SuccessorHashes
-from vllm_ascend.envs import load_config
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool
+from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
+from vllm_ascend.core.hybrid_lookup import HybridLookupCoordinator
+from vllm_ascend.core.prefix_lookup import Group
+from vllm_ascend.core.request_record import RequestRecord, Tail, TailBlock
+from vllm_ascend.core.retention import align_down
+from vllm_ascend.core.sparse_state import SparseState
+from vllm_ascend.core.tail_cache import TailCache
+
+__all__ = ["AscendHybridKVCacheCoordinator"]
+
+Blocks = tuple[Sequence[KVCacheBlock], ...]
+_NEVER = 1 << 62
 
 
-@dataclass(frozen=True)
-class SchedulerFacts:
-    """What a coordinator must know of its scheduler.
-
-    Attributes:
-        block_size: The alignment that the scheduler works with, in tokens.
-        num_unconfirmed_tokens: Tokens that the scheduler may count as computed although they are
-            drafts of a step still in flight (async scheduling with speculation).
-    """
-
-    block_size: int = 1
-    num_unconfirmed_tokens: int = 0
-
-
-_SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(
-    "scheduler_facts",
-    default=SchedulerFacts(),  # noqa: B039 - it is frozen
-)
-
-
-@contextmanager
-def coordinators_told(**facts: int) -> Iterator[None]:
-    """Tell the coordinators that are built inside about their scheduler.
-
-    vLLM 0.20.2's constructors in between do not pass it on.
-
-    Args:
-        facts: Fields of :class:`SchedulerFacts`; the others keep their values.
-    """
-    token = _SCHEDULER_FACTS.set(replace(_SCHEDULER_FACTS.get(), **facts))
-    try:
-        yield
-    finally:
-        _SCHEDULER_FACTS.reset(token)
-
-
-class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
+class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
     """Coordinates any number of groups of any block sizes, compressed ones included.
 
-    Attributes:
-        lcm_block_size: The alignment in force: hits are multiples of it, in tokens.
-        local_kv_retention_interval: ``None`` (every boundary's tail is cached, as in stock
-            vLLM), or the retention interval in tokens.
-        eagle_group_ids: Groups that may hold layers of a draft model.
+    With none of the project's caching switches on it caches and frees as stock vLLM does. For the
+    arguments see :class:`HybridLookupCoordinator`.
     """
 
-    def __init__(
-        self,
-        kv_cache_config: KVCacheConfig,
-        max_model_len: int,
-        use_eagle: bool,
-        enable_caching: bool,
-        enable_kv_cache_events: bool,
-        dcp_world_size: int,
-        pcp_world_size: int,
-        hash_block_size: int,
-        eagle_attn_layer_names: list[str] | None = None,
-        metrics_collector: KVCacheMetricsCollector | None = None,
-        max_num_batched_tokens: int | None = None,
-        scheduler_block_size: int | None = None,
-        local_kv_retention_interval: int | None = None,
-    ) -> None:
-        """Build managers and pool.
-
-        Args:
-            hash_block_size: Tokens per request block hash; divides every group's block.
-            eagle_attn_layer_names: Layers of the draft model. Without them, and without a group
-                that vLLM flagged, every group that could hold some is taken to.
-            max_num_batched_tokens: Tokens of one step; ``max_model_len`` if unknown.
-            scheduler_block_size: Alignment asked for by the scheduler, in tokens; hits are
-                aligned to it as well.
-            local_kv_retention_interval: Overrides ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL``.
-
-        Raises:
-            ValueError: The interval does not fit the alignment or the model, or context
-                parallelism is on.
-        """
-        if dcp_world_size * pcp_world_size != 1:
-            raise ValueError(
-                "prefix caching over several KV cache groups does not support context "
-                f"parallelism (dcp_world_size={dcp_world_size}, pcp_world_size={pcp_world_size})"
-            )
-        # Past HybridKVCacheCoordinator.__init__: it assumes that block_size counts tokens.
-        KVCacheCoordinator.__init__(
-            self,
-            kv_cache_config,
-            max_model_len,
-            max_num_batched_tokens or max_model_len,
-            use_eagle,
-            enable_caching,
-            enable_kv_cache_events,
-            dcp_world_size=dcp_world_size,
-            pcp_world_size=pcp_world_size,
-            hash_block_size=hash_block_size,
-            metrics_collector=metrics_collector,
-        )
-        specs = group_specs(kv_cache_config)
-        sizes = [tokens_per_block(spec) for spec in specs]
-        if enable_caching and any(size % hash_block_size for size in sizes):
-            raise ValueError(
-                f"hash_block_size ({hash_block_size}) must divide the tokens per block of every "
-                f"KV cache group ({sizes})"
-            )
-        self.hash_block_size = hash_block_size
-        facts = _SCHEDULER_FACTS.get()
-        self.lcm_block_size = lcm(*sizes, scheduler_block_size or facts.block_size)
-        self._num_unconfirmed_tokens = facts.num_unconfirmed_tokens
-        retention = load_config().retention
-        self.local_kv_retention_interval = resolve_retention_interval(
-            retention if local_kv_retention_interval is None else local_kv_retention_interval,
-            self.lcm_block_size,
-            has_windowed_group=any(map(is_windowed, specs)),
-        )
-        self.use_eagle = use_eagle
-        if use_eagle and eagle_attn_layer_names:
-            self.eagle_group_ids = _groups_of_layers(kv_cache_config, eagle_attn_layer_names)
-        elif use_eagle and not any(g.is_eagle_group for g in kv_cache_config.kv_cache_groups):
-            candidates = {i for i, spec in enumerate(specs) if may_hold_draft_layers(spec)}
-            self.eagle_group_ids = candidates or self.eagle_group_ids
-        self._groups = [
-            Group(
-                id=i,
-                manager=manager,
-                block_tokens=size,
-                is_downward_closed=is_downward_closed(spec),
-                is_compressor_state=is_compressor_state(spec),
-                is_eagle=i in self.eagle_group_ids,
-            )
-            for i, (manager, spec, size) in enumerate(
-                zip(self.single_type_managers, specs, sizes, strict=True)
-            )
-        ]
-        self._successors = SuccessorHashes(hash_block_size)
-        self._state_blocks_entered_this_step: set[int] = set()
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._records: dict[str, RequestRecord] = {}
+        self._looking_up: RequestRecord | None = None
         self._entered_this_step: defaultdict[str, list[int]] = defaultdict(list)
-        self._switch_retention_on()
-
-    def _switch_retention_on(self) -> None:
-        if self.local_kv_retention_interval is None:
+        self._unwritten_granules: defaultdict[
+            str, list[tuple[int, KVCacheBlock, list[BlockHash]]]
+        ] = defaultdict(list)
+        self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
+        if not self._changes_caching:
             return
-        self.block_pool.scratch_first = True
-        if self.eagle_group_ids:
-            for manager in self.single_type_managers:
-                manager.replay_lookahead_tokens = self.hash_block_size
+        pool = cast(AscendBlockPool, self.block_pool)
+        self._copies = BlockCopies(pool)
+        self._retained = [group for group in self._groups if group.is_retained]
+        self._unretained = [group for group in self._groups if not group.is_retained]
+        # Groups of other kinds (Mamba, chunked local) know themselves what they need in a step.
+        self._foresees = all(g.is_downward_closed or g.is_retained for g in self._groups)
+        self._lookahead = self.hash_block_size if self.eagle_group_ids else 0
+        self._tails = TailCache(
+            pool,
+            self._retained,
+            alignment=self.lcm_block_size,
+            interval=self.local_kv_retention_interval,
+            lookahead=self._lookahead,
+            keeps_fallback=self._keeps_fallback,
+            keeps_spares=self._config.spare_tails,
+        )
+        self._sparse_state = SparseState(
+            pool,
+            self._groups,
+            self._tails,
+            self._records,
+            # Any of these may be rejected, and the next step starts that much earlier.
+            num_draft_tokens=self._facts.num_draft_tokens + self._facts.num_unconfirmed_tokens,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+        )
+
+    # Look-up
+
+    @contextmanager
+    def looking_up(self, request: Request) -> Iterator[None]:
+        """Say whose hashes are looked up inside."""
+        if not self._changes_caching:
+            yield
+            return
+        self._looking_up = record = self._record(request.request_id)
+        record.request = request
+        try:
+            yield
+        finally:
+            self._looking_up = None
+
+    def _record(self, request_id: str) -> RequestRecord:
+        record = self._records.get(request_id)
+        if record is None:
+            record = self._records[request_id] = RequestRecord()
+        return record
+
+    def _note_match(self, matched: int, block_hashes: list[BlockHash]) -> None:
+        """Remember where the request leaves what is cached; its tail there is worth keeping."""
+        if self._looking_up is not None and self._downward_closed:
+            junction = max(matched - self._lookahead, 0)
+            self._looking_up.junction = align_down(junction, self.lcm_block_size)
 
     # Allocation
 
@@ -188,7 +110,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self,
         request_id: str,
         num_tokens: int,
-        new_computed_blocks: tuple[Sequence[KVCacheBlock], ...],
+        new_computed_blocks: Blocks,
         num_encoder_tokens: int,
         total_computed_tokens: int,
         num_tokens_main_model: int,
@@ -196,15 +118,24 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's base class.
 
-        vLLM caps a windowed group's blocks counted from the request's first token, and then
-        deducts those in front of the window: behind a long hit nothing is left, the request is
-        let in without memory for its next chunk, and preempts itself over and over. Here the cap
-        bounds what is needed behind the hit.
+        A hit that ends inside a block needs one more for the copy. And vLLM caps a windowed
+        group's blocks counted from the request's first token, and then deducts those in front of
+        the window: behind a long hit nothing is left, the request is let in without memory for its
+        next chunk, and preempts itself over and over. Here the cap bounds what is needed behind
+        the hit.
         """
-        arguments = (num_encoder_tokens, total_computed_tokens, num_tokens_main_model)
-        if not apply_admission_cap or self.local_kv_retention_interval is None:
+        record = self._records.get(request_id)
+        if record is not None and num_tokens <= record.capacity:
+            return 0
+        if not self._changes_caching:
             return super().get_num_blocks_to_allocate(
-                request_id, num_tokens, new_computed_blocks, *arguments, apply_admission_cap
+                request_id,
+                num_tokens,
+                new_computed_blocks,
+                num_encoder_tokens,
+                total_computed_tokens,
+                num_tokens_main_model,
+                apply_admission_cap,
             )
 
         def needed(group: Group) -> int:
@@ -214,176 +145,289 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
                 new_computed_blocks[group.id],
                 total_computed_tokens,
                 num_tokens_main_model,
-                apply_admission_cap=group.is_downward_closed,
+                apply_admission_cap=apply_admission_cap and group.is_downward_closed,
             )
             cap = group.manager._max_admission_blocks_per_request
-            if group.is_downward_closed or cap is None:
+            if not apply_admission_cap or group.is_downward_closed or cap is None:
                 return blocks
-            return min(blocks, cap + cdiv(self._num_unconfirmed_tokens, group.block_tokens))
+            if self._sparse_state.is_sparse(group):
+                # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
+                blocks += cdiv(group.manager.sliding_window, group.block_tokens) + 1
+            return min(blocks, cap + cdiv(self._facts.num_unconfirmed_tokens, group.block_tokens))
 
-        return sum(map(needed, self._groups))
+        copies = len(self._copied_groups(new_computed_blocks, total_computed_tokens))
+        return sum(map(needed, self._groups)) + copies
+
+    def _copied_groups(self, blocks: Blocks, num_tokens: int) -> list[Group]:
+        """Return the groups whose last block a hit of ``num_tokens`` tokens ends inside."""
+        return [
+            group
+            for group in self._downward_closed
+            if group.ends_inside and len(blocks[group.id]) * group.block_tokens > num_tokens
+        ]
+
+    def allocate_new_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Blocks,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        """Take a hit's blocks; a block that it ends inside is replaced by a private copy.
+
+        Everything is referenced before the first copy is allocated, so that no allocation can
+        take what the same hit rests on.
+        """
+        if not self._changes_caching:
+            super().allocate_new_computed_blocks(
+                request_id,
+                new_computed_blocks,
+                num_local_computed_tokens,
+                num_external_computed_tokens,
+            )
+            return
+        copied = self._copied_groups(new_computed_blocks, num_local_computed_tokens)
+        shared = list(new_computed_blocks)
+        sources: list[tuple[Group, KVCacheBlock]] = []
+        for group in copied:
+            *shared[group.id], source = new_computed_blocks[group.id]
+            sources.append((group, source))
+        self.block_pool.touch([source for _, source in sources])
+        super().allocate_new_computed_blocks(
+            request_id, tuple(shared), num_local_computed_tokens, num_external_computed_tokens
+        )
+        for group, source in sources:
+            (private,) = self.block_pool.get_new_blocks(1)
+            group.manager.req_to_blocks[request_id].append(private)
+            self._copies.queue(request_id, source, private)
+        if num_local_computed_tokens:
+            self._start_behind_hit(request_id, new_computed_blocks, num_local_computed_tokens)
+
+    def _start_behind_hit(self, request_id: str, blocks: Blocks, hit: int) -> None:
+        record = self._record(request_id)
+        record.passed = record.cached = hit
+        tail: list[TailBlock] = []
+        for group in self._retained:
+            ordinals = group.tail(hit)
+            record.freed[group.id] = ordinals.start
+            for ordinal in ordinals:
+                block = blocks[group.id][ordinal]
+                assert block.block_hash is not None, "a hit rests on cached blocks"
+                tail.append(TailBlock(block, block.block_hash, ordinal * group.block_tokens))
+        self._tails.lend(record, hit, tail)
+        for group in self._downward_closed:
+            if group.ends_inside:
+                # The granules of a copied block are entered anew, for the copy.
+                start = align_down(hit, group.block_tokens)
+                record.granules[group.id] = start // self.hash_block_size
+
+    def allocate_new_blocks(
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        num_encoder_tokens: int = 0,
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Make room for ``num_tokens`` tokens; see vLLM's base class."""
+        record = self._records.get(request_id)
+        if record is not None and num_tokens <= record.capacity:
+            return self._no_blocks
+        new_blocks = super().allocate_new_blocks(
+            request_id, num_tokens, num_tokens_main_model, num_encoder_tokens
+        )
+        if record is not None and self._foresees:
+            self._sparse_state.add_spares(request_id, new_blocks, num_tokens_main_model)
+            record.capacity = min(
+                len(group.manager.req_to_blocks[request_id]) * group.block_tokens
+                for group in self._groups
+            )
+        return new_blocks
+
+    def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
+        """Return the copies that the step just scheduled must make first, ``None`` if none."""
+        return self._copies.take() if self._changes_caching else None
 
     # Caching
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Enter the blocks of a request's first ``num_computed_tokens`` tokens.
+        """Enter what a request's first ``num_computed_tokens`` tokens fill.
 
-        Blocks are entered when they are scheduled, before they are computed, as in vLLM.
+        Blocks are entered when they are scheduled, before they are computed, as in vLLM; except
+        for what a hit would copy or read before that is done.
         """
-        retention = self.local_kv_retention_interval
-        alignment = None if retention is None else self.lcm_block_size
-        for group in self._groups:
-            manager = group.manager
-            first_new = manager.num_cached_block.get(request.request_id, 0)
-            manager.cache_blocks(
-                request,
-                num_computed_tokens,
-                retention_interval=retention,
-                alignment_tokens=alignment,
-            )
+        if not self._changes_caching:
+            super().cache_blocks(request, num_computed_tokens)
+            return
+        record = self._record(request.request_id)
+        if num_computed_tokens < record.next_cache:
+            return
+        record.request = request
+        # A block can be named once the hash that covers it is complete.
+        named = align_down(num_computed_tokens, self.hash_block_size)
+        record.next_cache = named + self.hash_block_size
+        entered = self._entered_this_step[request.request_id]
+        for group in self._unretained:
+            blocks = group.manager.req_to_blocks[request.request_id]
+            ordinals = self._enter_full_blocks(group, request, named)
+            entered.extend(blocks[ordinal].block_id for ordinal in ordinals)
+            if group.ends_inside:
+                self._collect_granules(group, record, request, named)
+        for group in self._retained:
             if group.is_eagle:
                 self._successors.resolve_pending(group.id, request)
-            end = manager.num_cached_block.get(request.request_id, 0)
-            if first_new < end:
-                self._note_entered(group, request, range(first_new, end))
+        for tail in self._tails.advance(record, named):
+            self._note_tail(request, tail, entered)
+        record.cached = named
 
-    def _note_entered(self, group: Group, request: Request, ordinals: range) -> None:
-        """Remember of the blocks just entered what a later look-up must know."""
+    def _collect_granules(
+        self, group: Group, record: RequestRecord, request: Request, num_tokens: int
+    ) -> None:
+        """Note the granules that the step completes; they are entered once it is dispatched."""
+        per_block = group.block_tokens // self.hash_block_size
+        first = record.granules.get(group.id, 0)
+        end = align_down(num_tokens, self.lcm_block_size) // self.hash_block_size
         blocks = group.manager.req_to_blocks[request.request_id]
-        entered = [i for i in ordinals if blocks[i].block_hash is not None]
-        if group.is_eagle:
-            for i in entered:
-                end_tokens = (i + 1) * group.block_tokens
-                self._successors.remember(group.id, request, blocks[i], end_tokens)
-        if self.local_kv_retention_interval is None:
-            return
-        ids = [blocks[i].block_id for i in entered]
-        self._entered_this_step[request.request_id].extend(ids)
-        if group.is_compressor_state:
-            self._state_blocks_entered_this_step.update(ids)
+        waiting = self._unwritten_granules[request.request_id]
+        while first < end:
+            ordinal = first // per_block
+            block_end = (ordinal + 1) * per_block
+            # A hit at a block's end shares it: its last granule needs no entry.
+            granules = request.block_hashes[first : min(end, block_end - 1)]
+            if granules:
+                waiting.append((group.id, blocks[ordinal], granules))
+            first = min(end, block_end)
+        record.granules[group.id] = max(end, record.granules.get(group.id, 0))
+
+    def _note_tail(self, request: Request, tail: Tail, entered: list[int]) -> None:
+        """Remember of a tail what a later look-up must know."""
+        for group in self._retained:
+            if not (group.is_eagle or group.is_compressor_state):
+                continue
+            blocks = group.manager.req_to_blocks[request.request_id]
+            for ordinal in group.tail(tail.boundary):
+                if group.is_eagle:
+                    end_tokens = (ordinal + 1) * group.block_tokens
+                    self._successors.remember(group.id, request, blocks[ordinal], end_tokens)
+                else:
+                    self._state_blocks_entered_this_step.add(blocks[ordinal].block_id)
+        entered.extend(entry.block.block_id for entry in tail.blocks)
 
     def withdraw_unwritten(self, request_id: str) -> None:
-        """Take back the blocks that a request entered in the step being scheduled.
+        """Take back what a request entered in the step being scheduled.
 
         Called when it is preempted: its part of the step will not run, so nobody will ever write
-        what the blocks' keys promise. With retention off nothing is remembered and nothing
+        what the blocks' keys promise. With nothing switched on nothing is remembered and nothing
         withdrawn, as in stock vLLM.
         """
+        self._unwritten_granules.pop(request_id, None)
         self.block_pool.evict_blocks(set(self._entered_this_step.pop(request_id, ())))
 
+    def new_step_starts(self) -> None:
+        """Called when a new step is started: the one before has been dispatched."""
+        super().new_step_starts()
+        if not self._changes_caching:
+            return
+        self._copies.release_dispatched()
+        self._sparse_state.release_spares()
+        for request_id in list(self._unwritten_granules):
+            self._enter_granules(request_id)
+        self._entered_this_step.clear()
+
+    def _enter_granules(self, request_id: str) -> None:
+        granules = cast(AscendBlockPool, self.block_pool).granules
+        for group_id, block, hashes in self._unwritten_granules.pop(request_id, ()):
+            granules.enter(group_id, block, hashes)
+
+    # Freeing
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the blocks that every window has left behind; see the base class."""
+        record = self._records.get(request_id)
+        if record is None:
+            super().remove_skipped_blocks(request_id, total_computed_tokens)
+            return
+        confirmed = max(total_computed_tokens - self._facts.num_unconfirmed_tokens, 0)
+        if confirmed < record.next_free:
+            return
+        record.next_free = _NEVER
+        left: list[tuple[int, KVCacheBlock]] = []
+        for group in self._windowed:
+            if group.is_retained:
+                left += self._leave_behind(group, record, request_id, confirmed)
+            else:
+                group.manager.remove_skipped_blocks(request_id, confirmed)
+                record.next_free = 0
+        self._free_deep_first(left)
+
+    def _leave_behind(
+        self, group: Group, record: RequestRecord, request_id: str, num_tokens: int
+    ) -> list[tuple[int, KVCacheBlock]]:
+        """Replace what the window has left by null blocks; return it with its first tokens."""
+        manager, null_block = group.manager, self.block_pool.null_block
+        skipped = manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
+        window = cast(SlidingWindowSpec, manager.kv_cache_spec).sliding_window
+        next_free = (skipped + 1) * group.block_tokens + window - 1
+        record.next_free = min(record.next_free, next_free)
+        blocks = manager.req_to_blocks.get(request_id)
+        first = record.freed.get(group.id, 0)
+        end = min(skipped, len(blocks)) if blocks else 0
+        if not blocks or first >= end:
+            return []
+        left = [
+            (ordinal * group.block_tokens, block)
+            for ordinal, block in enumerate(blocks[first:end], first)
+            if block is not null_block
+        ]
+        blocks[first:end] = [null_block] * (end - first)
+        record.freed[group.id] = end
+        return left
+
     def free(self, request_id: str) -> None:
-        """Free a request's blocks, deep ones first over all groups.
+        """Free a request's blocks, deep ones first over all groups, and refresh what it keeps.
 
         A hit needs every group, so the groups' chains have to shrink together: were one group
         freed after another, pressure would first empty one of them and leave the rest useless.
         """
-        self._successors.forget(request_id)
-        if self.local_kv_retention_interval is None:
+        if not self._changes_caching:
             super().free(request_id)
             return
+        self._successors.forget(request_id)
+        self._copies.forget(request_id)
+        self._enter_granules(request_id)
+        pool = cast(AscendBlockPool, self.block_pool)
+        record = self._records.pop(request_id, None)
         held: list[tuple[int, KVCacheBlock]] = []
+        for entry in self._tails.finish(record) if record is not None else ():
+            if entry.block.ref_cnt == 0:
+                pool.refresh(entry.block)
+                held.append((entry.start_token, entry.block))
         for group in self._groups:
             blocks = group.manager.req_to_blocks.pop(request_id, [])
+            first = record.freed.get(group.id, 0) if record is not None else 0
             held.extend(
                 (ordinal * group.block_tokens, block)
-                for ordinal, block in enumerate(blocks)
+                for ordinal, block in enumerate(blocks[first:], first)
                 if not block.is_null
             )
             group.manager.free(request_id)
-        held.sort(key=lambda start_and_block: start_and_block[0], reverse=True)
-        self.block_pool.free_blocks(block for _, block in held)
+        self._free_deep_first(held)
 
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the blocks that every window has left behind.
+    def _free_deep_first(self, blocks: list[tuple[int, KVCacheBlock]]) -> None:
+        """Free blocks, given with their first tokens."""
+        if blocks:
+            blocks.sort(key=lambda start_and_block: start_and_block[0], reverse=True)
+            self.block_pool.free_blocks(block for _, block in blocks)
 
-        Under async scheduling the count may include drafts of the step in flight. Should they be
-        rejected, the next step starts that much earlier, and so does its window.
-        Source: vllm-project/vllm#47728.
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return the blocks that all running requests share, per group, for cascade attention.
+
+        Compressed rows are not read that way, so nobody has to count them in every step.
         """
-        confirmed = max(total_computed_tokens - self._num_unconfirmed_tokens, 0)
-        super().remove_skipped_blocks(request_id, confirmed)
-
-    def new_step_starts(self) -> None:
-        """Called when a new step is started."""
-        super().new_step_starts()
-        self._state_blocks_entered_this_step.clear()
-        self._entered_this_step.clear()
-
-    # Look-up
-
-    def find_longest_cache_hit(
-        self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Return the blocks of the longest hit, per group, and its length in tokens.
-
-        Args:
-            block_hashes: The request's hashes, one per ``hash_block_size`` tokens.
-            max_cache_hit_length: Upper bound in tokens.
-
-        Returns:
-            Blocks of ``[0, hit)`` with null blocks where a window has moved on, and the hit: the
-            largest multiple of ``lcm_block_size`` at which every group can resume. Nothing is
-            referenced yet; the blocks are only safe until the next allocation.
-        """
-        look_up = PrefixLookup(
-            block_hashes,
-            self.hash_block_size,
-            pool=self.block_pool,
-            successors=self._successors,
-            unwritten_block_ids=self._state_blocks_entered_this_step,
-        )
-        prefixes: dict[int, list[KVCacheBlock]] = {}
-        limit = max_cache_hit_length
-        for group in self._groups:
-            if group.is_downward_closed:
-                prefixes[group.id] = look_up.longest_prefix(group, limit)
-                limit = min(limit, len(prefixes[group.id]) * group.block_tokens)
-
-        boundary = align_down(limit, self.lcm_block_size)
-        while boundary > 0:
-            tails: dict[int, list[KVCacheBlock]] = {}
-            next_limit = boundary
-            for group in self._groups:
-                if not group.is_downward_closed:
-                    tails[group.id], next_limit = look_up.tail(group, boundary)
-                    if next_limit < boundary:
-                        break
-            if next_limit == boundary:
-                return self._assemble(boundary, prefixes, tails), boundary
-            boundary = align_down(next_limit, self.lcm_block_size)
-        return tuple([] for _ in self._groups), 0
-
-    def _assemble(
-        self,
-        boundary: int,
-        prefixes: dict[int, list[KVCacheBlock]],
-        tails: dict[int, list[KVCacheBlock]],
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """Return every group's blocks of ``[0, boundary)``, cut to exactly that."""
-        null_block = self.block_pool.null_block
-
-        def blocks_of(group: Group) -> list[KVCacheBlock]:
-            num_blocks = boundary // group.block_tokens
-            if group.is_downward_closed:
-                return prefixes[group.id][:num_blocks]
-            tail = tails[group.id]
-            return [null_block] * (num_blocks - len(tail)) + tail
-
-        return tuple(blocks_of(group) for group in self._groups)
-
-
-def _groups_of_layers(kv_cache_config: KVCacheConfig, layer_names: list[str]) -> set[int]:
-    """Return the groups that hold any of the layers.
-
-    Raises:
-        ValueError: A layer is in no group.
-    """
-    by_layer = {
-        layer: i
-        for i, group in enumerate(kv_cache_config.kv_cache_groups)
-        for layer in group.layer_names
-    }
-    unknown = sorted(set(layer_names) - set(by_layer))
-    if unknown:
-        raise ValueError(f"draft layers {unknown} are in no KV cache group")
-    return {by_layer[layer] for layer in layer_names}
+        if not self._changes_caching:
+            return super().get_num_common_prefix_blocks(running_request_id)
+        return [
+            0
+            if group.ends_inside
+            else group.manager.get_num_common_prefix_blocks(running_request_id)
+            for group in self._groups
+        ]

@@ -3,107 +3,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     BlockHashList,
     BlockHashListWithBlockSize,
+    BlockHashWithGroupId,
     KVCacheBlock,
 )
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 
-from vllm_ascend.core.block_pool import cached_copies
-from vllm_ascend.core.retention import tail_blocks
+from vllm_ascend.core.ascend_block_pool import group_suffix
+from vllm_ascend.core.block_names import BlockNames
+from vllm_ascend.core.granule_index import GranuleIndex
+from vllm_ascend.core.retention import align_down, tail_blocks
+from vllm_ascend.core.specs import TailStart
 from vllm_ascend.core.successors import SuccessorHashes
 
 
 @dataclass(frozen=True)
 class Group:
-    """One KV cache group as a look-up sees it. Sizes in tokens."""
+    """One KV cache group as a look-up sees it. Sizes in tokens.
+
+    Attributes:
+        tail_start: Boundary -> first token whose row is read there (groups that forget).
+        ends_inside: Whether a hit may end inside a block, which is then copied.
+        is_retained: Whether retention decides which tails are kept.
+        suffix: Turns a block's name into its key in the index.
+    """
 
     id: int
     manager: SingleTypeKVCacheManager
     block_tokens: int
     is_downward_closed: bool
+    is_retained: bool
     is_compressor_state: bool
     is_eagle: bool
+    ends_inside: bool
+    tail_start: TailStart
+    suffix: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "suffix", group_suffix(self.id))
 
     def tail(self, boundary: int) -> range:
         """Ordinals of the blocks that must be cached to resume at ``boundary``."""
-        skipped = self.manager.get_num_skipped_tokens(boundary)
-        return tail_blocks(boundary, skipped, self.block_tokens)
+        return tail_blocks(boundary, self.tail_start(boundary), self.block_tokens)
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """What look-ups read; the same objects for all of them.
+
+    Attributes:
+        hash_tokens: Tokens per request hash.
+        alignment: Hits are multiples of this, in tokens.
+        granules: Entries of blocks that a hit may end inside; ``None`` if none may.
+        concatenates: Name coarse blocks as stock vLLM does, by all of their hashes.
+        unwritten_block_ids: Blocks that are cached but must not be read in this step.
+    """
+
+    pool: BlockPool
+    hash_tokens: int
+    alignment: int
+    granules: GranuleIndex | None
+    concatenates: bool
+    successors: SuccessorHashes
+    unwritten_block_ids: Set[int]
+
+    def names(self, block_hashes: list[BlockHash], block_tokens: int) -> BlockNames | BlockHashList:
+        """Return the names of a request's blocks of one size, by ordinal."""
+        if block_tokens == self.hash_tokens:
+            return block_hashes
+        if self.concatenates:
+            return BlockHashListWithBlockSize(block_hashes, self.hash_tokens, block_tokens)
+        return BlockNames(block_hashes, self.hash_tokens, block_tokens)
 
 
 class PrefixLookup:
-    """One request's look-up: its keys at every block size, and the cached blocks under them."""
+    """One request's look-up. It changes nothing, and is valid until the next allocation."""
 
-    def __init__(
-        self,
-        block_hashes: list[BlockHash],
-        hash_block_size: int,
-        *,
-        pool: BlockPool,
-        successors: SuccessorHashes,
-        unwritten_block_ids: Set[int],
-    ) -> None:
-        """Prepare a look-up; nothing is looked up yet.
+    def __init__(self, view: CacheView, block_hashes: list[BlockHash]) -> None:
+        self._view = view
+        self._block_hashes = block_hashes
+        self._cache = view.pool.cached_block_hash_to_block._cache
+
+    def longest_prefix(self, group: Group, limit: int) -> tuple[list[KVCacheBlock], int]:
+        """Return the cached blocks from the start to the first gap, and the tokens matched.
 
         Args:
-            block_hashes: The request's hashes, one per ``hash_block_size`` tokens.
-            pool: Where the blocks are cached.
-            successors: What follows the blocks of groups with draft layers.
-            unwritten_block_ids: Blocks that are cached but must not be read in this step.
-        """
-        self._block_hashes = block_hashes
-        self._hash_block_size = hash_block_size
-        self._pool = pool
-        self._successors = successors
-        self._unwritten = unwritten_block_ids
-        self._hashes_by_size: dict[int, BlockHashList] = {}
+            group: A downward-closed group.
+            limit: At most so many tokens are matched.
 
-    def longest_prefix(self, group: Group, limit: int) -> list[KVCacheBlock]:
-        """Return the cached blocks from the start to the first gap, ``limit`` tokens at most."""
-        hashes = self._hashes(group.block_tokens)
+        Returns:
+            Whole blocks; the tokens may reach further, into a block that a hit can end inside.
+        """
+        names = self._view.names(self._block_hashes, group.block_tokens)
+        count = min(limit // group.block_tokens, len(names))
         prefix: list[KVCacheBlock] = []
-        for ordinal in range(min(limit // group.block_tokens, len(hashes))):
-            block = self._cached_block(group, hashes, ordinal)
-            if block is None:
-                break
-            prefix.append(block)
-        return prefix
+        if group.is_eagle:
+            for ordinal in range(count):
+                block = self._cached_block(group, names[ordinal], ordinal)
+                if block is None:
+                    break
+                prefix.append(block)
+        else:
+            suffix, get = group.suffix, self._cache.get
+            for name in names.first(count) if isinstance(names, BlockNames) else names[:count]:
+                found = get(BlockHashWithGroupId(name + suffix))
+                if found is None:
+                    break
+                prefix.append(found if isinstance(found, KVCacheBlock) else _first(found))
+        matched = len(prefix) * group.block_tokens
+        if group.ends_inside:
+            matched = self._match_inside(group, matched, limit)
+        return prefix, matched
+
+    def source(self, group: Group, boundary: int) -> tuple[KVCacheBlock | None, int]:
+        """Return a block to copy for a hit that ends inside it, and ``boundary``; or a bound.
+
+        Blocks that the step being scheduled has yet to write are not entered yet.
+
+        Returns:
+            ``None`` and the longest match in that block, if none reaches the boundary.
+        """
+        view = self._view
+        assert view.granules is not None
+        granule = self._block_hashes[boundary // view.hash_tokens - 1]
+        block = view.granules.find(group.id, granule)
+        if block is not None:
+            return block, boundary
+        start = align_down(boundary, group.block_tokens)
+        return None, min(self._match_inside(group, start, boundary), boundary - 1)
 
     def tail(self, group: Group, boundary: int) -> tuple[list[KVCacheBlock], int]:
         """Return the group's tail of ``boundary``, and ``boundary``; or a smaller bound.
 
         The bound holds for any hit: every tail that reaches over the missing block misses it.
         """
-        hashes = self._hashes(group.block_tokens)
+        names = self._view.names(self._block_hashes, group.block_tokens)
         tail: list[KVCacheBlock] = []
-        for ordinal in group.tail(boundary):
-            block = self._cached_block(group, hashes, ordinal)
-            if block is None or block.block_id in self._unwritten:
+        for ordinal in reversed(group.tail(boundary)):
+            block = self._cached_block(group, names[ordinal], ordinal)
+            if block is None or block.block_id in self._view.unwritten_block_ids:
                 return [], ordinal * group.block_tokens
             tail.append(block)
-        return tail, boundary
+        return tail[::-1], boundary
 
-    def _hashes(self, block_tokens: int) -> BlockHashList:
-        if block_tokens == self._hash_block_size:
-            return self._block_hashes
-        if block_tokens not in self._hashes_by_size:
-            self._hashes_by_size[block_tokens] = BlockHashListWithBlockSize(
-                self._block_hashes, self._hash_block_size, block_tokens
-            )
-        return self._hashes_by_size[block_tokens]
+    def last_tail_end(self, group: Group, boundary: int) -> int:
+        """Return the largest boundary at most this one at which the group's last block is cached.
 
-    def _cached_block(
-        self, group: Group, hashes: BlockHashList, ordinal: int
-    ) -> KVCacheBlock | None:
-        if group.is_eagle:
-            copies = cached_copies(self._pool, hashes[ordinal], group.id)
-            end = (ordinal + 1) * group.block_tokens
-            return self._successors.pick(copies, self._block_hashes, end)
-        found = self._pool.get_cached_block(hashes[ordinal], [group.id])
-        return found[0] if found else None
+        It is the one loop that may pass over thousands of boundaries: a dictionary look-up each.
+        """
+        hashes, tokens = self._block_hashes, self._view.hash_tokens
+        step, suffix, cache = self._view.alignment, group.suffix, self._cache
+        while boundary > 0 and hashes[boundary // tokens - 1] + suffix not in cache:
+            boundary -= step
+        return max(boundary, 0)
+
+    def _match_inside(self, group: Group, start: int, limit: int) -> int:
+        """Return how far a block that starts at ``start`` is matched, ``limit`` at most."""
+        view = self._view
+        assert view.granules is not None
+        tokens = view.hash_tokens
+        end = min(limit, start + group.block_tokens - 1) // tokens
+        end = min(end, len(self._block_hashes))
+        first = start // tokens
+        if first >= end:
+            return start
+        matched = view.granules.longest_match(group.id, self._block_hashes, first, end)
+        return align_down(matched * tokens, view.alignment) if matched > first else start
+
+    def _cached_block(self, group: Group, name: BlockHash, ordinal: int) -> KVCacheBlock | None:
+        found = self._cache.get(BlockHashWithGroupId(name + group.suffix))
+        if found is None:
+            return None
+        copies = _copies(found)
+        if not group.is_eagle:
+            return copies[0]
+        end = (ordinal + 1) * group.block_tokens
+        return self._view.successors.pick(copies, self._block_hashes, end)
+
+
+def _copies(found: KVCacheBlock | dict[int, KVCacheBlock]) -> Sequence[KVCacheBlock]:
+    """Return every block under a key, the one that vLLM would take first at the front."""
+    return (found,) if isinstance(found, KVCacheBlock) else tuple(found.values())
+
+
+def _first(found: dict[int, KVCacheBlock]) -> KVCacheBlock:
+    return next(iter(found.values()))

@@ -12,9 +12,13 @@ Example: windows of 128 tokens, blocks of 32, alignment 4096, interval 0, a prom
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from vllm.utils.math_utils import cdiv
 
 AUTO_RETENTION_INTERVAL_TOKENS = 32_768
+# How far before a prompt's end its fallback boundary lies at most, in alignments.
+_FALLBACK_ALIGNMENTS = 4
 
 
 def align_down(num_tokens: int, alignment_tokens: int) -> int:
@@ -36,15 +40,15 @@ def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_blo
     return cdiv(window_tokens - 1, block_tokens) + int(peek_block)
 
 
-def tail_blocks(boundary_tokens: int, num_skipped_tokens: int, block_tokens: int) -> range:
+def tail_blocks(boundary_tokens: int, first_token: int, block_tokens: int) -> range:
     """Return the block ordinals that must be cached to resume at a boundary.
 
     Args:
         boundary_tokens: Where the next token is computed; a multiple of ``block_tokens``.
-        num_skipped_tokens: Tokens that are behind every window at that boundary.
+        first_token: The first token whose row is read there.
         block_tokens: Tokens per block.
     """
-    return range(num_skipped_tokens // block_tokens, boundary_tokens // block_tokens)
+    return range(first_token // block_tokens, boundary_tokens // block_tokens)
 
 
 def replay_boundary(num_prompt_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:
@@ -57,6 +61,80 @@ def replay_boundary(num_prompt_tokens: int, alignment_tokens: int, lookahead_tok
             logits are wanted), or more where a draft layer looks ahead.
     """
     return align_down(max(num_prompt_tokens - lookahead_tokens, 0), alignment_tokens)
+
+
+def fallback_boundary(replay_boundary_tokens: int, alignment_tokens: int) -> int:
+    """Return a boundary shortly before the replay boundary, 0 if there is none.
+
+    The next turn of a chat often leaves the prompt before it just in front of its end: a template
+    ends a prompt differently from how it later repeats it, reasoning is taken out, the last line is
+    edited. All of it would be computed anew for a few tokens.
+    """
+    coarse = _FALLBACK_ALIGNMENTS * alignment_tokens
+    return align_down(max(replay_boundary_tokens - 1, 0), coarse)
+
+
+def finish_boundary(num_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:
+    """Return the deepest boundary that a request going on behind these tokens can hit.
+
+    Args:
+        num_tokens: Tokens computed when the request ends.
+        alignment_tokens: Hits are multiples of this.
+        lookahead_tokens: Tokens behind the boundary that must be known as well: none, or more
+            where a draft layer looks ahead.
+    """
+    return align_down(max(num_tokens - lookahead_tokens, 0), alignment_tokens)
+
+
+def kept_boundaries(
+    start_tokens: int,
+    end_tokens: int,
+    *,
+    alignment_tokens: int,
+    interval_tokens: int | None,
+    singled_out: Iterable[int],
+) -> list[int]:
+    """Return the boundaries in ``(start_tokens, end_tokens]`` whose tails are to be kept.
+
+    Args:
+        alignment_tokens: Boundaries are multiples of this.
+        interval_tokens: ``None`` keeps all of them, 0 only those singled out, N also every
+            multiple of N.
+        singled_out: Boundaries to be kept whatever the interval: replay, finish, junctions.
+
+    Returns:
+        Ascending, without duplicates.
+    """
+    kept = {boundary for boundary in singled_out if start_tokens < boundary <= end_tokens}
+    spacing = alignment_tokens if interval_tokens is None else interval_tokens
+    if spacing:
+        kept.update(range(align_down(start_tokens, spacing) + spacing, end_tokens + 1, spacing))
+    return sorted(kept)
+
+
+def ordinals_of_ranges(
+    first_ordinal: int, end_ordinal: int, block_tokens: int, ranges: Iterable[tuple[int, int]]
+) -> list[int]:
+    """Return the blocks of ``[first_ordinal, end_ordinal)`` that hold a token of any range.
+
+    Args:
+        block_tokens: Tokens per block.
+        ranges: Half-open token ranges.
+    """
+    ordinals: set[int] = set()
+    for start, end in ranges:
+        if start < end:
+            first = max(start // block_tokens, first_ordinal)
+            ordinals.update(range(first, min(cdiv(end, block_tokens), end_ordinal)))
+    return sorted(ordinals)
+
+
+def spread(items: Sequence[int], count: int) -> Sequence[int]:
+    """Return at most ``count`` of the items, evenly spread, the last one among them."""
+    if count <= 0:
+        return []
+    stride = cdiv(len(items), count)
+    return items[::-1][::stride][::-1] if stride else items
 
 
 def retained_block_mask(

@@ -22,17 +22,21 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
+from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.retention import (
     contiguous_blocks_for_hit,
     replay_boundary,
     retained_block_mask,
 )
+from vllm_ascend.core.sparse_manager import SparseStateManager
 from vllm_ascend.core.specs import (
     compress_ratio,
     is_compressed,
+    is_compressor_state,
     tokens_per_block,
     unpack_uniform,
 )
+from vllm_ascend.envs import load_config
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -181,6 +185,10 @@ def get_manager_for_kv_cache_spec(
         kwargs["max_admission_blocks_per_request"] = spec.max_admission_blocks_per_request(
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
         )
+    # Only Ascend's kernels skip writes to the null block.
+    is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
+    if is_ascend_state and load_config().sparse_state:
+        return SparseStateManager(spec, **kwargs)
     for base in type(spec).__mro__:
         if base in vllm_managers.spec_manager_map:
             return vllm_managers.spec_manager_map[base](spec, **kwargs)
@@ -222,9 +230,7 @@ def cache_blocks(
             kv_cache_spec=self.kv_cache_spec,
             use_eagle=False,
             retention_interval=retention_interval,
-            # The mask keeps the last boundary below the prompt's end; a draft layer's look-ahead
-            # moves that end.
-            num_prompt_tokens=request.num_prompt_tokens - self.replay_lookahead_tokens + 1,
+            num_prompt_tokens=request.num_prompt_tokens,
         )
     _enter_blocks(self, request, num_cached_blocks, num_full_blocks, self.block_size, block_mask)
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import lcm
+
 import torch
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
@@ -76,6 +79,43 @@ def is_compressor_state(spec: KVCacheSpec) -> bool:
     """
     spec = unpack_uniform(spec)
     return isinstance(spec, SlidingWindowMLASpec) and spec.dtype == torch.float32
+
+
+def granule_tokens(specs: Sequence[KVCacheSpec]) -> int:
+    """Return the finest unit in which hits can be measured, in tokens.
+
+    Rows of a compressed group cannot be cut, and neither can blocks of any other group; a hit may
+    end between any two rows of a compressed block.
+    """
+    return lcm(
+        *(compress_ratio(spec) if is_compressed(spec) else tokens_per_block(spec) for spec in specs)
+    )
+
+
+TailStart = Callable[[int], int]
+"""Boundary in tokens -> the first token whose row is read when a request resumes there."""
+
+
+def tail_start(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> TailStart:
+    """Return which rows of a windowed group are read to resume at a boundary.
+
+    A sliding window reads ``window - 1`` tokens back. A compressor reads its open window, and one
+    that overlaps the window before that too: at the end of a window the first kind reads nothing.
+    A compressor's state says how far it looks back (``sliding_window``), not over how many windows;
+    the ratios of the model's compressed groups tell, and where they leave a doubt the whole
+    window is taken.
+
+    Args:
+        spec: A windowed group's spec.
+        specs: Those of all groups.
+    """
+    window = unpack_uniform(spec).sliding_window
+    ratios = {compress_ratio(other) for other in specs if is_compressed(other)}
+    fitting = [(ratio, window // ratio) for ratio in ratios if window in (ratio, 2 * ratio)]
+    if not is_compressor_state(spec) or len(fitting) != 1:
+        return lambda boundary: max(boundary - window + 1, 0)
+    ratio, num_windows = fitting[0]
+    return lambda boundary: max((boundary // ratio - num_windows + 1) * ratio, 0)
 
 
 def may_hold_draft_layers(spec: KVCacheSpec) -> bool:

@@ -4,7 +4,8 @@
 An EAGLE or MTP layer computes its row at position p from the token at p + 1. The last row of a
 block therefore depends on the token *behind* it, which the block's key does not name. vLLM answers
 by giving the last block of a hit up; here a block remembers the hash of the granule that followed
-when it was written, and serves only requests that go on with the same tokens.
+when it was written, and serves only requests that go on with the same tokens. A block that ends
+inside a granule needs no such memory: the granule's hash in its name covers the token behind it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class SuccessorHashes:
 
         If the request has not got that far, it is noted by a later ``resolve_pending``.
         """
-        index = end_tokens // self._hash_block_size
+        index, inside = divmod(end_tokens, self._hash_block_size)
+        if inside:
+            return
         if index < len(request.block_hashes):
             self._by_block[block.block_id] = request.block_hashes[index]
         else:
@@ -78,7 +81,9 @@ class SuccessorHashes:
             ``None`` if the request does not reach that far, or no copy was followed by the same
             tokens.
         """
-        index = end_tokens // self._hash_block_size
+        index, inside = divmod(end_tokens, self._hash_block_size)
+        if inside:
+            return copies[0] if copies else None
         if index >= len(block_hashes):
             return None
         wanted = block_hashes[index]

@@ -78,7 +78,10 @@ class BlockGuard:
         if block.ref_cnt < 1:
             return "writes into a block that the pool counts as free"
         if block.ref_cnt > 1 and block.block_hash is None:
-            return f"writes into a block that {block.ref_cnt} tables hold and that has no key"
+            # Its pages may also be about to be copied, which comes before anything is written.
+            users = self._users(block_id)
+            if len(users) > 1:
+                return f"writes into a block that {len(users)} tables hold and that has no key"
         return None
 
     def completed(self, block_id: int, digest: int) -> int | None:

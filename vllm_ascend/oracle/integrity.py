@@ -7,6 +7,7 @@ Every check walks the whole pool: for tests and replays, not for serving.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import get_group_id
@@ -16,19 +17,21 @@ from vllm_ascend.oracle.errors import IntegrityError
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 
 def check_integrity(kv_cache_manager: KVCacheManager) -> None:
-    """Check that pool, free queue, index and block tables agree. Changes nothing.
+    """Check that pool, free queue, indexes and block tables agree. Changes nothing.
 
     Raises:
         IntegrityError: naming the block and what is wrong with it.
     """
     pool = kv_cache_manager.block_pool
     free = _check_free_queue(pool)
-    _check_reference_counts(pool, free, _count_references(kv_cache_manager))
+    sources = {block.block_id for block in _copy_sources(kv_cache_manager)}
+    _check_reference_counts(pool, free, _count_references(kv_cache_manager), sources)
     _check_index(pool)
+    _check_granules(pool)
     _check_tables(kv_cache_manager)
 
 
@@ -56,23 +59,19 @@ def check_drained(kv_cache_manager: KVCacheManager) -> None:
             raise IntegrityError(
                 f"group {manager.kv_cache_group_id} remembers {sorted(leftover)} after the end"
             )
+    remembered = getattr(kv_cache_manager.coordinator, "_records", {})
+    if remembered:
+        raise IntegrityError(f"the coordinator remembers {sorted(remembered)} after the end")
+    granules = getattr(pool, "granules", ())
+    if len(granules):
+        raise IntegrityError(f"{len(granules)} blocks have granules after a reset")
 
 
 def _check_free_queue(pool: BlockPool) -> set[int]:
-    """Walk the queue both ways; return the ids of the free blocks."""
+    """Walk the queue, tier by tier; return the ids of the free blocks."""
     queue = pool.free_block_queue
-    forward: list[int] = []
-    block = queue.fake_free_list_head
-    while (following := block.next_free_block) is not None:
-        if following.prev_free_block is not block:
-            raise IntegrityError(f"free queue: block {following.block_id} has a wrong back link")
-        block = following
-        forward.append(block.block_id)
-        if len(forward) > pool.num_gpu_blocks + 1:
-            raise IntegrityError("free queue: the links run in a circle")
-    if block is not queue.fake_free_list_tail:
-        raise IntegrityError(f"free queue: it ends at block {block.block_id}, not at its tail")
-    forward.pop()  # The tail is no block.
+    tiers = getattr(queue, "tiers", (queue,))
+    forward = [block_id for tier in tiers for block_id in _walk(tier, pool.num_gpu_blocks)]
     if len(forward) != queue.num_free_blocks:
         raise IntegrityError(f"free queue: {len(forward)} linked, {queue.num_free_blocks} counted")
     free = set(forward)
@@ -83,19 +82,60 @@ def _check_free_queue(pool: BlockPool) -> set[int]:
     for block_id in forward:
         if pool.blocks[block_id].is_null:
             raise IntegrityError(f"free queue: block {block_id} is marked null")
+    if len(tiers) > 1:
+        _check_tiers(pool, tiers)
     return free
 
 
+def _walk(queue: FreeKVCacheBlockQueue, num_blocks: int) -> list[int]:
+    """Return the ids in a linked queue; its links must agree in both directions."""
+    forward: list[int] = []
+    block = queue.fake_free_list_head
+    while (following := block.next_free_block) is not None:
+        if following.prev_free_block is not block:
+            raise IntegrityError(f"free queue: block {following.block_id} has a wrong back link")
+        block = following
+        forward.append(block.block_id)
+        if len(forward) > num_blocks + 1:
+            raise IntegrityError("free queue: the links run in a circle")
+    if block is not queue.fake_free_list_tail:
+        raise IntegrityError(f"free queue: it ends at block {block.block_id}, not at its tail")
+    forward.pop()  # The tail is no block.
+    if len(forward) != queue.num_free_blocks:
+        raise IntegrityError(f"free queue: {len(forward)} linked, {queue.num_free_blocks} counted")
+    return forward
+
+
+def _check_tiers(pool: BlockPool, tiers: Sequence[FreeKVCacheBlockQueue]) -> None:
+    """What can be lost is never in front of what cannot."""
+    scratch, spare, _ = tiers
+    for block in scratch.get_all_free_blocks():
+        if block.block_hash is not None or block in pool.granules:
+            raise IntegrityError(f"block {block.block_id} is cached, but among the scratch blocks")
+    for block in spare.get_all_free_blocks():
+        if pool.rank(block).name != "SPARE":
+            raise IntegrityError(f"block {block.block_id} is kept, but among the spare ones")
+
+
 def _count_references(kv_cache_manager: KVCacheManager) -> Counter[int]:
-    """How many block tables hold each block."""
+    """How many block tables hold each block, or copies are to be made of it."""
     references: Counter[int] = Counter()
     for manager in kv_cache_manager.coordinator.single_type_managers:
         for blocks in manager.req_to_blocks.values():
             references.update(block.block_id for block in blocks if not block.is_null)
+    references.update(block.block_id for block in _copy_sources(kv_cache_manager))
     return references
 
 
-def _check_reference_counts(pool: BlockPool, free: set[int], references: Counter[int]) -> None:
+def _copy_sources(kv_cache_manager: KVCacheManager) -> list[KVCacheBlock]:
+    """Blocks that are referenced because a worker is to copy them."""
+    copies = getattr(kv_cache_manager.coordinator, "_copies", None)
+    return [] if copies is None else copies.sources()
+
+
+def _check_reference_counts(
+    pool: BlockPool, free: set[int], references: Counter[int], sources: set[int]
+) -> None:
     """Every block is free or referenced, and as often as it says."""
     for block in pool.blocks:
         block_id = block.block_id
@@ -116,7 +156,7 @@ def _check_reference_counts(pool: BlockPool, free: set[int], references: Counter
         linked = block.prev_free_block is not None or block.next_free_block is not None
         if linked != (block_id in free):
             raise IntegrityError(f"block {block_id}: links of the free queue contradict its state")
-        if held > 1 and block.block_hash is None:
+        if held > 1 and block.block_hash is None and block_id not in sources:
             raise IntegrityError(f"block {block_id}: writable by {held} requests")
 
 
@@ -143,6 +183,32 @@ def _check_index(pool: BlockPool) -> None:
             )
     if pool.null_block.block_hash is not None:
         raise IntegrityError("the null block has a key")
+
+
+def _check_granules(pool: BlockPool) -> None:
+    """Every granule entered leads to its block, and every block knows its granules."""
+    granules = getattr(pool, "granules", None)
+    if granules is None:
+        return
+    num_entries = 0
+    for block in pool.blocks:
+        known = granules.granules_of(block)
+        if known is None:
+            continue
+        group_id, hashes = known
+        num_entries += len(hashes)
+        for granule in hashes:
+            if block.block_id not in granules.blocks_of(group_id, granule):
+                raise IntegrityError(f"block {block.block_id}: a granule does not lead to it")
+        if block.block_hash is not None and get_group_id(block.block_hash) != group_id:
+            raise IntegrityError(
+                f"block {block.block_id}: granules of group {group_id}, but a key"
+                f" of group {get_group_id(block.block_hash)}"
+            )
+    if num_entries != granules.num_entries():
+        raise IntegrityError(
+            f"{granules.num_entries()} granule entries, blocks know of {num_entries}"
+        )
 
 
 def _check_tables(kv_cache_manager: KVCacheManager) -> None:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from vllm_ascend.oracle.groups import GroupRules, Kind
-from vllm_ascend.oracle.guard import BlockGuard
+from vllm_ascend.oracle.groups import GroupRules
+from vllm_ascend.oracle.guard import NULL_BLOCK_ID, BlockGuard
 from vllm_ascend.oracle.reads import (
     Rows,
     chunked_rows_read,
@@ -49,7 +49,7 @@ class RowGroup(RowAccess):
 
     def write(self, spans: Sequence[Span]) -> None:
         """Write the rows of every request."""
-        ratio = 1 if self.rules.kind is Kind.STATE else self.rules.ratio
+        ratio = self.rules.ratio
         for span in spans:
             start, end = written_rows(span.start, span.end, ratio=ratio)
             if start == end:
@@ -144,6 +144,37 @@ class StateGroup(RowGroup):
     ) -> None:
         super().__init__(group_id, rules, memory, guard)
         self._strict_state = strict_state
+
+    def write(self, spans: Sequence[Span]) -> None:
+        """Write the rows of every request; what falls on the null block is left out.
+
+        Ascend's kernels skip such writes, and take what they need inside a step from the step
+        itself: rows that a later step reads must have a block all the same.
+        """
+        for span in spans:
+            rows = Rows(span.start, span.end)
+            for part in self._parts_with_blocks(span, rows):
+                valid_end = max(min(part.end, span.valid_end), part.start)
+                stamps = span.state.digests.array[part.start + 1 : valid_end + 1]
+                self._store(self._rows, span, part, stamps)
+
+    def _parts_with_blocks(self, span: Span, rows: Rows) -> Iterator[Rows]:
+        """Yield the runs of rows that have a block of their own."""
+        size = self.rules.rows_per_block
+        block_ids = span.state.tables[self.group_id].block_ids
+        start = rows.start
+        while start < rows.end:
+            ordinal = start // size
+            is_null = ordinal < len(block_ids) and block_ids[ordinal] == NULL_BLOCK_ID
+            end = ordinal + 1
+            while end * size < rows.end and (
+                (end < len(block_ids) and block_ids[end] == NULL_BLOCK_ID) == is_null
+            ):
+                end += 1
+            stop = min(end * size, rows.end)
+            if not is_null:
+                yield Rows(start, stop)
+            start = stop
 
     def before_writes(self, spans: Sequence[Span]) -> None:
         """The open windows' earlier rows."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from vllm_ascend.oracle.digests import UNWRITTEN, Stamps
+from vllm_ascend.oracle.digests import GARBAGE, UNWRITTEN, Stamps
 from vllm_ascend.oracle.groups import GroupRules
 
 NO_GROUP = -1
@@ -70,6 +70,11 @@ class ShadowMemory:
             return
         for plane in self._planes(group_id):
             plane[dst_block_id] = plane[src_block_id]
+
+    def spoil(self, block_id: int, group_id: int, first_row: int) -> None:
+        """Mark the rows from `first_row` on as what nobody may read."""
+        for plane in self._planes(group_id):
+            plane[block_id, first_row:] = GARBAGE
 
     def writer_name(self, block_id: int) -> str | None:
         """The request that the block was last given to."""

@@ -131,8 +131,12 @@ class ShadowWorker:
             self._add(request)
         for index in range(cached.num_reqs):
             self._continue(cached, index)
-        for src_block_id, dst_block_id in getattr(output, "kv_cache_block_copies", None) or ():
+        copies = getattr(output, "kv_cache_block_copies", None) or ()
+        for src_block_id, dst_block_id in copies:
             self._memory.copy(src_block_id, dst_block_id)
+        if copies:
+            for request_id in new_ids | cached.resumed_req_ids:
+                self._spoil_behind_hit(self._requests[request_id])
 
     def _add(self, request: NewRequestData) -> None:
         life = Life(request.req_id)
@@ -191,6 +195,15 @@ class ShadowWorker:
             # A block that the hit ends inside is fresh too: a private copy.
             hit_blocks = num_computed_tokens // self._groups[group_id].rules.tokens_per_block
             self._give(state, group_id, ids[hit_blocks:])
+
+    def _spoil_behind_hit(self, state: RequestState) -> None:
+        """Rows behind a hit that ends inside a copied block are another request's."""
+        for group_id, (group, table) in enumerate(zip(self._groups, state.tables, strict=True)):
+            rules = group.rules
+            ordinal, inside = divmod(state.num_computed_tokens, rules.tokens_per_block)
+            if rules.kind is Kind.FULL and inside and ordinal < len(table):
+                block_id = table.block_ids[ordinal]
+                self._memory.spoil(block_id, group_id, inside // rules.ratio)
 
     def _give(self, state: RequestState, group_id: int, block_ids: Sequence[int]) -> None:
         rules = self._groups[group_id].rules

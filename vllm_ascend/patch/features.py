@@ -29,3 +29,9 @@ UNWRITTEN: dict[str, Any] = {
     "remove_when": "never",
     "skip_if_present": None,
 }
+# Hits that end inside a block take a private copy of it.
+PARTIAL_HITS: dict[str, Any] = {
+    "feature": "partial-hits",
+    "upstream": "vllm-project/vllm-ascend#10193",
+    "remove_when": "vllm>=0.33",
+}

@@ -101,7 +101,7 @@ def _make_worker(job: Job, scheduler: Scheduler) -> Worker:
     from vllm_ascend.oracle import OracleOptions, ShadowWorker
 
     # Stock vLLM lets a request read state rows in the very step that writes them.
-    strict = job.patched and load_config().retention is not None
+    strict = job.patched and load_config().changes_caching
     return ShadowWorker(scheduler, OracleOptions(strict_state=strict, strict_draft=strict))
 
 

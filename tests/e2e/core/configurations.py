@@ -18,6 +18,9 @@ from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
 DSV4 = "VLLM_ASCEND_APPLY_DSV4_PATCH"
+PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
+SPARSE = "VLLM_ASCEND_DSV4_SPARSE_STATE"
+SPARE = "VLLM_ASCEND_SPARE_TAILS"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
 # One layer of every kind is enough: a group's block table does not depend on its layers.
@@ -44,6 +47,16 @@ class Case:
     max_num_seqs: int = 4
     environment: Mapping[str, str] = field(default_factory=dict)
     share: float = 1.0
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether some rows stand for several tokens."""
+        return self.name.startswith("dsv4")
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it is Ascend's layout."""
+        return DSV4 in self.environment
 
 
 def _a3(rows: int) -> Case:
@@ -132,7 +145,50 @@ MODES: tuple[Mode, ...] = (
     Mode("async-mtp", {"async_scheduling": True, "num_speculative_tokens": 2}),
 )
 
-RETENTIONS = ("unset", "0", "N")
+@dataclass(frozen=True)
+class Switches:
+    """A set of the project's switches.
+
+    Attributes:
+        retention: None leaves it unset; "N" is the case's own interval.
+        partial: hits end inside compressed blocks.
+        sparse: compressor state has null blocks where nobody reads.
+        spare: boundaries that nothing asks to keep are cached as well.
+    """
+
+    name: str
+    retention: str | None = None
+    partial: bool = False
+    sparse: bool = False
+    spare: bool = False
+
+    def environment(self, interval: int | None) -> dict[str, str]:
+        """The switches, as environment variables."""
+        retention = str(interval) if self.retention == "N" else self.retention
+        flags = {PARTIAL: self.partial, SPARSE: self.sparse, SPARE: self.spare}
+        environment = {name: "1" for name, on in flags.items() if on}
+        return environment if retention is None else {**environment, RETENTION: retention}
+
+    def suits(self, case: Case) -> bool:
+        """Whether every switch means something for the case."""
+        if self.retention is not None and case.retention_interval is None:
+            return False
+        return (case.is_compressed or not self.partial) and (case.counts_rows or not self.sparse)
+
+
+SWITCHES = (
+    Switches("retention-unset"),
+    Switches("retention-0", "0"),
+    Switches("retention-N", "N"),
+    Switches("spare-0", "0", spare=True),
+    Switches("partial", partial=True),
+    Switches("partial-0", "0", partial=True),
+    Switches("sparse-N", "N", sparse=True),
+    Switches("partial-sparse", partial=True, sparse=True),
+    Switches("partial-sparse-0", "0", partial=True, sparse=True),
+    Switches("best", "N", partial=True, sparse=True, spare=True),
+    Switches("best-of-stock", "N", partial=True, spare=True),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,20 +197,18 @@ class Configuration:
 
     case: Case
     mode: Mode
-    retention: str
+    switches: Switches
 
     def __str__(self) -> str:
-        return f"{self.case.name}-{self.mode.name}-retention-{self.retention}"
+        return f"{self.case.name}-{self.mode.name}-{self.switches.name}"
 
     @property
     def environment(self) -> dict[str, str]:
         """The switches, as environment variables."""
-        environment = dict(self.case.environment)
-        if self.retention == "N":
-            environment[RETENTION] = str(self.case.retention_interval)
-        elif self.retention != "unset":
-            environment[RETENTION] = self.retention
-        return environment
+        return {
+            **self.case.environment,
+            **self.switches.environment(self.case.retention_interval),
+        }
 
     @property
     def layout(self) -> KVLayout:
@@ -175,7 +229,7 @@ class Configuration:
         strict = bool(self.environment)
         return OracleOptions(
             seed=seed,
-            strict_state=RETENTION in self.environment,
+            strict_state=self.switches != SWITCHES[0],
             strict_draft=strict,
         )
 
@@ -234,10 +288,8 @@ def grid() -> list[Configuration]:
     cells = []
     for case in CASES:
         for mode in MODES:
-            for retention in RETENTIONS:
-                if retention != "unset" and case.retention_interval is None:
-                    continue
-                cell = Configuration(case, mode, retention)
-                if is_exact(cell):
+            for switches in SWITCHES:
+                cell = Configuration(case, mode, switches)
+                if switches.suits(case) and is_exact(cell):
                     cells.append(cell)
     return cells

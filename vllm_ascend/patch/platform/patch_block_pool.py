@@ -20,7 +20,7 @@ _CLASS = "vllm.v1.core.block_pool:BlockPool"
 def wrap_init(original: Callable) -> Callable:
     def __init__(self: BlockPool, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
-        self.scratch_first = load_config().splits_free_queue
+        self.scratch_first = load_config().changes_caching
 
     return __init__
 

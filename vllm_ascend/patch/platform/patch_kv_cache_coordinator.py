@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.kv_cache_groups import has_row_layout
-from vllm_ascend.core.specs import group_specs
+from vllm_ascend.core.specs import group_specs, is_windowed
 from vllm_ascend.envs import load_config
 from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
@@ -72,12 +72,13 @@ def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
         kv_cache_config: KVCacheConfig, *args, **kwargs
     ) -> KVCacheCoordinator:
         """Keep vLLM's choice unless a feature is on or the layout counts rows."""
-        config = load_config()
-        several_groups = len(kv_cache_config.kv_cache_groups) > 1
+        config, specs = load_config(), group_specs(kv_cache_config)
+        asked_for_retention = config.retention is not None and not config.retention_from_profile
         if (
-            config.retention is not None
-            or (config.apply_dsv4_patch and several_groups)
-            or has_row_layout(group_specs(kv_cache_config))
+            asked_for_retention
+            or (config.changes_caching and any(map(is_windowed, specs)))
+            or (config.apply_dsv4_patch and len(specs) > 1)
+            or has_row_layout(specs)
         ):
             return get_kv_cache_coordinator(kv_cache_config, *args, **kwargs)
         return original(kv_cache_config, *args, **kwargs)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm/v1/core/kv_cache_manager.py``: passes the scheduler's alignment on."""
+"""``vllm/v1/core/kv_cache_manager.py``: alignment in, whose look-up it is, block copies out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.request import Request
 
-from vllm_ascend.core.kv_cache_coordinator import coordinators_told
-from vllm_ascend.patch.features import RETENTION
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.core.block_copies import KVCacheBlockCopy
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.scheduler_facts import coordinators_told
+from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION
+from vllm_ascend.patch.table import Add, Patch, Wrap
 
-_TARGET = "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
+_CLASS = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 
 
 def wrap_init(original: Callable) -> Callable:
@@ -25,14 +28,53 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
+def wrap_get_computed_blocks(original: Callable) -> Callable:
+    def get_computed_blocks(self: KVCacheManager, request: Request) -> tuple[KVCacheBlocks, int]:
+        coordinator = self.coordinator
+        if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
+            return original(self, request)
+        with coordinator.looking_up(request):
+            return original(self, request)
+
+    return get_computed_blocks
+
+
+def take_kv_cache_block_copies(self: KVCacheManager) -> list[KVCacheBlockCopy] | None:
+    """Return the copies that the step just scheduled must make first; ``None`` if none.
+
+    Each is returned once. Their sources stay referenced until the next step is scheduled.
+    """
+    coordinator = self.coordinator
+    if isinstance(coordinator, AscendHybridKVCacheCoordinator):
+        return coordinator.take_block_copies()
+    return None
+
+
 PATCHES: tuple[Patch, ...] = (
     Wrap(
-        target=_TARGET,
+        target=f"{_CLASS}.__init__",
         replacement=wrap_init,
         upstream_sha256="bf8b98366d9722c8",
         aliases=(),
         **RETENTION,
         why="The coordinator must know the alignment that the scheduler works with.",
-        skip_if_present=f"{_TARGET}(scheduler_block_size)",
+        skip_if_present=f"{_CLASS}.__init__(scheduler_block_size)",
+    ),
+    Wrap(
+        target=f"{_CLASS}.get_computed_blocks",
+        replacement=wrap_get_computed_blocks,
+        upstream_sha256="431438b9b2e3914e",
+        aliases=(),
+        **RETENTION,
+        why="A look-up is told hashes only; where a request leaves a cached prefix must be "
+        "remembered for that request.",
+        skip_if_present=f"{_CLASS}.__init__(scheduler_block_size)",
+    ),
+    Add(
+        target=f"{_CLASS}.take_kv_cache_block_copies",
+        replacement=take_kv_cache_block_copies,
+        **PARTIAL_HITS,
+        why="A hit that ends inside a block needs a private copy of it before the step.",
+        skip_if_present=f"{_CLASS}.take_kv_cache_block_copies",
     ),
 )

@@ -12,11 +12,13 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
+    MambaSpec,
     UniformTypeKVCacheSpecs,
 )
 
 from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups
-from vllm_ascend.core.specs import group_specs
+from vllm_ascend.core.specs import group_specs, is_windowed
+from vllm_ascend.envs import load_config
 from vllm_ascend.patch.features import RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
@@ -31,8 +33,12 @@ def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
     def resolve_kv_cache_block_sizes(
         kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
     ) -> tuple[int, int]:
-        if kv_cache_groups.has_row_layout(group_specs(kv_cache_config)):
-            return block_sizes.resolve_block_sizes(kv_cache_config, vllm_config)
+        config, specs = load_config(), group_specs(kv_cache_config)
+        hybrid = any(map(is_windowed, specs)) and not any(
+            isinstance(spec, MambaSpec) for spec in specs
+        )
+        if kv_cache_groups.has_row_layout(specs) or (config.changes_caching and hybrid):
+            return block_sizes.resolve_block_sizes(kv_cache_config, vllm_config, config)
         return original(kv_cache_config, vllm_config)
 
     return resolve_kv_cache_block_sizes

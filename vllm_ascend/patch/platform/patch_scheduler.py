@@ -7,22 +7,29 @@ import inspect
 from collections.abc import Callable
 
 from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from vllm_ascend.core.kv_cache_coordinator import (
-    AscendHybridKVCacheCoordinator,
-    coordinators_told,
-)
-from vllm_ascend.patch.features import RETENTION, UNWRITTEN
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.scheduler_facts import coordinators_told
+from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION, UNWRITTEN
+from vllm_ascend.patch.table import Add, Patch, Wrap
+
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
 
 
-def _num_unconfirmed_tokens(vllm_config: VllmConfig) -> int:
+def _facts_of(vllm_config: VllmConfig) -> dict[str, int | bool]:
     speculative_config = vllm_config.speculative_config
-    if speculative_config is None or not vllm_config.scheduler_config.async_scheduling:
-        return 0
-    return speculative_config.num_speculative_tokens
+    num_drafts = 0 if speculative_config is None else speculative_config.num_speculative_tokens
+    return {
+        "num_draft_tokens": num_drafts,
+        "num_unconfirmed_tokens": (
+            num_drafts if vllm_config.scheduler_config.async_scheduling else 0
+        ),
+        "has_connector": vllm_config.kv_transfer_config is not None,
+    }
 
 
 def wrap_init(original: Callable) -> Callable:
@@ -31,8 +38,7 @@ def wrap_init(original: Callable) -> Callable:
     def __init__(self: Scheduler, *args, **kwargs) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
         with coordinators_told(
-            block_size=arguments["block_size"],
-            num_unconfirmed_tokens=_num_unconfirmed_tokens(arguments["vllm_config"]),
+            block_size=arguments["block_size"], **_facts_of(arguments["vllm_config"])
         ):
             original(self, *args, **kwargs)
 
@@ -49,9 +55,19 @@ def wrap_preempt_request(original: Callable) -> Callable:
     return _preempt_request
 
 
+def wrap_update_after_schedule(original: Callable) -> Callable:
+    def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> None:
+        copies = self.kv_cache_manager.take_kv_cache_block_copies()
+        if copies is not None:
+            scheduler_output.kv_cache_block_copies = copies
+        original(self, scheduler_output)
+
+    return _update_after_schedule
+
+
 PATCHES: tuple[Patch, ...] = (
     Wrap(
-        target="vllm.v1.core.sched.scheduler:Scheduler.__init__",
+        target=f"{_SCHEDULER}.__init__",
         replacement=wrap_init,
         upstream_sha256="bc95a9f15113e884",
         aliases=(),
@@ -62,12 +78,29 @@ PATCHES: tuple[Patch, ...] = (
         "(scheduler_block_size)",
     ),
     Wrap(
-        target="vllm.v1.core.sched.scheduler:Scheduler._preempt_request",
+        target=f"{_SCHEDULER}._preempt_request",
         replacement=wrap_preempt_request,
         upstream_sha256="128202fc69d1f908",
         aliases=(),
         **UNWRITTEN,
         why="By priority, a request can be preempted in the step that it was just scheduled in; "
         "what it entered is never written.",
+    ),
+    Add(
+        target=f"{_OUTPUT}.kv_cache_block_copies",
+        replacement=None,
+        **PARTIAL_HITS,
+        why="Workers are told which pages to copy before the step. A default on the class: "
+        "dataclasses.replace drops what is only on the instance.",
+        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
+    ),
+    Wrap(
+        target=f"{_SCHEDULER}._update_after_schedule",
+        replacement=wrap_update_after_schedule,
+        upstream_sha256="5dcec8ecd4cd8b72",
+        aliases=(),
+        **PARTIAL_HITS,
+        why="The one call that every scheduler makes on the output it has built.",
+        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
 )

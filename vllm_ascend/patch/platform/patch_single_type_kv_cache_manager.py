@@ -77,13 +77,6 @@ def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
 
 PATCHES: tuple[Patch, ...] = (
     Add(
-        target=f"{_BASE}.replay_lookahead_tokens",
-        replacement=1,
-        **RETENTION,
-        why="Tokens a replay must still compute behind its hit; more than one with a draft layer.",
-        skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
-    ),
-    Add(
         target=f"{_BASE}.reachable_block_mask",
         replacement=classmethod(managers.reachable_block_mask),
         **BLOCK_MASK,

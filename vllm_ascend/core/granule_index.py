@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which compressed blocks hold the rows of a granule: what a hit inside a block rests on.
+
+Compressed groups are downward closed, and a granule's hash names everything before it. So the
+granules of one block that are entered always start with its first one, and the longest match inside
+a block is found by bisection.
+
+A dictionary entry per granule, rather than one per block that carries its granules: hundreds of
+requests may share a prompt's first granules and then part inside the same block, and all of their
+blocks would have to be tried (benchmarks/granule_index.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm.v1.core.block_pool import BlockHashToBlockMap
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+
+
+class GranuleIndex:
+    """(group, granule hash) -> blocks of that group whose rows cover the granule."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, BlockHashToBlockMap] = {}
+        self._granules: dict[int, tuple[int, list[BlockHash]]] = {}
+
+    def __contains__(self, block: KVCacheBlock) -> bool:
+        """Whether any granule of the block is entered."""
+        return block.block_id in self._granules
+
+    def __len__(self) -> int:
+        """Blocks with entries."""
+        return len(self._granules)
+
+    def enter(self, group_id: int, block: KVCacheBlock, granules: Sequence[BlockHash]) -> None:
+        """Add the next granules of a block, in order; the block's first one comes first."""
+        entries = self._blocks.get(group_id)
+        if entries is None:
+            entries = self._blocks[group_id] = BlockHashToBlockMap()
+        known = self._granules.get(block.block_id)
+        if known is None:
+            self._granules[block.block_id] = (group_id, list(granules))
+        else:
+            known[1].extend(granules)
+        for granule in granules:
+            entries.insert(granule, block)
+
+    def evict(self, block: KVCacheBlock) -> None:
+        """Drop all entries of a block; nothing happens if there are none."""
+        known = self._granules.pop(block.block_id, None)
+        if known is None:
+            return
+        group_id, granules = known
+        entries = self._blocks[group_id]
+        for granule in granules:
+            entries.pop(granule, block.block_id)
+
+    def find(self, group_id: int, granule: BlockHash) -> KVCacheBlock | None:
+        """Return a block that holds the rows of a granule and of those before it in the block."""
+        entries = self._blocks.get(group_id)
+        return None if entries is None else entries.get_one_block(granule)
+
+    def longest_match(
+        self, group_id: int, hashes: Sequence[BlockHash], start: int, end: int
+    ) -> int:
+        """Return the end of the longest entered run of granules that begins at ``start``.
+
+        Args:
+            hashes: A request's hashes, one per granule.
+            start: First granule of a block.
+            end: Behind the last granule to be considered, within the same block.
+
+        Returns:
+            A number in ``[start, end]``; ``start`` if nothing matches.
+        """
+        entries = self._blocks.get(group_id)
+        if entries is None:
+            return start
+        cache = entries._cache
+        while start < end:
+            middle = (start + end + 1) // 2
+            if hashes[middle - 1] in cache:
+                start = middle
+            else:
+                end = middle - 1
+        return start
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._blocks.clear()
+        self._granules.clear()
+
+    def key_bytes(self) -> int:
+        """Return the bytes of all distinct granule hashes that are entered. Walks everything."""
+        distinct = {key for entries in self._blocks.values() for key in entries._cache}
+        return sum(map(len, distinct))
+
+    def num_entries(self) -> int:
+        """Return how many (group, granule, block) there are. Walks everything, for checks."""
+        return sum(
+            len(found) if isinstance(found, dict) else 1
+            for entries in self._blocks.values()
+            for found in entries._cache.values()
+        )
+
+    def granules_of(self, block: KVCacheBlock) -> tuple[int, Sequence[BlockHash]] | None:
+        """Return a block's group and entered granules. For checks."""
+        return self._granules.get(block.block_id)
+
+    def blocks_of(self, group_id: int, granule: BlockHash) -> set[int]:
+        """Return the ids of all blocks entered under a granule. For checks."""
+        entries = self._blocks.get(group_id)
+        found = None if entries is None else entries._cache.get(granule)
+        if found is None:
+            return set()
+        return {found.block_id} if isinstance(found, KVCacheBlock) else set(found)

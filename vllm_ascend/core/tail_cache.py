@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tails a request leaves in the cache as it goes on, and for how long.
+
+Entered are the tails of kept boundaries, of the boundary at which the request would be resumed if
+it ended now (it rolls along), and with spare tails of every other boundary as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.prefix_lookup import Group
+from vllm_ascend.core.request_record import RequestRecord, Tail, TailBlock
+from vllm_ascend.core.retention import (
+    align_down,
+    fallback_boundary,
+    finish_boundary,
+    kept_boundaries,
+    replay_boundary,
+)
+
+
+class TailCache:
+    """Carries out what ``retention`` says, for the groups that forget."""
+
+    def __init__(
+        self,
+        pool: AscendBlockPool,
+        groups: Sequence[Group],
+        *,
+        alignment: int,
+        interval: int | None,
+        lookahead: int,
+        keeps_fallback: bool,
+        keeps_spares: bool,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            groups: Those whose tails are retained.
+            alignment: Hits are multiples of this, in tokens.
+            interval: See ``retention.kept_boundaries``.
+            lookahead: Tokens behind a boundary that a hit must know, for draft layers; or 0.
+            keeps_fallback: Keep a boundary shortly before the replay boundary as well.
+            keeps_spares: Enter the tails of boundaries that nothing asks to keep.
+        """
+        self._pool = pool
+        self._groups = groups
+        self._alignment = alignment
+        self._interval = interval
+        self._lookahead = lookahead
+        self._keeps_fallback = keeps_fallback
+        self._keeps_spares = keeps_spares and interval is not None
+
+    @property
+    def keeps_spares(self) -> bool:
+        """Whether boundaries that nothing asks to keep are entered as well."""
+        return self._keeps_spares
+
+    def kept(self, record: RequestRecord, start: int, end: int) -> list[int]:
+        """Return the boundaries in ``(start, end]`` whose tails the request keeps."""
+        prompt_tokens = 0 if record.request is None else record.request.num_prompt_tokens
+        replay = replay_boundary(prompt_tokens, self._alignment, max(self._lookahead, 1))
+        fallback = fallback_boundary(replay, self._alignment) if self._keeps_fallback else 0
+        return kept_boundaries(
+            start,
+            end,
+            alignment_tokens=self._alignment,
+            interval_tokens=self._interval,
+            singled_out=(replay, fallback, record.junction),
+        )
+
+    def rolling(self, end: int) -> range:
+        """Return the boundaries at which a request that ends around ``end`` may be resumed."""
+        first = max(finish_boundary(end, self._alignment, self._lookahead), self._alignment)
+        return range(first, end + 1, self._alignment)
+
+    def spares(self, start: int, end: int, kept: Iterable[int]) -> list[int]:
+        """Return the boundaries in ``(start, end]`` that nothing asks to keep."""
+        first = align_down(start, self._alignment) + self._alignment
+        return sorted(set(range(first, end + 1, self._alignment)).difference(kept))
+
+    def advance(self, record: RequestRecord, end: int) -> list[Tail]:
+        """Enter the tails of the boundaries that a request has passed, up to ``end`` tokens.
+
+        Returns:
+            All tails that were entered or confirmed.
+        """
+        start = record.passed
+        kept = self.kept(record, start, end)
+        rolling = [b for b in self.rolling(end) if b > start and b not in kept]
+        tails: list[Tail] = []
+        if self._keeps_spares:
+            for boundary in self.spares(start, end, [*kept, *rolling]):
+                tails += self._enter(record, boundary, Rank.SPARE)
+        rolled = [tail for b in rolling for tail in self._enter(record, b, Rank.ROLLING)]
+        kept_tails = [tail for b in kept for tail in self._enter(record, b, Rank.KEPT)]
+        record.kept += kept_tails
+        self._roll(record, rolled, finish_boundary(end, self._alignment, self._lookahead))
+        record.passed = end
+        return tails + rolled + kept_tails
+
+    def finish(self, record: RequestRecord) -> list[TailBlock]:
+        """Keep the finish boundary's tail; return the blocks of all tails the request keeps.
+
+        Called when the request ends or is preempted, before its blocks are freed.
+        """
+        boundary = finish_boundary(record.cached, self._alignment, self._lookahead)
+        for tail in record.rolling:
+            if tail.boundary == boundary:
+                self._set_rank(tail, Rank.KEPT)
+                record.kept.append(tail)
+            else:
+                self._let_go(tail, needed=set())
+        record.rolling.clear()
+        blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
+        return list(blocks.values())
+
+    def lend(self, record: RequestRecord, boundary: int, blocks: Sequence[TailBlock]) -> None:
+        """A hit rests on a tail: whatever it was, it is kept from now on."""
+        tail = Tail(boundary, tuple(blocks))
+        self._set_rank(tail, Rank.KEPT)
+        record.kept.append(tail)
+
+    def _roll(self, record: RequestRecord, tails: list[Tail], finish: int) -> None:
+        """Let go of tails that the request has left behind: it would be resumed further on."""
+        record.rolling += tails
+        left = [tail for tail in record.rolling if tail.boundary < finish]
+        if not left:
+            return
+        record.rolling = [tail for tail in record.rolling if tail.boundary >= finish]
+        needed = {b.block.block_id for tail in record.rolling for b in tail.blocks}
+        for tail in left:
+            self._let_go(tail, needed)
+
+    def _let_go(self, tail: Tail, needed: set[int]) -> None:
+        """Make a rolling tail spare, or scratch; what somebody else keeps or needs stays."""
+        for entry in tail.blocks:
+            block = entry.block
+            is_ours = entry.is_intact and self._pool.rank(block) is Rank.ROLLING
+            if not is_ours or block.block_id in needed:
+                continue
+            if self._keeps_spares:
+                self._pool.set_rank(block, Rank.SPARE)
+            else:
+                self._pool.give_up(block)
+
+    def _set_rank(self, tail: Tail, rank: Rank) -> None:
+        for entry in tail.blocks:
+            if entry.is_intact and self._pool.rank(entry.block) > rank:
+                self._pool.set_rank(entry.block, rank)
+
+    def _enter(self, record: RequestRecord, boundary: int, rank: Rank) -> list[Tail]:
+        """Enter one tail whole, or not at all where the request does not hold all of it."""
+        request = record.request
+        assert request is not None, "its blocks are entered, so it has named itself"
+        held = [
+            (group, group.tail(boundary), group.manager.req_to_blocks[request.request_id])
+            for group in self._groups
+        ]
+        for _, ordinals, blocks in held:
+            if ordinals and not _are_held(blocks, ordinals):
+                return []
+        entries: list[TailBlock] = []
+        for group, ordinals, blocks in held:
+            if ordinals:
+                entries += self._enter_blocks(request, group, ordinals, blocks, rank)
+        return [Tail(boundary, tuple(entries))]
+
+    def _enter_blocks(
+        self,
+        request: Request,
+        group: Group,
+        ordinals: range,
+        blocks: list[KVCacheBlock],
+        rank: Rank,
+    ) -> Iterable[TailBlock]:
+        pool = self._pool
+        fresh = {i for i in ordinals if blocks[i]._block_hash is None}
+        if fresh:
+            pool.cache_full_blocks(
+                request, blocks, ordinals.start, ordinals.stop, group.block_tokens, group.id
+            )
+        for ordinal in ordinals:
+            block = blocks[ordinal]
+            if ordinal in fresh or pool.rank(block) > rank:
+                pool.set_rank(block, rank)
+            key = block._block_hash
+            assert key is not None, "it was entered just now, or before"
+            yield TailBlock(block, key, ordinal * group.block_tokens)
+
+
+def _are_held(blocks: Sequence[KVCacheBlock], ordinals: range) -> bool:
+    return ordinals.stop <= len(blocks) and not any(blocks[ordinal].is_null for ordinal in ordinals)
