@@ -2,6 +2,7 @@
 """Every variable: its default, each kind of value, and the error for a wrong one."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from vllm_ascend.envs import VARIABLES, AscendConfig, child_environment, load_co
 def test_nothing_set_is_stock():
     assert load_config({}) == AscendConfig()
     assert load_config({}).is_stock
-    assert not load_config({}).splits_free_queue
+    assert not load_config({}).changes_caching
 
 
 def test_empty_counts_as_unset():
@@ -30,14 +31,57 @@ def test_empty_counts_as_unset():
         ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "4096", "retention", 4096),
         ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "32", "dsv4_compressed_kv_block_size", 32),
         ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "128", "dsv4_compressed_kv_block_size", 128),
+        ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1", "partial_hits", True),
+        ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "512", "partial_min_hit_tokens", 512),
+        ("VLLM_ASCEND_DSV4_SPARSE_STATE", "1", "sparse_state", True),
+        ("VLLM_ASCEND_SPARE_TAILS", "1", "spare_tails", True),
+        ("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "best", "profile", "best"),
     ],
 )
 def test_values(name, raw, field, value):
     assert getattr(load_config({name: raw}), field) == value
 
 
-def test_retention_splits_the_free_queue():
-    assert load_config({"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "0"}).splits_free_queue
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "0"},
+        {"VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"},
+        {"VLLM_ASCEND_DSV4_SPARSE_STATE": "1"},
+        {"VLLM_ASCEND_SPARE_TAILS": "1"},
+        {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"},
+    ],
+    ids=lambda environment: next(iter(environment)),
+)
+def test_every_switch_of_the_cache_changes_caching(environment):
+    assert load_config(environment).changes_caching
+
+
+def test_the_best_profile_is_one_line_for_four_switches():
+    profile = load_config({"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"})
+    each = load_config(
+        {
+            "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "auto",
+            "VLLM_ASCEND_DSV4_PARTIAL_HITS": "1",
+            "VLLM_ASCEND_DSV4_SPARSE_STATE": "1",
+            "VLLM_ASCEND_SPARE_TAILS": "1",
+        }
+    )
+    assert replace(profile, profile="stock", retention_from_profile=False) == each
+    assert not profile.apply_dsv4_patch
+
+
+def test_a_variable_wins_over_the_profile():
+    config = load_config(
+        {
+            "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best",
+            "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "4096",
+            "VLLM_ASCEND_DSV4_SPARSE_STATE": "0",
+        }
+    )
+    assert (config.retention, config.sparse_state) == (4096, False)
+    assert config.partial_hits and config.spare_tails
+    assert not config.retention_from_profile
 
 
 @pytest.mark.parametrize(

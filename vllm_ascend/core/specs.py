@@ -102,8 +102,8 @@ def tail_start(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> TailStart:
     A sliding window reads ``window - 1`` tokens back. A compressor reads its open window, and one
     that overlaps the window before that too: at the end of a window the first kind reads nothing.
     A compressor's state says how far it looks back (``sliding_window``), not over how many windows;
-    the ratios of the model's compressed groups tell, and where they leave a doubt the whole
-    window is taken.
+    the ratios of the model's compressed groups tell. Where they leave a doubt the whole window is
+    taken (stock vLLM shows its scheduler one layer of a group that holds several ratios).
 
     Args:
         spec: A windowed group's spec.

@@ -210,13 +210,14 @@ def plan_other(table: Sequence[Patch], version: str) -> tuple[list[PatchStatus],
                 for p in table}  # fmt: skip
     if not any(evidence.values()):
         return [], ["it has none of the features that the patches bring"]
+    features = {patch.feature for patch in table if evidence[patch.target]}
     rows: list[PatchStatus] = []
     problems: list[str] = []
     for patch in table:
         if evidence[patch.target]:
             reason = f"vLLM {version} has {patch.skip_if_present}"
             rows.append(PatchStatus(patch.target, patch.feature, LEFT_TO_VLLM, reason))
-        elif patch.skip_if_present is None:
+        elif patch.feature not in features:
             reason = f"written for vLLM {SUPPORTED_VLLM} only"
             rows.append(PatchStatus(patch.target, patch.feature, NOT_AVAILABLE, reason))
         else:

@@ -145,6 +145,7 @@ MODES: tuple[Mode, ...] = (
     Mode("async-mtp", {"async_scheduling": True, "num_speculative_tokens": 2}),
 )
 
+
 @dataclass(frozen=True)
 class Switches:
     """A set of the project's switches.

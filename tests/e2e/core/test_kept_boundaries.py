@@ -12,7 +12,7 @@ import random
 import pytest
 
 from tests.e2e.core import layouts
-from tests.e2e.core.configurations import DSV4, RETENTION
+from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARSE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from vllm_ascend.oracle import OracleOptions
@@ -24,6 +24,22 @@ LAYOUTS = {
     "gemma": (lambda k: layouts.gemma_like(4, 9), 4, {}),
     "dsv4-stock": (lambda k: layouts.dsv4_stock_tiny(mtp=k > 0), 32, {}),
     "dsv4-rows": (lambda k: layouts.dsv4_rows_tiny(mtp=k > 0), 64, {DSV4: "1"}),
+    "dsv4-stock-partial": (
+        # Its scheduler sees ratio 4 alone; at 8 tokens the other compressor's window is open.
+        lambda k: layouts.dsv4_stock_tiny(mtp=k > 0),
+        8,
+        {PARTIAL: "1"},
+    ),
+    "dsv4-rows-partial": (
+        lambda k: layouts.dsv4_rows_tiny(mtp=k > 0),
+        16,
+        {DSV4: "1", PARTIAL: "1"},
+    ),
+    "dsv4-rows-sparse": (
+        lambda k: layouts.dsv4_rows_tiny(mtp=k > 0),
+        16,
+        {DSV4: "1", PARTIAL: "1", SPARSE: "1"},
+    ),
 }
 
 

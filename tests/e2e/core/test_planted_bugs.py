@@ -8,7 +8,7 @@ see test_planted_retention_bugs.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from vllm.v1.core import kv_cache_utils
@@ -21,6 +21,7 @@ from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
 from vllm_ascend.core import prefix_lookup
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.core.specs import is_downward_closed, tokens_per_block
@@ -107,13 +108,7 @@ def end_hits_inside_compressed_blocks(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_eagle_drop(patch: pytest.MonkeyPatch) -> None:
     """Treat groups with draft layers like all others."""
-    original = AscendHybridKVCacheCoordinator.__init__
-
-    def __init__(self, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        self._groups = [replace(group, is_eagle=False) for group in self._groups]
-
-    patch.setattr(AscendHybridKVCacheCoordinator, "__init__", __init__)
+    patch.setattr(AscendHybridKVCacheCoordinator, "_find_eagle_groups", lambda *args: set())
 
 
 def ignore_successors(patch: pytest.MonkeyPatch) -> None:
@@ -187,13 +182,13 @@ def free_twice(patch: pytest.MonkeyPatch) -> None:
 
 def leak_blocks(patch: pytest.MonkeyPatch) -> None:
     """Forget the last block whenever several are freed."""
-    original = BlockPool.free_blocks
+    original = AscendBlockPool.free_blocks
 
     def free_blocks(self, ordered_blocks: Iterable, *args, **kwargs) -> None:
         blocks = list(ordered_blocks)
         original(self, blocks[: max(1, len(blocks) - 1)], *args, **kwargs)
 
-    patch.setattr(BlockPool, "free_blocks", free_blocks)
+    patch.setattr(AscendBlockPool, "free_blocks", free_blocks)
 
 
 def hash_without_the_parent(patch: pytest.MonkeyPatch) -> None:

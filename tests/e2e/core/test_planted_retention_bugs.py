@@ -6,59 +6,54 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
-from vllm.v1.core.block_pool import BlockPool
 
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import Bench, check_churn, random_prompt
-from vllm_ascend.core import single_type_kv_cache_manager
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool
+from vllm_ascend.core.granule_index import GranuleIndex
+from vllm_ascend.core.tail_cache import TailCache
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def edit_mask(edit: Callable[[list[bool]], list[bool]]) -> Plant:
-    """Change the mask of kept blocks."""
+def edit_tails(edit: Callable[[range], range]) -> Plant:
+    """Change which blocks of a kept tail are entered."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        original = single_type_kv_cache_manager.retained_block_mask
+        original = TailCache._enter_blocks
 
-        def retained_block_mask(*args, **kwargs):
-            mask = original(*args, **kwargs)
-            return None if mask is None else edit(mask)
+        def _enter_blocks(self, request, group, ordinals, blocks, rank):
+            return list(original(self, request, group, edit(ordinals), blocks, rank))
 
-        patch.setattr(single_type_kv_cache_manager, "retained_block_mask", retained_block_mask)
+        patch.setattr(TailCache, "_enter_blocks", _enter_blocks)
 
     return plant
 
 
-def without_first(mask: list[bool]) -> list[bool]:
-    """Every tail lacks its first block."""
-    return [kept and i > 0 and mask[i - 1] for i, kept in enumerate(mask)]
-
-
-def without_last(mask: list[bool]) -> list[bool]:
-    """Every tail lacks its last block."""
-    return [kept and i + 1 < len(mask) and mask[i + 1] for i, kept in enumerate(mask)]
-
-
-def one_block_late(mask: list[bool]) -> list[bool]:
-    """Every tail is kept one block behind its boundary."""
-    return [False, *mask[:-1]]
+def one_block_early(ordinals: range) -> range:
+    """Every tail is kept one block before its boundary."""
+    return range(max(ordinals.start - 1, 0), ordinals.stop - 1)
 
 
 def skip_a_boundary_at_the_end_of_a_chunk(patch: pytest.MonkeyPatch) -> None:
-    """Forget the replay boundary when the chunk being cached ends on it."""
-    original = single_type_kv_cache_manager.retained_block_mask
+    """Forget the boundary that the chunk being cached ends on."""
+    original = TailCache._enter
 
-    def retained_block_mask(start_block, end_block, *, block_tokens, **kwargs):
-        if kwargs["replay_boundary_tokens"] == end_block * block_tokens:
-            kwargs["replay_boundary_tokens"] = None
-        return original(start_block, end_block, block_tokens=block_tokens, **kwargs)
+    def _enter(self, record, boundary, rank):
+        return [] if boundary == self.end else original(self, record, boundary, rank)
 
-    patch.setattr(single_type_kv_cache_manager, "retained_block_mask", retained_block_mask)
+    advance = TailCache.advance
+
+    def advance_to(self, record, end):
+        self.end = end
+        return advance(self, record, end)
+
+    patch.setattr(TailCache, "_enter", _enter)
+    patch.setattr(TailCache, "advance", advance_to)
 
 
 def replay_hits_its_boundary(layout: str, make_engine: MakeEngine) -> None:
-    """The chunk ends on the boundary, and the mask covers one tail only."""
+    """The chunk ends on the boundary."""
     bench = Bench(make_engine, layout, "0")
     unit = bench.alignment
     bench = Bench(make_engine, layout, "0", max_num_batched_tokens=2 * unit)
@@ -71,9 +66,9 @@ def replay_hits_its_boundary(layout: str, make_engine: MakeEngine) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(edit_mask(without_first), id="tail without its first block"),
-        pytest.param(edit_mask(without_last), id="tail without its last block"),
-        pytest.param(edit_mask(one_block_late), id="tail one block late"),
+        pytest.param(edit_tails(lambda tail: tail[1:]), id="tail without its first block"),
+        pytest.param(edit_tails(lambda tail: tail[:-1]), id="tail without its last block"),
+        pytest.param(edit_tails(one_block_early), id="tail one block early"),
         skip_a_boundary_at_the_end_of_a_chunk,
     ],
 )
@@ -97,7 +92,7 @@ def free_cached_blocks_to_the_front(patch: pytest.MonkeyPatch) -> None:
             [block for block in blocks if block.ref_cnt == 0 and not block.is_null]
         )
 
-    patch.setattr(BlockPool, "free_blocks", free_blocks)
+    patch.setattr(AscendBlockPool, "free_blocks", free_blocks)
 
 
 def free_scratch_blocks_to_the_back(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +106,7 @@ def free_scratch_blocks_to_the_back(patch: pytest.MonkeyPatch) -> None:
             [block for block in blocks if block.ref_cnt == 0 and not block.is_null]
         )
 
-    patch.setattr(BlockPool, "free_blocks", free_blocks)
+    patch.setattr(AscendBlockPool, "free_blocks", free_blocks)
 
 
 @pytest.mark.parametrize("layout", ["gemma", "dsv4-stock", "dsv4-rows"])
@@ -122,5 +117,18 @@ def test_a_wrong_order_of_eviction_is_noticed(
     plant: Plant, layout: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(AssertionError, match="kept prefix was evicted"):
+    with pytest.raises(AssertionError, match=r"kept prefix was evicted|among the scratch blocks"):
         check_churn(layout, make_engine)
+
+
+def free_unfinished_blocks_as_scratch(patch: pytest.MonkeyPatch) -> None:
+    """Reuse blocks that only their granules are known of before anything else."""
+    patch.setattr(GranuleIndex, "__contains__", lambda self, block: False)
+
+
+def test_an_unfinished_block_is_as_cached_as_a_full_one(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_unfinished_blocks_as_scratch(monkeypatch)
+    with pytest.raises(AssertionError, match="kept prefix was evicted"):
+        check_churn("dsv4-rows-partial", make_engine)

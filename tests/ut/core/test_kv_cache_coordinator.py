@@ -156,7 +156,9 @@ def test_retention_keeps_interval_and_replay_boundaries_only():
     def hit(shared: int) -> int:
         return cache.hit(request(f"b{shared}", tokens(shared) + tokens(20, start=500)))[1]
 
-    assert [hit(shared) for shared in (23, 24, 47, 48, 55, 56, 64)] == [0, 24, 24, 48, 48, 56, 56]
+    # 56 is the replay boundary of 64 tokens, 64 the finish boundary.
+    expected = {23: 0, 24: 24, 47: 24, 48: 48, 55: 48, 56: 56, 63: 56, 64: 64}
+    assert {shared: hit(shared) for shared in expected} == expected
 
 
 def test_replay_boundary_survives_when_the_chunk_ends_on_it():
@@ -171,8 +173,9 @@ def test_blocks_that_cannot_be_hit_stay_scratch_and_are_reused_first():
     cache.run(request("a", tokens(64)), chunk=16)
     pool = cache.coordinator.block_pool
     order = [block.block_hash is None for block in pool.free_block_queue.get_all_free_blocks()]
-    # 8 full blocks and the tail (2 blocks) before token 56 are cached, everything else is not.
-    assert order == [True] * 29 + [False] * 10
+    # 8 full blocks and the tails (2 blocks each) before tokens 56 (replay) and 64 (finish) are
+    # cached, everything else is not.
+    assert order == [True] * 27 + [False] * 12
 
 
 def test_a_finished_request_is_given_up_from_its_deep_end_in_all_groups():
@@ -209,7 +212,7 @@ def test_admission_asks_for_the_window_behind_a_hit():
     """Capped from the first token on, a request behind a long hit would ask for nothing."""
     cache = Cache(full(8), window(8, 4), local_kv_retention_interval=0, max_num_batched_tokens=16)
     cache.run(request("a", tokens(200)))
-    probe = request("b", tokens(200) + tokens(100, start=500))
+    probe = request("b", tokens(192) + tokens(108, start=500))
     blocks, hit = cache.hit(probe)
     assert hit == 192
 

@@ -76,15 +76,25 @@ def test_a_vllm_with_retention_keeps_its_own():
     assert answer["changes"] == 0
     status = {(feature, status) for _, feature, status in answer["rows"]}
     assert status == {
-        (patch.feature, "left to vLLM" if patch.skip_if_present else "not available")
-        for patch in collect_patches()
+        ("retention", "left to vLLM"),
+        ("dsv4-layout", "not available"),
+        ("partial-hits", "not available"),
+        ("retention-exactness", "not available"),
     }
-    assert {("retention", "left to vLLM"), ("dsv4-layout", "not available")} <= status
+    assert len(answer["rows"]) == len(collect_patches())
 
 
-def test_the_ascend_layout_is_refused_where_it_is_not_available():
-    answer = probe("0.23.0", VLLM_ASCEND_APPLY_DSV4_PATCH="1")
-    assert "required but not available on vLLM 0.23.0: dsv4-layout" in answer["error"]
+@pytest.mark.parametrize(
+    ("variable", "feature"),
+    [
+        ("VLLM_ASCEND_APPLY_DSV4_PATCH", "dsv4-layout"),
+        ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "partial-hits"),
+        ("VLLM_ASCEND_SPARE_TAILS", "retention-exactness"),
+    ],
+)
+def test_what_is_switched_on_is_refused_where_it_is_not_available(variable, feature):
+    answer = probe("0.23.0", **{variable: "1"})
+    assert f"required but not available on vLLM 0.23.0: {feature}" in answer["error"]
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.21.0"])

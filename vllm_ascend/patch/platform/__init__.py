@@ -8,7 +8,7 @@ Raises:
 # ruff: noqa: E402 - the version is judged before the patch modules are imported
 from vllm.logger import init_logger
 
-from vllm_ascend.envs import load_config
+from vllm_ascend.envs import AscendConfig, load_config
 from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
 
 # vllm-project/vllm#43447, with which vLLM took over most of what is patched here.
@@ -41,14 +41,25 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
+def _required_features(config: AscendConfig) -> set[str]:
+    """Return what the switches that are set cannot do without."""
+    required: set[str] = set()
+    if config.apply_dsv4_patch:
+        required.add("dsv4-layout")
+    if config.partial_hits:
+        required.add("partial-hits")
+    if config.sparse_state or config.spare_tails:
+        required.add("retention-exactness")
+    return required
+
+
 def install_all() -> Installation:
     """Install the platform patches; return the live installation if they are in force.
 
     Raises:
         PatchError: See :mod:`vllm_ascend.patch.installer`.
     """
-    required = {"dsv4-layout"} if load_config().apply_dsv4_patch else set()
-    installation = install(PATCHES, required_features=required)
+    installation = install(PATCHES, required_features=_required_features(load_config()))
     _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
     return installation
 
