@@ -296,7 +296,7 @@ def let_in_with(make: Callable[..., Engine]) -> list[bool]:
     idle.run()
     free = idle.manager.block_pool.free_block_queue
     cached = free.num_free_blocks - free.num_expendable_blocks
-    return [hit_with_little_memory(make(**{RETENTION: "0"}), cached + n) for n in range(20)]
+    return [hit_with_little_memory(make(**{RETENTION: "0"}), cached + n) for n in range(40)]
 
 
 def test_copies_are_counted_before_a_request_is_let_in(
