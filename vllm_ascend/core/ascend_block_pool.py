@@ -6,6 +6,7 @@ A subclass, built by the coordinator itself: vLLM's own pools stay what they are
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
@@ -72,23 +73,45 @@ class AscendBlockPool(BlockPool):
             block_size: Tokens per block.
             block_mask: One flag per ordinal; ``None`` allows all.
         """
-        names = BlockNames(request.block_hashes, self.hash_block_size, block_size)
-        suffix = group_suffix(kv_cache_group_id)
-        insert = self.cached_block_hash_to_block.insert
+        ordinals: Iterable[int] = range(num_cached_blocks, num_full_blocks)
+        if block_mask is not None:
+            ordinals = itertools.compress(ordinals, block_mask)
+        self.enter(request, blocks, ordinals, block_size, kv_cache_group_id)
+
+    def enter(
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        ordinals: Iterable[int],
+        block_tokens: int,
+        group_id: int,
+        rank: Rank = Rank.KEPT,
+    ) -> None:
+        """Enter some blocks of a request under their names; see ``cache_full_blocks``.
+
+        Args:
+            ordinals: Which of ``blocks``, ascending.
+            rank: Why; a block that is cached already keeps the better of two ranks.
+        """
+        names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
+        name_of, suffix = names.__getitem__, group_suffix(group_id)
+        insert, ranks = self.cached_block_hash_to_block.insert, self._ranks
         entered: list[int] = []
-        for ordinal in range(num_cached_blocks, num_full_blocks):
+        for ordinal in ordinals:
             block = blocks[ordinal]
-            if block.is_null or block._block_hash is not None:
-                continue
-            if block_mask is not None and not block_mask[ordinal - num_cached_blocks]:
-                continue
-            key = BlockHashWithGroupId(names[ordinal] + suffix)
-            block._block_hash = key
-            insert(key, block)
-            entered.append(ordinal)
+            if block._block_hash is None:
+                if block.is_null:
+                    continue
+                key = BlockHashWithGroupId(name_of(ordinal) + suffix)
+                block._block_hash = key
+                insert(key, block)
+                ranks[block.block_id] = rank
+                entered.append(ordinal)
+            elif ranks[block.block_id] > rank:
+                self.set_rank(block, rank)
         if self.enable_kv_cache_events:
             for start, end in _runs(entered):
-                self._note_stored(request, names, start, end, block_size, kv_cache_group_id)
+                self._note_stored(request, names, start, end, block_tokens, group_id)
 
     def _note_stored(
         self,
@@ -154,6 +177,7 @@ class AscendBlockPool(BlockPool):
             ordered_blocks: Blocks, within a tier the one to be reused first at the head.
             prepend: Hand them out next, whatever they hold.
         """
+        with_granules, ranks = self.granules.known, self._ranks
         scratch: list[KVCacheBlock] = []
         spare: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
@@ -161,9 +185,9 @@ class AscendBlockPool(BlockPool):
             block.ref_cnt -= 1
             if block.ref_cnt or block.is_null:
                 continue
-            if prepend or (block._block_hash is None and block not in self.granules):
+            if prepend or (block._block_hash is None and block.block_id not in with_granules):
                 scratch.append(block)
-            elif self._ranks[block.block_id] == Rank.SPARE:
+            elif ranks[block.block_id] == Rank.SPARE:
                 spare.append(block)
             else:
                 cached.append(block)
@@ -182,6 +206,8 @@ class AscendBlockPool(BlockPool):
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Drop everything that is known of a block's content; see vLLM's base class."""
+        if block._block_hash is None and block.block_id not in self.granules.known:
+            return super()._maybe_evict_cached_block(block) if self.metrics_collector else False
         self._ranks[block.block_id] = Rank.KEPT
         self.granules.evict(block)
         return super()._maybe_evict_cached_block(block)

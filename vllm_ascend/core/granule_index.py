@@ -19,28 +19,32 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 
 class GranuleIndex:
-    """(group, granule hash) -> blocks of that group whose rows cover the granule."""
+    """(group, granule hash) -> blocks of that group whose rows cover the granule.
+
+    Attributes:
+        known: Block id -> the block's group and its granules. To be read only.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[int, BlockHashToBlockMap] = {}
-        self._granules: dict[int, tuple[int, list[BlockHash]]] = {}
+        self.known: dict[int, tuple[int, list[BlockHash]]] = {}
 
     def __contains__(self, block: KVCacheBlock) -> bool:
         """Whether any granule of the block is entered."""
-        return block.block_id in self._granules
+        return block.block_id in self.known
 
     def __len__(self) -> int:
         """Blocks with entries."""
-        return len(self._granules)
+        return len(self.known)
 
     def enter(self, group_id: int, block: KVCacheBlock, granules: Sequence[BlockHash]) -> None:
         """Add the next granules of a block, in order; the block's first one comes first."""
         entries = self._blocks.get(group_id)
         if entries is None:
             entries = self._blocks[group_id] = BlockHashToBlockMap()
-        known = self._granules.get(block.block_id)
+        known = self.known.get(block.block_id)
         if known is None:
-            self._granules[block.block_id] = (group_id, list(granules))
+            self.known[block.block_id] = (group_id, list(granules))
         else:
             known[1].extend(granules)
         for granule in granules:
@@ -48,7 +52,7 @@ class GranuleIndex:
 
     def evict(self, block: KVCacheBlock) -> None:
         """Drop all entries of a block; nothing happens if there are none."""
-        known = self._granules.pop(block.block_id, None)
+        known = self.known.pop(block.block_id, None)
         if known is None:
             return
         group_id, granules = known
@@ -89,7 +93,7 @@ class GranuleIndex:
     def clear(self) -> None:
         """Forget everything."""
         self._blocks.clear()
-        self._granules.clear()
+        self.known.clear()
 
     def key_bytes(self) -> int:
         """Return the bytes of all distinct granule hashes that are entered. Walks everything."""
@@ -106,7 +110,7 @@ class GranuleIndex:
 
     def granules_of(self, block: KVCacheBlock) -> tuple[int, Sequence[BlockHash]] | None:
         """Return a block's group and entered granules. For checks."""
-        return self._granules.get(block.block_id)
+        return self.known.get(block.block_id)
 
     def blocks_of(self, group_id: int, granule: BlockHash) -> set[int]:
         """Return the ids of all blocks entered under a granule. For checks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import lcm
+from typing import Any
 
 from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
 from vllm.v1.core.block_pool import BlockPool
@@ -23,7 +24,7 @@ from vllm.v1.request import Request
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_sizes import Granularity
 from vllm_ascend.core.prefix_lookup import CacheView, Group, PrefixLookup
-from vllm_ascend.core.retention import align_down, resolve_retention_interval
+from vllm_ascend.core.retention import align_down, resolve_retention_interval, tail_blocks
 from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.specs import (
     compress_ratio,
@@ -170,10 +171,14 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         return flagged or candidates or set(range(len(groups)))
 
     def _describe_groups(self, specs: Sequence[KVCacheSpec]) -> list[Group]:
-        def starts_tail(spec: KVCacheSpec, manager: SingleTypeKVCacheManager):
-            if self._changes_caching and is_windowed(spec):
-                return tail_start(spec, specs)
-            return manager.get_num_skipped_tokens
+        def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
+            if not (self._changes_caching and is_windowed(spec)):
+                return {"tail_start": manager.get_num_skipped_tokens}
+            start = tail_start(spec, specs)
+            # Far enough that no tail reaches over the first token.
+            boundary = align_down(spec.sliding_window, self.lcm_block_size) + self.lcm_block_size
+            blocks = tail_blocks(boundary, start(boundary), tokens_per_block(spec))
+            return {"tail_start": start, "tail_length": len(blocks)}
 
         return [
             Group(
@@ -188,7 +193,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
                 and compress_ratio(spec) > 1
                 and is_downward_closed(spec)
                 and tokens_per_block(spec) > self.lcm_block_size,
-                tail_start=starts_tail(spec, manager),
+                **tails(spec, manager),
             )
             for i, (manager, spec) in enumerate(zip(self.single_type_managers, specs, strict=True))
         ]

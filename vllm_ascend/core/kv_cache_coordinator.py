@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import cast
 
 from vllm.utils.math_utils import cdiv
@@ -22,10 +23,10 @@ from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
 from vllm_ascend.core.hybrid_lookup import HybridLookupCoordinator
 from vllm_ascend.core.prefix_lookup import Group
-from vllm_ascend.core.request_record import RequestRecord, Tail, TailBlock
+from vllm_ascend.core.request_record import RequestRecord, TailBlock
 from vllm_ascend.core.retention import align_down
 from vllm_ascend.core.sparse_state import SparseState
-from vllm_ascend.core.tail_cache import TailCache
+from vllm_ascend.core.tail_cache import Entered, TailCache
 
 __all__ = ["AscendHybridKVCacheCoordinator"]
 
@@ -44,7 +45,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         super().__init__(*args, **kwargs)
         self._records: dict[str, RequestRecord] = {}
         self._looking_up: RequestRecord | None = None
-        self._entered_this_step: defaultdict[str, list[int]] = defaultdict(list)
+        self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self._unwritten_granules: defaultdict[
             str, list[tuple[int, KVCacheBlock, list[BlockHash]]]
         ] = defaultdict(list)
@@ -267,16 +268,16 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         record.next_cache = named + self.hash_block_size
         entered = self._entered_this_step[request.request_id]
         for group in self._unretained:
-            blocks = group.manager.req_to_blocks[request.request_id]
-            ordinals = self._enter_full_blocks(group, request, named)
-            entered.extend(blocks[ordinal].block_id for ordinal in ordinals)
+            entered.append(Entered(group, self._enter_full_blocks(group, request, named)))
             if group.ends_inside:
                 self._collect_granules(group, record, request, named)
         for group in self._retained:
             if group.is_eagle:
                 self._successors.resolve_pending(group.id, request)
-        for tail in self._tails.advance(record, named):
-            self._note_tail(request, tail, entered)
+        tails = self._tails.advance(record, named)
+        for group, ordinals in tails:
+            self._note_tails(request, group, ordinals)
+        entered += tails
         record.cached = named
 
     def _collect_granules(
@@ -298,19 +299,15 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             first = min(end, block_end)
         record.granules[group.id] = max(end, record.granules.get(group.id, 0))
 
-    def _note_tail(self, request: Request, tail: Tail, entered: list[int]) -> None:
-        """Remember of a tail what a later look-up must know."""
-        for group in self._retained:
-            if not (group.is_eagle or group.is_compressor_state):
-                continue
-            blocks = group.manager.req_to_blocks[request.request_id]
-            for ordinal in group.tail(tail.boundary):
-                if group.is_eagle:
-                    end_tokens = (ordinal + 1) * group.block_tokens
-                    self._successors.remember(group.id, request, blocks[ordinal], end_tokens)
-                else:
-                    self._state_blocks_entered_this_step.add(blocks[ordinal].block_id)
-        entered.extend(entry.block.block_id for entry in tail.blocks)
+    def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
+        """Remember of the blocks of tails what a later look-up must know."""
+        blocks = group.manager.req_to_blocks[request.request_id]
+        if group.is_eagle:
+            for ordinal in ordinals:
+                end_tokens = (ordinal + 1) * group.block_tokens
+                self._successors.remember(group.id, request, blocks[ordinal], end_tokens)
+        if group.is_compressor_state:
+            self._state_blocks_entered_this_step.update(blocks[i].block_id for i in ordinals)
 
     def withdraw_unwritten(self, request_id: str) -> None:
         """Take back what a request entered in the step being scheduled.
@@ -320,7 +317,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         withdrawn, as in stock vLLM.
         """
         self._unwritten_granules.pop(request_id, None)
-        self.block_pool.evict_blocks(set(self._entered_this_step.pop(request_id, ())))
+        for group, ordinals in self._entered_this_step.pop(request_id, ()):
+            blocks = group.manager.req_to_blocks[request_id]
+            self.block_pool.evict_blocks({blocks[ordinal].block_id for ordinal in ordinals})
 
     def new_step_starts(self) -> None:
         """Called when a new step is started: the one before has been dispatched."""
@@ -404,19 +403,20 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         for group in self._groups:
             blocks = group.manager.req_to_blocks.pop(request_id, [])
             first = record.freed.get(group.id, 0) if record is not None else 0
-            held.extend(
-                (ordinal * group.block_tokens, block)
+            tokens = group.block_tokens
+            held += [
+                (ordinal * tokens, block)
                 for ordinal, block in enumerate(blocks[first:], first)
                 if not block.is_null
-            )
+            ]
             group.manager.free(request_id)
         self._free_deep_first(held)
 
     def _free_deep_first(self, blocks: list[tuple[int, KVCacheBlock]]) -> None:
         """Free blocks, given with their first tokens."""
         if blocks:
-            blocks.sort(key=lambda start_and_block: start_and_block[0], reverse=True)
-            self.block_pool.free_blocks(block for _, block in blocks)
+            blocks.sort(key=itemgetter(0), reverse=True)
+            self.block_pool.free_blocks([block for _, block in blocks])
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group, for cascade attention.

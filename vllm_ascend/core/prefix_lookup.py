@@ -30,6 +30,7 @@ class Group:
 
     Attributes:
         tail_start: Boundary -> first token whose row is read there (groups that forget).
+        tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
         ends_inside: Whether a hit may end inside a block, which is then copied.
         is_retained: Whether retention decides which tails are kept.
         suffix: Turns a block's name into its key in the index.
@@ -44,6 +45,7 @@ class Group:
     is_eagle: bool
     ends_inside: bool
     tail_start: TailStart
+    tail_length: int | None = None
     suffix: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +53,10 @@ class Group:
 
     def tail(self, boundary: int) -> range:
         """Ordinals of the blocks that must be cached to resume at ``boundary``."""
-        return tail_blocks(boundary, self.tail_start(boundary), self.block_tokens)
+        if self.tail_length is None:
+            return tail_blocks(boundary, self.tail_start(boundary), self.block_tokens)
+        end = boundary // self.block_tokens
+        return range(max(end - self.tail_length, 0), end)
 
 
 @dataclass(frozen=True)

@@ -105,22 +105,22 @@ class SparseState:
         record = self._records[request_id]
         if record.request is None:
             return
-        wanted = self._spare_ordinals(record, new_blocks, num_main_tokens)
+        holes = self._holes(record, new_blocks, num_main_tokens)
         reserve = self._blocks_per_step + self._blocks_per_request * len(self._records)
         available = self._pool.free_block_queue.num_expendable_blocks - reserve
-        if not wanted or available <= 0:
+        if not holes or available <= 0:
             return
-        per_boundary = max(len(ordinals) for ordinals in wanted.values())
-        for boundary in spread(sorted(wanted), available // per_boundary):
-            blocks = self._pool.get_new_blocks(len(wanted[boundary]))
-            for (group, ordinal), block in zip(wanted[boundary], blocks, strict=True):
-                table = group.manager.req_to_blocks[request_id]
-                table[ordinal] = block
-                given = new_blocks[group.id]
-                given[ordinal - (len(table) - len(given))] = block
-                self._spares.append((request_id, group, ordinal, block))
+        per_boundary = max(map(len, holes.values()))
+        chosen = spread(sorted(holes), available // per_boundary)
+        filled = [hole for boundary in chosen for hole in holes[boundary]]
+        blocks = self._pool.get_new_blocks(len(filled))
+        for (group, ordinal), block in zip(filled, blocks, strict=True):
+            table = group.manager.req_to_blocks[request_id]
+            given = new_blocks[group.id]
+            table[ordinal] = given[ordinal - len(table) + len(given)] = block
+            self._spares.append((request_id, group, ordinal, block))
 
-    def _spare_ordinals(
+    def _holes(
         self,
         record: RequestRecord,
         new_blocks: tuple[list[KVCacheBlock], ...],
@@ -128,23 +128,24 @@ class SparseState:
     ) -> dict[int, list[tuple[Group, int]]]:
         """Return by boundary the blocks that its tail lacks, all among the new ones."""
         assert record.request is not None
-        request_id = record.request.request_id
         end = min(num_main_tokens, record.request.num_tokens)
         read = self._read_boundaries(record, num_main_tokens)
-        missing: dict[int, list[tuple[Group, int]]] = {}
-        for boundary in self._tails.spares(record.passed, end, read):
-            lacks: list[tuple[Group, int]] = []
-            for group in self._sparse:
-                table = group.manager.req_to_blocks[request_id]
-                first_new = len(table) - len(new_blocks[group.id])
-                lacks += [
+        boundaries = self._tails.spares(record.passed, end, read)
+        holes: dict[int, list[tuple[Group, int]]] = {}
+        for group in self._sparse:
+            if not group.tail_length:
+                continue
+            table = group.manager.req_to_blocks[record.request.request_id]
+            first_new = len(table) - len(new_blocks[group.id])
+            for boundary in boundaries:
+                lacks = [
                     (group, ordinal)
                     for ordinal in group.tail(boundary)
                     if ordinal >= first_new and table[ordinal].is_null
                 ]
-            if lacks:
-                missing[boundary] = lacks
-        return missing
+                if lacks:
+                    holes.setdefault(boundary, []).extend(lacks)
+        return holes
 
     def release_spares(self) -> None:
         """Free the spare tails' state: the step that wrote it has been dispatched."""

@@ -8,9 +8,9 @@ it ended now (it rolls along), and with spare tails of every other boundary as w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
 from vllm_ascend.core.prefix_lookup import Group
@@ -22,6 +22,13 @@ from vllm_ascend.core.retention import (
     kept_boundaries,
     replay_boundary,
 )
+
+
+class Entered(NamedTuple):
+    """Blocks of a request that are in the index now, by ordinal."""
+
+    group: Group
+    ordinals: Sequence[int]
 
 
 class TailCache:
@@ -84,25 +91,26 @@ class TailCache:
         first = align_down(start, self._alignment) + self._alignment
         return sorted(set(range(first, end + 1, self._alignment)).difference(kept))
 
-    def advance(self, record: RequestRecord, end: int) -> list[Tail]:
+    def advance(self, record: RequestRecord, end: int) -> list[Entered]:
         """Enter the tails of the boundaries that a request has passed, up to ``end`` tokens.
 
         Returns:
-            All tails that were entered or confirmed.
+            What is cached now and was perhaps not before.
         """
-        start = record.passed
+        start, record.passed = record.passed, end
         kept = self.kept(record, start, end)
         rolling = [b for b in self.rolling(end) if b > start and b not in kept]
-        tails: list[Tail] = []
+        entered: list[Entered] = []
         if self._keeps_spares:
-            for boundary in self.spares(start, end, [*kept, *rolling]):
-                tails += self._enter(record, boundary, Rank.SPARE)
-        rolled = [tail for b in rolling for tail in self._enter(record, b, Rank.ROLLING)]
-        kept_tails = [tail for b in kept for tail in self._enter(record, b, Rank.KEPT)]
-        record.kept += kept_tails
+            spares = self._held(record, self.spares(start, end, [*kept, *rolling]))
+            entered += self._enter(record, spares, Rank.SPARE)
+        kept, rolling = self._held(record, kept), self._held(record, rolling)
+        entered += self._enter(record, rolling, Rank.ROLLING)
+        entered += self._enter(record, kept, Rank.KEPT)
+        record.kept += [self._tail(record, boundary) for boundary in kept]
+        rolled = [self._tail(record, boundary) for boundary in rolling]
         self._roll(record, rolled, finish_boundary(end, self._alignment, self._lookahead))
-        record.passed = end
-        return tails + rolled + kept_tails
+        return entered
 
     def finish(self, record: RequestRecord) -> list[TailBlock]:
         """Keep the finish boundary's tail; return the blocks of all tails the request keeps.
@@ -154,45 +162,54 @@ class TailCache:
             if entry.is_intact and self._pool.rank(entry.block) > rank:
                 self._pool.set_rank(entry.block, rank)
 
-    def _enter(self, record: RequestRecord, boundary: int, rank: Rank) -> list[Tail]:
-        """Enter one tail whole, or not at all where the request does not hold all of it."""
-        request = record.request
-        assert request is not None, "its blocks are entered, so it has named itself"
-        held = [
-            (group, group.tail(boundary), group.manager.req_to_blocks[request.request_id])
-            for group in self._groups
-        ]
-        for _, ordinals, blocks in held:
-            if ordinals and not _are_held(blocks, ordinals):
-                return []
-        entries: list[TailBlock] = []
-        for group, ordinals, blocks in held:
+    def _held(self, record: RequestRecord, boundaries: Iterable[int]) -> list[int]:
+        """Return the boundaries whose tails the request holds in all groups."""
+        null_block = self._pool.null_block
+        held = list(boundaries)
+        for group, blocks in self._tables(record):
+            tokens, known = group.block_tokens, len(blocks) * group.block_tokens
+            if group.tail_length == 1:  # by far the most, and thousands in a step
+                held = [b for b in held if b <= known and blocks[b // tokens - 1] is not null_block]
+            else:
+                held = [
+                    b
+                    for b in held
+                    if b <= known and all(blocks[i] is not null_block for i in group.tail(b))
+                ]
+        return held
+
+    def _enter(self, record: RequestRecord, boundaries: Sequence[int], rank: Rank) -> list[Entered]:
+        """Enter the tails of boundaries, all of which are held."""
+        if not boundaries:
+            return []
+        assert record.request is not None, "its blocks are entered, so it has named itself"
+        entered: list[Entered] = []
+        for group, blocks in self._tables(record):
+            ordinals = _ordinals(group, boundaries)
             if ordinals:
-                entries += self._enter_blocks(request, group, ordinals, blocks, rank)
-        return [Tail(boundary, tuple(entries))]
+                self._pool.enter(
+                    record.request, blocks, ordinals, group.block_tokens, group.id, rank
+                )
+                entered.append(Entered(group, ordinals))
+        return entered
 
-    def _enter_blocks(
-        self,
-        request: Request,
-        group: Group,
-        ordinals: range,
-        blocks: list[KVCacheBlock],
-        rank: Rank,
-    ) -> Iterable[TailBlock]:
-        pool = self._pool
-        fresh = {i for i in ordinals if blocks[i]._block_hash is None}
-        if fresh:
-            pool.cache_full_blocks(
-                request, blocks, ordinals.start, ordinals.stop, group.block_tokens, group.id
-            )
-        for ordinal in ordinals:
-            block = blocks[ordinal]
-            if ordinal in fresh or pool.rank(block) > rank:
-                pool.set_rank(block, rank)
-            key = block._block_hash
-            assert key is not None, "it was entered just now, or before"
-            yield TailBlock(block, key, ordinal * group.block_tokens)
+    def _tail(self, record: RequestRecord, boundary: int) -> Tail:
+        """Return the tail that was entered for a boundary."""
+        entries: list[TailBlock] = []
+        for group, blocks in self._tables(record):
+            for ordinal in group.tail(boundary):
+                key = blocks[ordinal].block_hash
+                assert key is not None, "it was entered just now, or before"
+                entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
+        return Tail(boundary, tuple(entries))
+
+    def _tables(self, record: RequestRecord) -> list[tuple[Group, list[KVCacheBlock]]]:
+        request_id = "" if record.request is None else record.request.request_id
+        return [(group, group.manager.req_to_blocks[request_id]) for group in self._groups]
 
 
-def _are_held(blocks: Sequence[KVCacheBlock], ordinals: range) -> bool:
-    return ordinals.stop <= len(blocks) and not any(blocks[ordinal].is_null for ordinal in ordinals)
+def _ordinals(group: Group, boundaries: Sequence[int]) -> list[int]:
+    """Return the blocks of all tails, ascending; one may belong to two of them."""
+    if group.tail_length == 1:
+        return [boundary // group.block_tokens - 1 for boundary in boundaries]
+    return sorted({ordinal for boundary in boundaries for ordinal in group.tail(boundary)})
