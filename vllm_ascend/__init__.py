@@ -22,7 +22,7 @@ _refuse_beside_vllm_ascend()
 
 
 def register() -> None:
-    """Make this process's vLLM know our variables and install the platform patches.
+    """Make this process's vLLM know our variables and install the patches.
 
     Idempotent and cheap when called again.
 
@@ -33,6 +33,9 @@ def register() -> None:
     """
     from vllm_ascend.envs import load_config, register_with_vllm
 
-    load_config()
+    config = load_config()
     register_with_vllm()
-    import vllm_ascend.patch.platform  # noqa: F401 - importing it installs the patches
+    import vllm_ascend.patch.platform
+
+    if config.partial_hits:  # without copies in the workers, such hits would read wrong rows
+        import vllm_ascend.patch.worker  # noqa: F401 - importing them installs the patches

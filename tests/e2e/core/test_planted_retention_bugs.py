@@ -9,8 +9,9 @@ import pytest
 
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import Bench, check_churn, random_prompt
+from vllm_ascend.core import tail_cache
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
-from vllm_ascend.core.granule_index import GranuleIndex
+from vllm_ascend.core.request_record import Tail
 from vllm_ascend.core.tail_cache import TailCache
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -20,12 +21,13 @@ def edit_tails(edit: Callable[[range], range]) -> Plant:
     """Change which blocks of a kept tail are entered."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        original = TailCache._enter_blocks
-
-        def _enter_blocks(self, request, group, ordinals, blocks, rank):
-            return list(original(self, request, group, edit(ordinals), blocks, rank))
-
-        patch.setattr(TailCache, "_enter_blocks", _enter_blocks)
+        patch.setattr(
+            tail_cache,
+            "_ordinals",
+            lambda group, boundaries: [i for b in boundaries for i in edit(group.tail(b))],
+        )
+        # Bookkeeping of what was entered would notice.
+        patch.setattr(TailCache, "_tail", lambda self, record, boundary: Tail(boundary, ()))
 
     return plant
 
@@ -37,18 +39,16 @@ def one_block_early(ordinals: range) -> range:
 
 def skip_a_boundary_at_the_end_of_a_chunk(patch: pytest.MonkeyPatch) -> None:
     """Forget the boundary that the chunk being cached ends on."""
-    original = TailCache._enter
-
-    def _enter(self, record, boundary, rank):
-        return [] if boundary == self.end else original(self, record, boundary, rank)
-
-    advance = TailCache.advance
+    held, advance = TailCache._held, TailCache.advance
 
     def advance_to(self, record, end):
         self.end = end
         return advance(self, record, end)
 
-    patch.setattr(TailCache, "_enter", _enter)
+    def held_but_for_the_end(self, record, boundaries):
+        return [b for b in held(self, record, boundaries) if b != self.end]
+
+    patch.setattr(TailCache, "_held", held_but_for_the_end)
     patch.setattr(TailCache, "advance", advance_to)
 
 
@@ -123,12 +123,19 @@ def test_a_wrong_order_of_eviction_is_noticed(
 
 def free_unfinished_blocks_as_scratch(patch: pytest.MonkeyPatch) -> None:
     """Reuse blocks that only their granules are known of before anything else."""
-    patch.setattr(GranuleIndex, "__contains__", lambda self, block: False)
+    original = AscendBlockPool.free_blocks
+
+    def free_blocks(self, *args, **kwargs) -> None:
+        known, self.granules.known = self.granules.known, {}
+        original(self, *args, **kwargs)
+        self.granules.known = known
+
+    patch.setattr(AscendBlockPool, "free_blocks", free_blocks)
 
 
 def test_an_unfinished_block_is_as_cached_as_a_full_one(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free_unfinished_blocks_as_scratch(monkeypatch)
-    with pytest.raises(AssertionError, match="kept prefix was evicted"):
+    with pytest.raises(AssertionError, match="among the scratch blocks"):
         check_churn("dsv4-rows-partial", make_engine)

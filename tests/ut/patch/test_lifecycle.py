@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.envs import child_environment
-from vllm_ascend.patch.ledger import collect_patches
+from vllm_ascend.patch.platform import PATCHES
 from vllm_ascend.patch.table import Add
 
 REPOSITORY = Path(__file__).parents[3]
@@ -20,10 +20,10 @@ REPOSITORY = Path(__file__).parents[3]
 # Where a patch shows: module global or class attribute -> target that it must agree with.
 HOLDERS = {
     holder: patch.target
-    for patch in collect_patches()
+    for patch in PATCHES
     for holder in (patch.target, *getattr(patch, "aliases", ()))
 }
-ADDED = [patch.target for patch in collect_patches() if isinstance(patch, Add)]
+ADDED = [patch.target for patch in PATCHES if isinstance(patch, Add)]
 
 PRELUDE = """
 import importlib, sys

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.envs import child_environment
-from vllm_ascend.patch.ledger import collect_patches
 
 REPOSITORY = Path(__file__).parents[3]
 RELEASES = REPOSITORY / ".venv-vllm"
@@ -81,7 +80,6 @@ def test_a_vllm_with_retention_keeps_its_own():
         ("partial-hits", "not available"),
         ("retention-exactness", "not available"),
     }
-    assert len(answer["rows"]) == len(collect_patches())
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def make_run(variant: str = "retention-0", **changes) -> RunResult:
         workload="W1",
         layout="dsv4-flash-a3",
         block_size=32,
+        num_speculative_tokens=0,
         alignment_tokens=4096,
         kv_memory_bytes=16 << 30,
         num_blocks=20_427,

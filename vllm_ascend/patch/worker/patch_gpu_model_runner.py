@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/worker/gpu_model_runner.py``: block copies, which every runner inherits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from vllm_ascend.patch.features import PARTIAL_HITS
+from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.worker.block_copies import copy_blocks, unique_pages
+
+_CLASS = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
+
+
+def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
+    def _allocate_kv_cache_tensors(
+        self: GPUModelRunner, kv_cache_config: KVCacheConfig
+    ) -> dict[str, torch.Tensor]:
+        raw_tensors = original(self, kv_cache_config)
+        self.kv_cache_pages = unique_pages(raw_tensors.values(), kv_cache_config.num_blocks)
+        return raw_tensors
+
+    return _allocate_kv_cache_tensors
+
+
+def wrap_update_states(original: Callable) -> Callable:
+    def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput):
+        # The original zeroes fresh pages, so copies come behind it; nothing has read or written
+        # the cache in this step yet, not even a step without tokens.
+        result = original(self, scheduler_output)
+        if scheduler_output.kv_cache_block_copies:
+            copy_blocks(self.kv_cache_pages, scheduler_output.kv_cache_block_copies)
+        return result
+
+    return _update_states
+
+
+PATCHES: tuple[Patch, ...] = (
+    Add(
+        target=f"{_CLASS}.kv_cache_pages",
+        replacement=(),
+        **PARTIAL_HITS,
+        why="The raw KV cache tensors as pages; none until they are allocated.",
+        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
+    ),
+    Wrap(
+        target=f"{_CLASS}._allocate_kv_cache_tensors",
+        replacement=wrap_allocate_kv_cache_tensors,
+        upstream_sha256="3003a8fcfa3ceb69",
+        aliases=(),
+        **PARTIAL_HITS,
+        why="Layers are given views; whole pages can only be copied in the raw tensors.",
+        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
+    ),
+    Wrap(
+        target=f"{_CLASS}._update_states",
+        replacement=wrap_update_states,
+        upstream_sha256="2c51aa694e26bb38",
+        aliases=(),
+        **PARTIAL_HITS,
+        why="The first thing of a step, before anything is read, written or loaded.",
+        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
+    ),
+)
