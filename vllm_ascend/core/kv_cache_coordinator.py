@@ -27,6 +27,7 @@ from vllm_ascend.core.request_record import RequestRecord, TailBlock
 from vllm_ascend.core.retention import align_down
 from vllm_ascend.core.sparse_state import SparseState
 from vllm_ascend.core.tail_cache import Entered, TailCache
+from vllm_ascend.core.unwritten_granules import UnwrittenGranules
 
 __all__ = ["AscendHybridKVCacheCoordinator"]
 
@@ -46,18 +47,21 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         self._records: dict[str, RequestRecord] = {}
         self._looking_up: RequestRecord | None = None
         self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
-        self._unwritten_granules: defaultdict[
-            str, list[tuple[int, KVCacheBlock, list[BlockHash]]]
-        ] = defaultdict(list)
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
         if not self._changes_caching:
             return
         pool = cast(AscendBlockPool, self.block_pool)
         self._copies = BlockCopies(pool)
+        self._unwritten_granules = UnwrittenGranules(
+            pool.granules, hash_tokens=self.hash_block_size, alignment=self.lcm_block_size
+        )
         self._retained = [group for group in self._groups if group.is_retained]
         self._unretained = [group for group in self._groups if not group.is_retained]
         # Groups of other kinds (Mamba, chunked local) know themselves what they need in a step.
         self._foresees = all(g.is_downward_closed or g.is_retained for g in self._groups)
+        # So far a step may start before, or commit behind, what the scheduler counts: drafts of the
+        # step in flight may be rejected, and those of one step pass a boundary together.
+        self._num_draft_tokens = self._facts.num_draft_tokens + self._facts.num_unconfirmed_tokens
         self._lookahead = self.hash_block_size if self.eagle_group_ids else 0
         self._tails = TailCache(
             pool,
@@ -73,8 +77,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             self._groups,
             self._tails,
             self._records,
-            # Any of these may be rejected, and the next step starts that much earlier.
-            num_draft_tokens=self._facts.num_draft_tokens + self._facts.num_unconfirmed_tokens,
+            num_draft_tokens=self._num_draft_tokens,
             max_num_batched_tokens=self._max_num_batched_tokens,
         )
 
@@ -154,7 +157,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             if self._sparse_state.is_sparse(group):
                 # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
                 blocks += cdiv(group.manager.sliding_window, group.block_tokens) + 1
-            return min(blocks, cap + cdiv(self._facts.num_unconfirmed_tokens, group.block_tokens))
+            return min(blocks, cap + cdiv(self._num_draft_tokens, group.block_tokens))
 
         copies = len(self._copied_groups(new_computed_blocks, total_computed_tokens))
         return sum(map(needed, self._groups)) + copies
@@ -270,7 +273,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         for group in self._unretained:
             entered.append(Entered(group, self._enter_full_blocks(group, request, named)))
             if group.ends_inside:
-                self._collect_granules(group, record, request, named)
+                self._unwritten_granules.collect(group, record, request, named)
         for group in self._retained:
             if group.is_eagle:
                 self._successors.resolve_pending(group.id, request)
@@ -279,25 +282,6 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             self._note_tails(request, group, ordinals)
         entered += tails
         record.cached = named
-
-    def _collect_granules(
-        self, group: Group, record: RequestRecord, request: Request, num_tokens: int
-    ) -> None:
-        """Note the granules that the step completes; they are entered once it is dispatched."""
-        per_block = group.block_tokens // self.hash_block_size
-        first = record.granules.get(group.id, 0)
-        end = align_down(num_tokens, self.lcm_block_size) // self.hash_block_size
-        blocks = group.manager.req_to_blocks[request.request_id]
-        waiting = self._unwritten_granules[request.request_id]
-        while first < end:
-            ordinal = first // per_block
-            block_end = (ordinal + 1) * per_block
-            # A hit at a block's end shares it: its last granule needs no entry.
-            granules = request.block_hashes[first : min(end, block_end - 1)]
-            if granules:
-                waiting.append((group.id, blocks[ordinal], granules))
-            first = min(end, block_end)
-        record.granules[group.id] = max(end, record.granules.get(group.id, 0))
 
     def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
         """Remember of the blocks of tails what a later look-up must know."""
@@ -316,7 +300,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         what the blocks' keys promise. With nothing switched on nothing is remembered and nothing
         withdrawn, as in stock vLLM.
         """
-        self._unwritten_granules.pop(request_id, None)
+        if not self._changes_caching:
+            return
+        self._unwritten_granules.forget(request_id)
         for group, ordinals in self._entered_this_step.pop(request_id, ()):
             blocks = group.manager.req_to_blocks[request_id]
             self.block_pool.evict_blocks({blocks[ordinal].block_id for ordinal in ordinals})
@@ -328,24 +314,22 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             return
         self._copies.release_dispatched()
         self._sparse_state.release_spares()
-        for request_id in list(self._unwritten_granules):
-            self._enter_granules(request_id)
+        self._unwritten_granules.enter_all()
         self._entered_this_step.clear()
-
-    def _enter_granules(self, request_id: str) -> None:
-        granules = cast(AscendBlockPool, self.block_pool).granules
-        for group_id, block, hashes in self._unwritten_granules.pop(request_id, ()):
-            granules.enter(group_id, block, hashes)
 
     # Freeing
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the blocks that every window has left behind; see the base class."""
+        """Free the blocks that every window has left behind; see the base class.
+
+        A boundary passed by drafts is dealt with once they are accepted: until then its tail is
+        held as well.
+        """
         record = self._records.get(request_id)
         if record is None:
             super().remove_skipped_blocks(request_id, total_computed_tokens)
             return
-        confirmed = max(total_computed_tokens - self._facts.num_unconfirmed_tokens, 0)
+        confirmed = max(total_computed_tokens - self._num_draft_tokens, 0)
         if confirmed < record.next_free:
             return
         record.next_free = _NEVER
@@ -392,7 +376,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             return
         self._successors.forget(request_id)
         self._copies.forget(request_id)
-        self._enter_granules(request_id)
+        self._unwritten_granules.enter(request_id)
         pool = cast(AscendBlockPool, self.block_pool)
         record = self._records.pop(request_id, None)
         held: list[tuple[int, KVCacheBlock]] = []

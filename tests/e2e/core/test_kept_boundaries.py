@@ -8,6 +8,7 @@ how much has to be found again, and for how long.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.replay.layouts import KVLayout
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.replay.scheduler import SchedulerOptions, make_request
 
 # layout, alignment in tokens, environment
 LAYOUTS = {
@@ -60,6 +61,7 @@ class Bench:
         num_drafts: int = 0,
         max_num_batched_tokens: int = 1000,
         num_blocks: int = 1500,
+        switches: Mapping[str, str] | None = None,
     ) -> None:
         make, self.alignment, environment = LAYOUTS[layout]
         options = SchedulerOptions(
@@ -73,12 +75,13 @@ class Bench:
         def build() -> KVLayout:
             return make(num_drafts)
 
+        environment = {**environment, **(switches or {})}
         if retention is not None:
-            environment = {**environment, RETENTION: retention}
+            environment[RETENTION] = retention
         self.engine: Engine = make_engine(
             build, options, OracleOptions(strict_state=False), environment=environment
         )
-        self._count = 0
+        self.count = 0
 
     @property
     def hash_block_size(self) -> int:
@@ -87,12 +90,18 @@ class Bench:
 
     def hit(self, prompt: list[int], max_tokens: int = 2) -> int:
         """Serve a prompt; return its hit in tokens."""
-        self._count += 1
-        request_id = f"r{self._count}"
+        self.count += 1
+        request_id = f"r{self.count}"
         self.engine.add(request_id, prompt, max_tokens)
         self.engine.run()
         self.engine.check()
         return self.engine.hits[request_id]
+
+    def is_cached(self, prompt: list[int], boundary: int) -> bool:
+        """Whether a request that left the prompt at a boundary would hit there."""
+        request = make_request(self.engine.scheduler, "probe", [*prompt[:boundary], 5000], 1)
+        coordinator = self.engine.manager.coordinator
+        return coordinator.find_longest_cache_hit(request.block_hashes, boundary)[1] == boundary
 
     def fresh(self) -> None:
         """Forget everything cached."""
@@ -184,11 +193,16 @@ def test_the_boundary_survives_preemption(layout: str, make_engine: MakeEngine) 
     assert bench.hit(prompt) == 3 * unit
 
 
-def check_churn(layout: str, make_engine: MakeEngine) -> None:
+def check_churn(
+    layout: str, make_engine: MakeEngine, switches: Mapping[str, str] | None = None
+) -> None:
     """Blocks that a window leaves behind are reused before anything that is cached.
 
     The pool holds what is cached and what runs, with little to spare; the windows of the long
     requests pass several times the pool's size through the free queue.
+
+    Args:
+        switches: set in addition where it is tight, but not where its size is measured.
     """
     unit = LAYOUTS[layout][1]
     chunk = unit // 2 if unit > 8 else 8
@@ -208,6 +222,7 @@ def check_churn(layout: str, make_engine: MakeEngine) -> None:
         max_num_batched_tokens=chunk,
         # What the long request holds at most, and every block that anything may hit.
         num_blocks=peak + hashed + 2,
+        switches=switches,
     )
     narrow.hit(kept)
     narrow.hit(churn[:300], max_tokens=300)

@@ -20,6 +20,7 @@ from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.prefix_lookup import PrefixLookup
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.core.sparse_state import SparseState
+from vllm_ascend.core.unwritten_granules import UnwrittenGranules
 from vllm_ascend.oracle import ContentViolation
 from vllm_ascend.replay.scheduler import SchedulerOptions
 
@@ -82,25 +83,25 @@ def free_the_source_before_dispatch(patch: pytest.MonkeyPatch) -> None:
 
 def enter_granules_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
     """Enter everything that is hashed, although only a chunk of it is computed."""
-    original = AscendHybridKVCacheCoordinator._collect_granules
+    original = UnwrittenGranules.collect
 
-    def _collect_granules(self, group, record, request, num_tokens) -> None:
+    def collect(self, group, record, request, num_tokens) -> None:
         blocks = group.manager.req_to_blocks[request.request_id]
-        known = len(request.block_hashes) * self.hash_block_size
+        known = len(request.block_hashes) * self._hash_tokens
         original(self, group, record, request, min(known, len(blocks) * group.block_tokens))
 
-    patch.setattr(AscendHybridKVCacheCoordinator, "_collect_granules", _collect_granules)
+    patch.setattr(UnwrittenGranules, "collect", collect)
 
 
 def enter_granules_of_this_step(patch: pytest.MonkeyPatch) -> None:
     """Let a copy be made of rows that the same step has yet to write."""
-    original = AscendHybridKVCacheCoordinator._collect_granules
+    original = UnwrittenGranules.collect
 
-    def _collect_granules(self, group, record, request, num_tokens) -> None:
+    def collect(self, group, record, request, num_tokens) -> None:
         original(self, group, record, request, num_tokens)
-        self._enter_granules(request.request_id)
+        self.enter(request.request_id)
 
-    patch.setattr(AscendHybridKVCacheCoordinator, "_collect_granules", _collect_granules)
+    patch.setattr(UnwrittenGranules, "collect", collect)
 
 
 def count_no_block_for_the_copy(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.engine import Engine
 
-# Every kind of layout, with and without drafts, with and without retention.
+# Every kind of layout, with and without drafts, with and without the switches.
 _NAMES = (
     "gemma-plain-retention-unset",
     "gemma-mtp1-retention-0",
@@ -30,6 +30,10 @@ _NAMES = (
     "dsv4-rows-plain-retention-0",
     "dsv4-rows-mtp1-retention-N",
     "dsv4-rows-async-retention-unset",
+    "dsv4-rows-priority-partial-0",
+    "dsv4-rows-plain-best",
+    "dsv4-rows-async-mtp-best",
+    "gemma-plain-spare-0",
 )
 _CELLS = [cell for cell in grid() if str(cell) in _NAMES]
 

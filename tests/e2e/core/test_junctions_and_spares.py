@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boundaries that only the traffic shows: where answers end, and where prompts part."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.core.configurations import MIN_HIT, SPARE
+from tests.e2e.core.conftest import MakeEngine
+from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, check_churn, random_prompt
+
+FINE = [name for name in LAYOUTS if name.startswith(("gemma", "dsv4-rows-"))]
+
+
+def branch(prompt: list[int], cut: int, seed: int) -> list[int]:
+    """A prompt that leaves another one behind its first ``cut`` tokens."""
+    return prompt[:cut] + [token + 1000 for token in random_prompt(seed, 40)]
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2], ids=["plain", "mtp"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_next_turn_resumes_where_the_answer_ended(
+    layout: str, num_drafts: int, make_engine: MakeEngine
+) -> None:
+    """The last token of an answer is never computed; all before it are."""
+    bench = Bench(make_engine, layout, "0", num_drafts=num_drafts)
+    unit, behind = bench.alignment, bench.hash_block_size if num_drafts else 0
+    for answer in (1, 2, unit - 1, unit, unit + 1, 2 * unit + 3):
+        prompt = random_prompt(answer, unit + 5)
+        bench.hit(prompt, max_tokens=answer)
+        told = prompt + list(bench.engine.outputs[f"r{bench.count}"])
+        expected = (len(told) - 1 - behind) // unit * unit
+        assert bench.hit(told + random_prompt(answer + 1, unit + 1)) == expected, answer
+        bench.fresh()
+
+
+@pytest.mark.parametrize("layout", FINE)
+def test_the_third_request_hits_where_the_second_parted(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """Nobody asked to keep that boundary until somebody left there; who did pays once."""
+    bench = Bench(make_engine, layout, "0")
+    for cut in range(bench.alignment, 4 * bench.alignment, 5):
+        prompt = random_prompt(cut, 5 * bench.alignment)
+        bench.hit(prompt)
+        assert bench.hit(branch(prompt, cut, 1)) == 0
+        assert bench.hit(branch(prompt, cut, 2)) == cut // bench.alignment * bench.alignment, cut
+        bench.fresh()
+
+
+@pytest.mark.parametrize("layout", FINE)
+def test_with_spare_tails_the_second_request_hits(layout: str, make_engine: MakeEngine) -> None:
+    """At any offset, while memory is idle; however the prefill was cut."""
+    for chunk in (1000, 56):
+        bench = Bench(make_engine, layout, "0", max_num_batched_tokens=chunk, switches={SPARE: "1"})
+        for cut in range(1, 4 * bench.alignment, 3):
+            prompt = random_prompt(cut, 5 * bench.alignment)
+            bench.hit(prompt)
+            expected = cut // bench.alignment * bench.alignment
+            assert bench.hit(branch(prompt, cut, 1)) == expected, (chunk, cut)
+            bench.fresh()
+
+
+@pytest.mark.parametrize("layout", FINE)
+def test_nothing_kept_is_lost_to_spare_tails(layout: str, make_engine: MakeEngine) -> None:
+    """A pool that just holds what is kept without spare tails still does with them."""
+    check_churn(layout, make_engine, switches={SPARE: "1"})
+
+
+@pytest.mark.parametrize("layout", FINE)
+def test_a_spare_tail_that_is_hit_is_kept(layout: str, make_engine: MakeEngine) -> None:
+    """Other spare tails go when memory is needed; this one stays."""
+    bench = Bench(
+        make_engine,
+        layout,
+        "0",
+        max_num_batched_tokens=8 * LAYOUTS[layout][1],
+        num_blocks=500,
+        switches={SPARE: "1"},
+    )
+    unit = bench.alignment
+    prompt = random_prompt(1, 6 * unit)
+    bench.hit(prompt)
+    assert bench.hit(branch(prompt, 3 * unit, 1)) == 3 * unit
+    number = 2
+    while bench.is_cached(prompt, 2 * unit):
+        bench.hit(random_prompt(number, 300))
+        number += 1
+        assert number < 60, "the spare tails are never given up"
+    assert bench.hit(branch(prompt, 2 * unit, number)) == 0
+    assert bench.hit(branch(prompt, 3 * unit, number + 1)) == 3 * unit
+
+
+@pytest.mark.parametrize(("least", "expected"), [(0, 160), (32, 160), (33, 128), (1000, 128)])
+def test_a_small_gain_is_not_worth_a_copy(
+    least: int, expected: int, make_engine: MakeEngine
+) -> None:
+    """160 tokens end inside a block of 64; 128, the last hit without a copy, is 32 less."""
+    bench = Bench(make_engine, "dsv4-rows-partial", None, switches={MIN_HIT: str(least)})
+    prompt = random_prompt(1, 170)
+    bench.hit(prompt)
+    assert bench.hit(prompt) == expected
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "partial" in name])
+def test_drafts_cost_one_granule(layout: str, make_engine: MakeEngine) -> None:
+    """Not a compressed block."""
+    plain = Bench(make_engine, layout, "0")
+    drafting = Bench(make_engine, layout, "0", num_drafts=1)
+    for length in range(2 * plain.alignment, 6 * plain.alignment, 7):
+        prompt = random_prompt(length, length)
+        for bench in (plain, drafting):
+            bench.hit(prompt)
+        assert plain.hit(prompt) - drafting.hit(prompt) in (0, plain.alignment), length
