@@ -178,7 +178,11 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             # Far enough that no tail reaches over the first token.
             boundary = align_down(spec.sliding_window, self.lcm_block_size) + self.lcm_block_size
             blocks = tail_blocks(boundary, start(boundary), tokens_per_block(spec))
-            return {"tail_start": start, "tail_length": len(blocks)}
+            return {
+                "tail_start": start,
+                "tail_length": len(blocks),
+                "window": spec.sliding_window,
+            }
 
         return [
             Group(

@@ -16,7 +16,6 @@ from typing import cast
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
@@ -129,8 +128,14 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         the hit.
         """
         record = self._records.get(request_id)
-        if record is not None and num_tokens <= record.capacity:
-            return 0
+        if record is not None and record.capacity:
+            # It is running: a group that has blocks enough needs none, and most have.
+            return sum(
+                group.manager.get_num_blocks_to_allocate(
+                    request_id, num_tokens, (), total_computed_tokens, num_tokens_main_model
+                )
+                for group in self._short_groups(record, request_id, num_tokens)
+            )
         if not self._changes_caching:
             return super().get_num_blocks_to_allocate(
                 request_id,
@@ -156,11 +161,23 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
                 return blocks
             if self._sparse_state.is_sparse(group):
                 # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
-                blocks += cdiv(group.manager.sliding_window, group.block_tokens) + 1
+                blocks += cdiv(group.window, group.block_tokens) + 1
             return min(blocks, cap + cdiv(self._num_draft_tokens, group.block_tokens))
 
         copies = len(self._copied_groups(new_computed_blocks, total_computed_tokens))
         return sum(map(needed, self._groups)) + copies
+
+    def _short_groups(
+        self, record: RequestRecord, request_id: str, num_tokens: int
+    ) -> Sequence[Group]:
+        """Return the groups in which a running request has fewer blocks than it needs."""
+        if num_tokens <= record.capacity:
+            return ()
+        return [
+            group
+            for group in self._groups
+            if len(group.manager.req_to_blocks[request_id]) * group.block_tokens < num_tokens
+        ]
 
     def _copied_groups(self, blocks: Blocks, num_tokens: int) -> list[Group]:
         """Return the groups whose last block a hit of ``num_tokens`` tokens ends inside."""
@@ -234,17 +251,23 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
     ) -> tuple[list[KVCacheBlock], ...]:
         """Make room for ``num_tokens`` tokens; see vLLM's base class."""
         record = self._records.get(request_id)
-        if record is not None and num_tokens <= record.capacity:
-            return self._no_blocks
-        new_blocks = super().allocate_new_blocks(
-            request_id, num_tokens, num_tokens_main_model, num_encoder_tokens
-        )
-        if record is not None and self._foresees:
-            self._sparse_state.add_spares(request_id, new_blocks, num_tokens_main_model)
-            record.capacity = min(
-                len(group.manager.req_to_blocks[request_id]) * group.block_tokens
-                for group in self._groups
+        if record is None or not self._foresees:
+            return super().allocate_new_blocks(
+                request_id, num_tokens, num_tokens_main_model, num_encoder_tokens
             )
+        short = self._short_groups(record, request_id, num_tokens)
+        if not short:
+            return self._no_blocks
+        new_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
+        for group in short:
+            new_blocks[group.id].extend(
+                group.manager.allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
+            )
+        self._sparse_state.add_spares(request_id, new_blocks, num_tokens_main_model)
+        record.capacity = min(
+            len(group.manager.req_to_blocks[request_id]) * group.block_tokens
+            for group in self._groups
+        )
         return new_blocks
 
     def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
@@ -346,16 +369,15 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         self, group: Group, record: RequestRecord, request_id: str, num_tokens: int
     ) -> list[tuple[int, KVCacheBlock]]:
         """Replace what the window has left by null blocks; return it with its first tokens."""
-        manager, null_block = group.manager, self.block_pool.null_block
-        skipped = manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
-        window = cast(SlidingWindowSpec, manager.kv_cache_spec).sliding_window
-        next_free = (skipped + 1) * group.block_tokens + window - 1
-        record.next_free = min(record.next_free, next_free)
-        blocks = manager.req_to_blocks.get(request_id)
         first = record.freed.get(group.id, 0)
-        end = min(skipped, len(blocks)) if blocks else 0
-        if not blocks or first >= end:
+        skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)
+        next_free = (skipped + 1) * group.block_tokens + group.window - 1
+        record.next_free = min(record.next_free, next_free)
+        blocks = group.manager.req_to_blocks.get(request_id, [])
+        end = min(skipped, len(blocks))
+        if first >= end:
             return []
+        null_block = self.block_pool.null_block
         left = [
             (ordinal * group.block_tokens, block)
             for ordinal, block in enumerate(blocks[first:end], first)

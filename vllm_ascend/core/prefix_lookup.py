@@ -29,6 +29,7 @@ class Group:
     """One KV cache group as a look-up sees it. Sizes in tokens.
 
     Attributes:
+        window: Tokens of a retained group's window.
         tail_start: Boundary -> first token whose row is read there (groups that forget).
         tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
         ends_inside: Whether a hit may end inside a block, which is then copied.
@@ -46,6 +47,7 @@ class Group:
     ends_inside: bool
     tail_start: TailStart
     tail_length: int | None = None
+    window: int = 0
     suffix: bytes = field(init=False)
 
     def __post_init__(self) -> None:
