@@ -42,13 +42,13 @@ def serve(mode: str, layout: str, num_requests: int) -> None:
         prompt = [i * 1000 + token % 999 for token in range(1000)]
         scheduler.add_request(make_request(scheduler, f"r{i}", prompt, max_tokens=90_000))
     while any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.requests.values()):
-        _step(scheduler)
+        timed_step(scheduler)
     for line in sys.stdin:
-        times = [_step(scheduler) for _ in range(int(line))]
+        times = [timed_step(scheduler) for _ in range(int(line))]
         print(json.dumps(times), flush=True)
 
 
-def _step(scheduler) -> float:
+def timed_step(scheduler) -> float:
     from vllm.v1.outputs import ModelRunnerOutput
 
     start = time.perf_counter()

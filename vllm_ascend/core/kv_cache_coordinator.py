@@ -402,6 +402,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         pool = cast(AscendBlockPool, self.block_pool)
         record = self._records.pop(request_id, None)
         held: list[tuple[int, KVCacheBlock]] = []
+        null_block = pool.null_block
         for entry in self._tails.finish(record) if record is not None else ():
             if entry.block.ref_cnt == 0:
                 pool.refresh(entry.block)
@@ -413,7 +414,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             held += [
                 (ordinal * tokens, block)
                 for ordinal, block in enumerate(blocks[first:], first)
-                if not block.is_null
+                if block is not null_block
             ]
             group.manager.free(request_id)
         self._free_deep_first(held)
