@@ -8,6 +8,8 @@ from enum import IntEnum
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
+from vllm_ascend.core.block_pool import prepend_n
+
 
 class Tier(IntEnum):
     """What is lost when a free block is handed out; a lower tier is always given up first."""
@@ -88,7 +90,7 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks to be handed out next, ``blocks[0]`` first."""
         self._note_tier(blocks, Tier.SCRATCH)
-        self._tiers[Tier.SCRATCH].prepend_n(blocks)
+        prepend_n(self._tiers[Tier.SCRATCH], blocks)
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         """Return all free blocks in the order in which they would be handed out."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy functions, by tables and against brute force over small sizes."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +10,14 @@ from hypothesis import strategies as st
 from vllm_ascend.core.retention import (
     align_down,
     contiguous_blocks_for_hit,
+    fallback_boundary,
+    finish_boundary,
+    kept_boundaries,
+    ordinals_of_ranges,
     replay_boundary,
     resolve_retention_interval,
     retained_block_mask,
+    spread,
     tail_blocks,
 )
 
@@ -47,6 +54,62 @@ def test_replay_boundary_with_a_draft_layer_leaves_a_granule():
     assert replay_boundary(8199, 4096, 8) == 4096
     assert replay_boundary(8200, 4096, 8) == 8192
     assert replay_boundary(3, 4096, 8) == 0
+
+
+def test_finish_boundary_is_where_the_next_turn_resumes():
+    assert finish_boundary(1000, 128, 0) == 896
+    assert finish_boundary(1024, 128, 0) == 1024
+    assert finish_boundary(1024, 128, 128) == 896
+    assert finish_boundary(100, 128, 128) == 0
+
+
+def test_fallback_boundary_lies_shortly_before_the_replay_boundary():
+    assert fallback_boundary(13_952, 128) == 13_824
+    assert fallback_boundary(1024, 128) == 512
+    assert fallback_boundary(512, 128) == 0
+    assert fallback_boundary(0, 128) == 0
+
+
+@given(
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.sampled_from([None, 0, 4, 8, 12]),
+    st.sets(st.integers(0, 20).map(lambda n: 4 * n)),
+)
+def test_kept_boundaries_against_a_scan(start, length, interval, singled_out):
+    end = start + length
+    expected = [
+        b
+        for b in range(start + 1, end + 1)
+        if b % 4 == 0 and (b in singled_out or interval is None or (interval and b % interval == 0))
+    ]
+    assert expected == kept_boundaries(
+        start, end, alignment_tokens=4, interval_tokens=interval, singled_out=singled_out
+    )
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=4),
+)
+def test_ordinals_of_ranges_against_a_scan(first, count, block_tokens, ranges):
+    wanted = {token // block_tokens for start, end in ranges for token in range(start, end)}
+    expected = [i for i in range(first, first + count) if i in wanted]
+    assert ordinals_of_ranges(first, first + count, block_tokens, ranges) == expected
+
+
+@given(st.integers(0, 40), st.integers(-3, 50))
+def test_spread_takes_no_more_than_asked_and_the_last_one(length, count):
+    items = list(range(length))
+    chosen = spread(items, count)
+    assert len(chosen) <= max(count, 0)
+    assert list(chosen) == sorted(set(chosen))
+    if length and count > 0:
+        assert chosen[-1] == items[-1]
+        gaps = {b - a for a, b in itertools.pairwise(chosen)}
+        assert len(gaps) <= 1, "evenly"
 
 
 # Blocks of 2 tokens, alignment 8 (4 blocks), tails of 1 or 2 blocks.
