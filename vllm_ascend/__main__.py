@@ -13,6 +13,8 @@ except ImportError:
     )
 
 from vllm_ascend.replay.cli import replay
+from vllm_ascend.replay.memory_curve import memory_curve
+from vllm_ascend.replay.sweep import sweep
 
 app = typer.Typer(
     help="A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM 0.20.2.",
@@ -20,12 +22,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(replay)
-
-
-@app.callback()
-def commands() -> None:
-    """Keep the commands' names: with a single command typer would drop it."""
+for command in (replay, sweep, memory_curve):
+    app.command()(command)
 
 
 if __name__ == "__main__":

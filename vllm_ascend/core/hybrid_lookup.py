@@ -23,7 +23,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_sizes import Granularity
-from vllm_ascend.core.prefix_lookup import CacheView, Group, PrefixLookup
+from vllm_ascend.core.prefix_lookup import CacheView, Group, LookUpStats, PrefixLookup
 from vllm_ascend.core.retention import align_down, resolve_retention_interval, tail_blocks
 from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.specs import (
@@ -48,6 +48,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         local_kv_retention_interval: ``None`` (every boundary's tail is cached, as in stock
             vLLM), or the retention interval in tokens.
         eagle_group_ids: Groups that may hold layers of a draft model.
+        look_up_stats: What look-ups found so far, and what they lacked.
     """
 
     def __init__(
@@ -141,8 +142,28 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             successors=self._successors,
             unwritten_block_ids=self._state_blocks_entered_this_step,
         )
+        self.look_up_stats = LookUpStats()
         self._whole_block_alignment = lcm(*(group.block_tokens for group in self._groups))
         self._probe = self._pick_probe()
+
+    def describe(self) -> str:
+        """Return one line about what is in force, and what it will not keep."""
+        if not self._changes_caching:
+            return f"hits every {self.lcm_block_size:,} tokens, everything is cached"
+        interval = self.local_kv_retention_interval
+        if interval is None:
+            return f"hits every {self.lcm_block_size:,} tokens, the tails of all of them are kept"
+        kept = f" and every {interval:,} tokens" if interval else ""
+        rest = (
+            "all other tails stay while their memory is idle"
+            if self._config.spare_tails
+            else "no other tail is: where requests leave a shared prefix elsewhere, the third one "
+            "hits, not the second (VLLM_ASCEND_SPARE_TAILS=1 changes that)"
+        )
+        return (
+            f"hits every {self.lcm_block_size:,} tokens; kept are the ends of prompts and answers, "
+            f"junctions{kept}; {rest}"
+        )
 
     def _make_managers(self) -> tuple[SingleTypeKVCacheManager, ...]:
         return tuple(
@@ -233,6 +254,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self._note_match(limit, block_hashes)
 
         boundary, ends = self._walk(look_up, limit, self.lcm_block_size)
+        self.look_up_stats.add(align_down(limit, self.lcm_block_size), boundary)
         least = self._config.partial_min_hit_tokens
         if self._ends_inside_blocks and least and boundary % self._whole_block_alignment:
             whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)

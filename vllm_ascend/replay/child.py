@@ -20,9 +20,9 @@ from vllm_ascend.replay.trace import BadInputError
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from vllm_ascend.replay.engine import Worker
     from vllm_ascend.replay.layouts import KVLayout
     from vllm_ascend.replay.results import RunResult
+    from vllm_ascend.replay.worker import Worker
 
 PROGRESS = "@progress "
 RESULT = "@result "
@@ -75,6 +75,7 @@ def _build_scheduler(job: Job) -> Scheduler:
         max_num_seqs=job.max_num_seqs,
         max_num_batched_tokens=job.max_num_batched_tokens,
         max_model_len=job.max_model_len,
+        num_speculative_tokens=job.num_speculative_tokens,
     )
     try:
         return build_scheduler(_layout(job), options)
@@ -94,7 +95,7 @@ def _layout(job: Job) -> KVLayout:
 
 def _make_worker(job: Job, scheduler: Scheduler) -> Worker:
     if not job.verify:
-        from vllm_ascend.replay.engine import SamplingWorker
+        from vllm_ascend.replay.worker import SamplingWorker
 
         return SamplingWorker(scheduler)
     from vllm_ascend.envs import load_config
@@ -119,6 +120,8 @@ class _Progress:
 
 def main() -> int:
     """Run the job on standard input; return 2 if it cannot be run."""
+    # Both: a command in the background of a script leaves its children deaf to interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = run_job(Job.from_json(sys.stdin.readline()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -16,42 +15,14 @@ from vllm_ascend.replay.job import CostModel
 from vllm_ascend.replay.recorder import Recorder
 from vllm_ascend.replay.scheduler import make_request
 from vllm_ascend.replay.trace import TraceRequest
+from vllm_ascend.replay.worker import Worker
 
-_SAMPLED_TOKEN_ID = 7
 # A scheduler that runs nothing so many steps in a row will never run anything again.
 _MAX_IDLE_STEPS = 100
 
 
 class StalledError(RuntimeError):
     """The scheduler holds requests that it never schedules."""
-
-
-class Worker(Protocol):
-    """Executes what the scheduler scheduled."""
-
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Return what a model runner would."""
-        ...
-
-
-class SamplingWorker:
-    """A worker without a model and without checks: every finished prompt gets a token a step."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._requests = scheduler.requests
-
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Sample one fixed token for every request that has computed all its tokens."""
-        ids = list(output.num_scheduled_tokens)
-        return ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
-            sampled_token_ids=[self._sample(request_id) for request_id in ids],
-        )
-
-    def _sample(self, request_id: str) -> list[int]:
-        request = self._requests[request_id]
-        return [_SAMPLED_TOKEN_ID] if request.num_computed_tokens >= request.num_tokens else []
 
 
 class ReplayEngine:
@@ -95,6 +66,9 @@ class ReplayEngine:
             finished_first = self._first_tokens(output, result)
             self._recorder.first_tokens(finished_first, self._now_ms)
             scheduler.update_from_output(output, result)
+            drafts = self._worker.take_draft_token_ids()
+            if drafts is not None:
+                scheduler.update_draft_token_ids(drafts)
             idle_steps = 0 if output.total_num_scheduled_tokens else idle_steps + 1
             if idle_steps > _MAX_IDLE_STEPS:
                 waiting = ", ".join(scheduler.requests)

@@ -125,6 +125,7 @@ class Job:
         arrivals: ``closed`` (loop) or ``timestamps``.
         cost_model: Modelled step times; needed for timestamps.
         verify: Let the content oracle watch.
+        num_speculative_tokens: Draft tokens per step of the MTP layer, 0 for no drafting.
     """
 
     variant: str
@@ -140,6 +141,7 @@ class Job:
     max_num_batched_tokens: int
     max_model_len: int
     verify: bool
+    num_speculative_tokens: int = 0
 
     def to_json(self) -> str:
         """Return one line of JSON."""

@@ -76,6 +76,7 @@ class RunResult:
         workload: Name of the workload.
         layout: Name of the KV cache layout.
         block_size: ``--block-size`` in force.
+        num_speculative_tokens: Draft tokens per step, 0 for no drafting.
         alignment_tokens: Hits are multiples of this.
         kv_memory_bytes: KV cache memory of the rank.
         num_blocks: Blocks in the pool.
@@ -103,6 +104,7 @@ class RunResult:
     workload: str
     layout: str
     block_size: int
+    num_speculative_tokens: int
     alignment_tokens: int
     kv_memory_bytes: int
     num_blocks: int

@@ -20,13 +20,15 @@ from vllm_ascend.replay.results import RunResult
 from vllm_ascend.replay.trace import BadInputError
 
 _LINES_OF_ERROR = 20
-
-
 _GRACE_SECONDS = 20.0
 
 
 class _RunFailedError(RuntimeError):
     """A child process died without a result; the message carries the end of what it said."""
+
+
+def _raise_refusal(index: int, reason: str) -> None:
+    raise BadInputError(reason)
 
 
 @contextlib.contextmanager
@@ -57,15 +59,23 @@ class Outcome:
 class Runner:
     """Runs jobs, a few at a time."""
 
-    def __init__(self, num_parallel: int, on_progress: Callable[[int, int, int], None]) -> None:
+    def __init__(
+        self,
+        num_parallel: int,
+        on_progress: Callable[[int, int, int], None],
+        on_refusal: Callable[[int, str], None] = _raise_refusal,
+    ) -> None:
         """Prepare.
 
         Args:
             num_parallel: Processes at a time.
             on_progress: Told (index of the job, requests done, requests in all).
+            on_refusal: Told (index of the job, reason) of a job that cannot be run; what it
+                raises ends the others. By default that is :class:`BadInputError`.
         """
         self._num_parallel = num_parallel
         self._on_progress = on_progress
+        self._on_refusal = on_refusal
         self._children: dict[int, subprocess.Popen[str]] = {}
         self._failures: list[str] = []
         self._stopped = False
@@ -76,7 +86,8 @@ class Runner:
         Further interrupts change nothing; a process that does not answer in time is ended.
 
         Raises:
-            BadInputError: A job cannot be run; the others are stopped.
+            BadInputError: A job cannot be run, and nobody said what to do then; the others are
+                stopped.
         """
         interrupted = False
         with ThreadPoolExecutor(self._num_parallel) as executor:
@@ -150,7 +161,8 @@ class Runner:
                 result = RunResult.from_dict(json.loads(line.removeprefix(RESULT)))
             elif line.startswith(BAD_INPUT):
                 child.wait()
-                raise BadInputError(json.loads(line.removeprefix(BAD_INPUT)))
+                self._on_refusal(index, json.loads(line.removeprefix(BAD_INPUT)))
+                return None
             else:
                 said.append(line)
         child.wait()

@@ -13,7 +13,9 @@ ASCEND_LAYOUT = "dsv4-flash-a3"
 GPU_LAYOUT = "dsv4-flash-gpu"
 _GPU_BLOCK_SIZE = 256  # the only one that vLLM has for this model
 _APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
-_RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
+PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,10 @@ _BUILT_IN = {
     "stock": Variant("stock", patched=False),
     "upstream-like": Variant("upstream-like", patched=True, block_size=128),
     "retention-unset": Variant("retention-unset", patched=True),
-    "retention-0": Variant("retention-0", patched=True, environment={_RETENTION: "0"}),
-    "retention-auto": Variant("retention-auto", patched=True, environment={_RETENTION: "auto"}),
+    "retention-0": Variant("retention-0", patched=True, environment={RETENTION: "0"}),
+    "retention-auto": Variant("retention-auto", patched=True, environment={RETENTION: "auto"}),
+    "partial": Variant("partial", patched=True, environment={RETENTION: "auto", PARTIAL: "1"}),
+    "best": Variant("best", patched=True, environment={PROFILE: "best"}),
 }
 BUILT_IN_NAMES = tuple(_BUILT_IN)
 
@@ -94,11 +98,15 @@ def _with_settings(base: Variant, settings: str) -> Variant:
             raise BadInputError(f"--variant {name}: {key} is none of the project's variables")
     if environment and not base.patched:
         raise BadInputError(f"--variant {name}: runs without the patches, variables mean nothing")
+    _check_values(f"--variant {name}", environment)
+    return replace(base, environment=environment, block_size=block_size)
+
+
+def _check_values(what: str, environment: dict[str, str]) -> None:
     try:
         load_config(environment)
     except ValueError as error:
-        raise BadInputError(f"--variant {name}: {error}") from error
-    return replace(base, environment=environment, block_size=block_size)
+        raise BadInputError(f"{what}: {error}") from error
 
 
 def _block_size(value: str) -> int:
@@ -119,6 +127,17 @@ def _fit_to_layout(variant: Variant, layout: str) -> tuple[Variant, str | None]:
         )
     environment = {_APPLY: "1", **variant.environment}
     return replace(variant, environment=environment), None
+
+
+def with_variables(name: str, environment: dict[str, str], layout: str) -> Variant:
+    """Return a patched variant for a layout in which exactly these variables are set.
+
+    Raises:
+        BadInputError: A value is not allowed.
+    """
+    _check_values(name, environment)
+    variant, _ = _fit_to_layout(Variant(name, patched=True, environment=environment), layout)
+    return variant
 
 
 def default_variants(layout: str) -> list[str]:

@@ -227,4 +227,33 @@ def test_u13_reuse_starts_at_the_second_request(spare: bool, make_engine: MakeEn
         hits.append(engine.hits[f"r{number}"])
     reused = 3000 // 16 * 16
     assert hits == [0, reused if spare else 0, reused]
+    # What retention did not keep is told at the start, and counted.
+    told = engine.manager.coordinator.describe()
+    assert ("the third one hits, not the second" in told) == (not spare)
+    stats = engine.manager.coordinator.look_up_stats
+    assert stats.matched_tokens - stats.hit_tokens == (0 if spare else reused)
     engine.drain()
+
+
+@pytest.mark.parametrize(
+    ("switches", "most"), [(ZERO, 1_424), (BEST, 230)], ids=["dense", "sparse"]
+)
+def test_a_chunk_of_8192_tokens_takes_few_blocks(
+    switches, most: int, make_engine: MakeEngine
+) -> None:
+    """About 150 for rows and windows; with spare tails one of C4 state for each of 64 boundaries.
+
+    Stock: 16 C4, 1 C128, 2 x 64 windows, 1,024 C4 states and 256 C128 states.
+    """
+    server = Server(make_engine, {**switches})
+    server.engine.add("long", prompt(1, 8_192), 1)
+    server.engine.step()
+    pool = server.engine.manager.block_pool
+    used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+    assert used <= most
+    if switches is BEST:
+        lean = Server(make_engine, {**BEST, SPARE: "0"})
+        lean.engine.add("long", prompt(1, 8_192), 1)
+        lean.engine.step()
+        pool = lean.engine.manager.block_pool
+        assert pool.num_gpu_blocks - 1 - pool.get_num_free_blocks() <= 155

@@ -4,11 +4,11 @@
 import pytest
 import typer
 from typer.testing import CliRunner
-from vllm.v1.core.block_pool import BlockPool
 
 from tests.ut.replay.test_report import make_run
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.prefix_lookup import PrefixLookup
-from vllm_ascend.replay import cli
+from vllm_ascend.replay import cli, commands
 from vllm_ascend.replay.child import run_job
 from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.runner import Outcome
@@ -56,18 +56,18 @@ def test_a_planted_bug_is_in_the_result(monkeypatch):
 
 def _tail_without_looking(self, group, boundary):
     """Claim that every window holds its tail, and lend whatever block there is."""
-    some_block = self._pool.blocks[1]
+    some_block = self._view.pool.blocks[1]
     return [some_block for _ in group.tail(boundary)], boundary
 
 
 def test_the_audit_at_the_end_needs_no_oracle(monkeypatch):
     """A block that is never given back is found by counting."""
-    free = BlockPool.free_blocks
+    free = AscendBlockPool.free_blocks
 
     def leak_one(self, ordered_blocks, prepend=False):
         free(self, list(ordered_blocks)[1:], prepend)
 
-    monkeypatch.setattr(BlockPool, "free_blocks", leak_one)
+    monkeypatch.setattr(AscendBlockPool, "free_blocks", leak_one)
     result = run_job(make_job(verify=False))
     assert result.complete and result.violations
 
@@ -79,7 +79,7 @@ def invoke(monkeypatch, tmp_path, outcome):
         def run(self, jobs):
             return outcome
 
-    monkeypatch.setattr(cli, "Runner", Runner)
+    monkeypatch.setattr(commands, "Runner", Runner)
     app = typer.Typer()
     app.command()(cli.replay)
     return CliRunner().invoke(

@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import (
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
+from vllm_ascend.core.scheduler_facts import coordinators_told
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.patch.platform.patch_kv_cache_coordinator import (
     AscendHybridKVCacheCoordinator,
@@ -50,7 +51,14 @@ def compressed(rows: int = 4, ratio: int = 4) -> AscendMLAAttentionSpec:
 class Cache:
     """A coordinator with the few calls that vLLM's KVCacheManager makes."""
 
-    def __init__(self, *specs, num_blocks: int = 200, use_eagle: bool = False, **kwargs) -> None:
+    def __init__(
+        self,
+        *specs,
+        num_blocks: int = 200,
+        use_eagle: bool = False,
+        hash_block_size: int = H,
+        **kwargs,
+    ) -> None:
         groups = [KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)]
         self.coordinator = AscendHybridKVCacheCoordinator(
             KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups),
@@ -60,7 +68,7 @@ class Cache:
             enable_kv_cache_events=False,
             dcp_world_size=1,
             pcp_world_size=1,
-            hash_block_size=H,
+            hash_block_size=hash_block_size,
             **kwargs,
         )
 
@@ -289,6 +297,48 @@ def test_interval_comes_from_the_environment_unless_given(monkeypatch):
     assert coordinator.local_kv_retention_interval == 32_768
     given = Cache(full(8), window(8, 4), local_kv_retention_interval=16).coordinator
     assert given.local_kv_retention_interval == 16
+
+
+def test_partial_hits_align_to_the_granule(monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
+    cache = Cache(compressed(4, 4), compressed(4, 2), window(8, 4), scheduler_block_size=16)
+    assert cache.coordinator.lcm_block_size == 4
+    cache.run(request("a", tokens(30)))
+    blocks, hit = cache.hit(request("b", tokens(30)))
+    assert hit == 28
+    # The last block of a compressed group is the one to be copied.
+    assert [len(group) for group in blocks] == [2, 4, 7]
+
+
+def test_a_connector_keeps_hits_to_whole_blocks(monkeypatch):
+    """It writes blocks outside the order that copies rely on."""
+    monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
+    with coordinators_told(has_connector=True):
+        cache = Cache(compressed(4, 4), window(8, 4))
+    assert cache.coordinator.lcm_block_size == 16
+    cache.run(request("a", tokens(30)))
+    assert cache.hit(request("b", tokens(30)))[1] == 16
+
+
+def test_the_best_profile_does_not_mind_a_model_without_windows(monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "best")
+    coordinator = Cache(full(8), full(4)).coordinator
+    assert coordinator.local_kv_retention_interval is None
+    assert Cache(full(8), window(8, 4)).coordinator.local_kv_retention_interval == 32_768
+
+
+def test_a_pool_of_one_block_size_can_be_named_by_coarser_hashes(monkeypatch):
+    """Hashes of 8 tokens name blocks of 4, by place, once both are complete."""
+    monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "8")
+    cache = Cache(full(8), window(8, 4), hash_block_size=8)
+
+    def coarse(name: str, token_ids: list[int]):
+        return make_request(name, token_ids, get_request_block_hasher(8, sha256))
+
+    cache.run(coarse("a", tokens(50)), chunk=7)
+    for shared in (8, 20, 33, 48):
+        probe = coarse(f"b{shared}", tokens(shared) + tokens(20, start=500))
+        assert cache.hit(probe)[1] == shared // 8 * 8
 
 
 def test_wrong_intervals_are_refused():

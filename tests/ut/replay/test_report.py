@@ -65,8 +65,8 @@ def make_report(*runs: RunResult, **changes) -> ReplayReport:
     return replace(report, **changes)
 
 
-def table(report: ReplayReport) -> str:
-    console = Console(file=io.StringIO(), width=80)
+def table(report: ReplayReport, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
     print_report(report, console)
     return console.file.getvalue()
 
@@ -104,6 +104,45 @@ def test_table_keeps_its_numbers_together_in_long_runs():
     assert max(map(len, text.splitlines())) <= 80
     for number in ("24,252 / 245,277", "194,905 / 298,064", "11,294 / 81,709", "9,568,037"):
         assert number in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("num_violations", [1, 12, 1234])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "best",
+        "stock@dsv4-flash-gpu",
+        "mine:VLLM_PREFIX_CACHE_RETENTION_INTERVAL=16384,VLLM_ASCEND_DSV4_PARTIAL_HITS=1",
+    ],
+)
+def test_a_verdict_is_never_cut_off(name, num_violations, width):
+    """Neither by a long name nor by wide numbers nor by a narrow terminal."""
+    run = make_run(
+        name,
+        complete=False,
+        violations=("row",) * num_violations,
+        block_size=256,
+        hit_tokens=112_286_592,
+        prompt_tokens=112_286_592,
+        num_requests=4,
+        num_requests_hit=4,
+        num_blocks=1_081_709,
+        peak_used_blocks=1_011_294,
+    )
+    text = table(make_report(run, make_run(verified=False)), width)
+    assert f"{num_violations} WRONG" in text
+    if width == 80:
+        assert max(map(len, text.splitlines())) <= 80
+        for number in ("112,286,592", "1,011,294 / 1,081,709", "100.00"):
+            assert number in text
+
+
+def test_drafts_are_in_the_heading_if_all_runs_have_them():
+    drafting = make_run("best", num_speculative_tokens=1)
+    assert "MTP 1" in table(make_report(drafting))
+    assert "MTP" not in table(make_report(drafting, make_run()))
+    assert "MTP" not in table(make_report(make_run()))
 
 
 def test_names_are_not_taken_for_markup(tmp_path):

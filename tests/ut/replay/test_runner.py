@@ -41,6 +41,14 @@ CHILD = """\
 
 
 @pytest.fixture(autouse=True)
+def _interruptible():
+    """Whoever runs the tests in the background may have switched the interrupt off."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(autouse=True)
 def _stand_in(monkeypatch, tmp_path, request):
     script = tmp_path / "python"
     repository = str(request.config.rootpath)
@@ -91,6 +99,15 @@ def test_bad_input_ends_the_others_at_once():
     with pytest.raises(BadInputError, match="no such thing"):
         run("slow", "bad")
     assert time.monotonic() - start < 30
+
+
+def test_a_refused_job_can_be_left_to_the_caller():
+    refusals = []
+    runs = Runner(1, lambda *progress: None, lambda *told: refusals.append(told))
+    outcome = runs.run([make_job(variant) for variant in ("bad", "good")])
+    assert refusals == [(0, "no such thing")]
+    assert [result.variant for result in outcome.results] == ["good"]
+    assert not outcome.interrupted and outcome.failures == ()
 
 
 def interrupt_once_running():

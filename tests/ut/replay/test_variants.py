@@ -9,6 +9,7 @@ from vllm_ascend.replay.variants import (
     default_variants,
     fit_block_size,
     parse_variant,
+    with_variables,
 )
 
 APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
@@ -43,6 +44,25 @@ def test_custom():
     variant, _ = parse_variant(text, "dsv4-flash-a3")
     assert (variant.name, variant.block_size) == ("mine", 32)
     assert variant.environment == {APPLY: "1", RETENTION: "4096"}
+
+
+def test_built_ins_for_partial_hits_and_for_everything():
+    partial, _ = parse_variant("partial", "dsv4-flash-a3")
+    assert partial.environment == {
+        APPLY: "1",
+        RETENTION: "auto",
+        "VLLM_ASCEND_DSV4_PARTIAL_HITS": "1",
+    }
+    best, _ = parse_variant("best", "dsv4-flash-a3")
+    assert best.environment == {APPLY: "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+
+
+def test_from_variables_alone():
+    variant = with_variables("mine", {RETENTION: "0"}, "dsv4-flash-a3")
+    assert (variant.name, variant.patched) == ("mine", True)
+    assert variant.environment == {APPLY: "1", RETENTION: "0"}
+    with pytest.raises(BadInputError, match=f"mine: {RETENTION}='often' is invalid"):
+        with_variables("mine", {RETENTION: "often"}, "dsv4-flash-a3")
 
 
 def test_settings_behind_a_built_in_name_come_on_top_and_show_in_the_name():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_coordinator import (
     KVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
@@ -18,6 +19,9 @@ from vllm_ascend.core.specs import group_specs, is_windowed
 from vllm_ascend.envs import load_config
 from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
+
+# Under vLLM's own name, whose handlers print it.
+_logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 __all__ = ["PATCHES", "AscendHybridKVCacheCoordinator", "get_kv_cache_coordinator"]
 
@@ -52,7 +56,7 @@ def get_kv_cache_coordinator(
             hash_block_size=hash_block_size,
             metrics_collector=metrics_collector,
         )
-    return AscendHybridKVCacheCoordinator(
+    coordinator = AscendHybridKVCacheCoordinator(
         kv_cache_config,
         max_model_len,
         use_eagle,
@@ -65,6 +69,8 @@ def get_kv_cache_coordinator(
         metrics_collector=metrics_collector,
         max_num_batched_tokens=max_num_batched_tokens,
     )
+    _logger.info("prefix cache: %s", coordinator.describe())
+    return coordinator
 
 
 def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vllm_ascend.replay.report import plots
-from vllm_ascend.replay.report.rows import BLOCK, COSTS, HITS, MODELLED, NAME, bound_lines
+from vllm_ascend.replay.report.rows import BLOCK, CHECKED, COSTS, HITS, MODELLED, NAME, bound_lines
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
 
 
@@ -27,7 +27,7 @@ def write_html(report: ReplayReport, path: Path) -> None:
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html.j2")
-    columns = (NAME, BLOCK, *HITS, *COSTS, *([MODELLED] if report.cost_model else []))
+    columns = (NAME, BLOCK, *HITS, CHECKED, *COSTS, *([MODELLED] if report.cost_model else []))
     page = template.render(
         report=report,
         columns=columns,

@@ -17,25 +17,25 @@ from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
 # Okabe and Ito's palette: told apart with any colour vision.
 _COLOURS = ("#8a97a3", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00")
-_INK = "#26323d"
-_FAINT = "#8a97a3"
+INK = "#26323d"
+FAINT = "#8a97a3"
 _POOL = {"used": "#0072B2", "cached": "#7cc8ae", "scratch": "#e9eef2"}
 _THOUSANDS = StrMethodFormatter("{x:,.0f}")
 # A bar so high, in percent, has room for its number inside.
 _ROOM_INSIDE = 12
-_STYLE = {
+STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "axes.edgecolor": _FAINT,
-    "axes.labelcolor": _INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e8edf1",
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "svg.fonttype": "none",
     "svg.hashsalt": "replay",
 }
@@ -56,7 +56,7 @@ def hit_rate_over_time(workload: WorkloadReport) -> str:
                 label=_label(run),
             )
         bound = workload.bounds.granule_128
-        axes.axhline(bound, color=_FAINT, linestyle="--", linewidth=1)
+        axes.axhline(bound, color=FAINT, linestyle="--", linewidth=1)
         axes.annotate(
             f"unlimited cache, granule 128: {bound:.1f} %",
             (1, bound),
@@ -66,7 +66,7 @@ def hit_rate_over_time(workload: WorkloadReport) -> str:
             ha="right",
             va="bottom",
             fontsize=8,
-            color=_FAINT,
+            color=FAINT,
         )
         axes.set(xlabel="requests scheduled", ylabel="hit rate, % of prompt tokens", xlim=(0, None))
         _count_on(axes, "x")
@@ -132,7 +132,7 @@ def summary_png(report: ReplayReport, path: Path) -> None:
     """
     names = list(dict.fromkeys(_label(run) for w in report.workloads for run in w.runs))
     colour_of = dict(zip(names, colours(len(names)), strict=True))
-    with matplotlib.rc_context({**_STYLE, "font.size": 11}):
+    with matplotlib.rc_context({**STYLE, "font.size": 11}):
         figure = Figure(figsize=(8.4, 3.9), dpi=150, layout="constrained")
         axes = figure.subplots()
         width = 0.82 / max(len(names), 1)
@@ -166,13 +166,13 @@ def _number(axes: Axes, x: float, rate: float) -> None:
         va="top" if is_inside else "bottom",
         fontsize=9,
         fontweight="bold" if is_inside else "normal",
-        color="white" if is_inside else _INK,
+        color="white" if is_inside else INK,
     )
 
 
 def _draw_bound(axes: Axes, place: int, workload: WorkloadReport) -> None:
     bound = workload.bounds.granule_128
-    axes.hlines(bound, place - 0.43, place + 0.43, color=_INK, linewidth=1, linestyle=":")
+    axes.hlines(bound, place - 0.43, place + 0.43, color=INK, linewidth=1, linestyle=":")
     axes.annotate(
         f"unlimited cache {bound:.1f}",
         (place + 0.43, bound),
@@ -181,7 +181,7 @@ def _draw_bound(axes: Axes, place: int, workload: WorkloadReport) -> None:
         ha="right",
         va="bottom",
         fontsize=8,
-        color=_FAINT,
+        color=FAINT,
     )
 
 
@@ -207,7 +207,7 @@ def _legend(axes: Axes, *, columns: int) -> None:
 
 
 def _svg(draw, size: tuple[float, float] = (6.4, 3.1)) -> str:
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.subplots())
         buffer = io.StringIO()

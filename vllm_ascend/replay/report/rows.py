@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vllm_ascend.replay.results import Bounds, Percentiles, RunResult
+from vllm_ascend.replay.results import (
+    Bounds,
+    Percentiles,
+    ReplayReport,
+    RunResult,
+    WorkloadReport,
+)
+
+_GIB = 1 << 30
 
 
 class Column(NamedTuple):
@@ -37,8 +45,8 @@ HITS = (
     Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
     Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
     Column("blocks\npeak / all", lambda run: f"{run.peak_used_blocks:,} / {run.num_blocks:,}"),
-    Column("rows\nchecked", _checked),
 )
+CHECKED = Column("rows\nchecked", _checked)
 COSTS = (
     Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
     Column("cached\nevicted", lambda run: f"{run.num_cached_blocks_evicted:,}"),
@@ -52,3 +60,22 @@ def bound_lines(bounds: Bounds) -> list[tuple[str, str]]:
     """Return (granule, hit rate) of an unlimited cache, the finest granule first."""
     rates = {1: bounds.granule_1, 128: bounds.granule_128, **bounds.aligned}
     return [(f"{granule:,}", f"{rate:.2f}") for granule, rate in sorted(rates.items())]
+
+
+def header(report: ReplayReport, workload: WorkloadReport) -> str:
+    """Return what all runs of a workload have in common, in one line."""
+    runs = workload.runs
+    drafts = {run.num_speculative_tokens for run in runs}
+    common = {
+        "layout": ", ".join(sorted({run.layout for run in runs})),
+        "KV": ", ".join(f"{gib:g}" for gib in sorted({run.kv_memory_bytes / _GIB for run in runs})),
+        # Runs with and without drafts say it themselves.
+        "MTP": ", ".join(map(str, drafts)) if len(drafts) == 1 and drafts != {0} else "",
+        "vLLM": report.vllm_version,
+        "seed": str(report.seed),
+        "requests": workload.digest,
+    }
+    units = {"KV": " GiB"}
+    return ", ".join(
+        f"{what} {value}{units.get(what, '')}" for what, value in common.items() if value
+    )

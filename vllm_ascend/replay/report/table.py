@@ -12,32 +12,29 @@ from rich.table import Table
 
 from vllm_ascend.replay.report.rows import (
     BLOCK,
+    CHECKED,
     COSTS,
     HITS,
     MODELLED,
     NAME,
     Column,
     bound_lines,
+    header,
 )
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
 
-_MIN_NAME_WIDTH = 20
+# Names give way to numbers, but stay readable.
+_MIN_NAME_WIDTH = 10
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
     """Print per workload what an unlimited cache would hit, what was hit, and what it cost."""
-    tables = [(NAME, BLOCK, *HITS), (NAME, *COSTS)]
+    # The verdict comes first: should numbers be too wide for the terminal, it is not what is lost.
+    tables = [(NAME, CHECKED, BLOCK, *HITS), (NAME, *COSTS)]
     if report.cost_model:
         tables.append((NAME, MODELLED))
     for workload in report.workloads:
-        console.print()
-        title = f"[bold]{escape(workload.workload)}[/]  {escape(workload.description)}"
-        console.print(title, highlight=False)
-        console.print(f"[dim]{escape(_header(report, workload))}[/]", highlight=False)
-        bounds = ", ".join(
-            f"{rate} % ({granule})" for granule, rate in bound_lines(workload.bounds)
-        )
-        console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
+        print_heading(report, workload, console)
         for columns in tables:
             console.print()
             console.print(_table(workload, columns))
@@ -46,13 +43,14 @@ def print_report(report: ReplayReport, console: Console) -> None:
         console.print(f"[dim]TTFT is modelled, not measured: {parameters}[/]", highlight=False)
 
 
-def _header(report: ReplayReport, workload: WorkloadReport) -> str:
-    layouts = sorted({run.layout for run in workload.runs})
-    memory = sorted({run.kv_memory_bytes / (1 << 30) for run in workload.runs})
-    return (
-        f"layout {', '.join(layouts)}, KV {', '.join(f'{gib:g}' for gib in memory)} GiB, "
-        f"vLLM {report.vllm_version}, seed {report.seed}, requests {workload.digest}"
-    )
+def print_heading(report: ReplayReport, workload: WorkloadReport, console: Console) -> None:
+    """Print what a workload is, and what an unlimited cache would hit."""
+    console.print()
+    title = f"[bold]{escape(workload.workload)}[/]  {escape(workload.description)}"
+    console.print(title, highlight=False)
+    console.print(f"[dim]{escape(header(report, workload))}[/]", highlight=False)
+    bounds = ", ".join(f"{rate} % ({granule})" for granule, rate in bound_lines(workload.bounds))
+    console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
 
 
 def _table(workload: WorkloadReport, columns: Sequence[Column]) -> Table:
@@ -62,8 +60,15 @@ def _table(workload: WorkloadReport, columns: Sequence[Column]) -> Table:
         if i == 0:
             table.add_column(column.heading, overflow="fold", min_width=_MIN_NAME_WIDTH)
         else:
-            table.add_column(column.heading, justify="right", overflow="fold")
+            # Only names wrap: a number that is torn apart reads as another one.
+            width = _verdict_width(workload) if column is CHECKED else None
+            table.add_column(column.heading, justify="right", no_wrap=True, min_width=width)
     for run in workload.runs:
         style = "bold red" if run.violations else ""
         table.add_row(*(escape(column.cell(run)) for column in columns), style=style)
     return table
+
+
+def _verdict_width(workload: WorkloadReport) -> int:
+    """Return what a verdict needs, however narrow the terminal is."""
+    return max((len(CHECKED.cell(run)) for run in workload.runs), default=0)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sweep and the memory curve as a user runs them, on as few runs as show anything."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from vllm_ascend.replay.curve import bytes_per_block
+
+REPOSITORY = Path(__file__).parents[3]
+# Every prompt shares 4,500 tokens with the one before it, so the boundary at 4,096 can be hit.
+SHARED = ("--workload", "3:5000:4500:4", "--concurrency", "1", "--max-model-len", "6000")
+SMALL_STEPS = ("--max-num-batched-tokens", "2048")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "vllm_ascend", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_refused_setting_is_a_sign_in_the_table(tmp_path):
+    """4,096 fits the alignment of block size 32, and not that of 128."""
+    result = run(
+        *("sweep", *SHARED, *SMALL_STEPS, "--kv-gib", "4", "--verify", "--no-best"),
+        *("--block-size", "32", "--block-size", "128", "--interval", "4096"),
+        *("--partial", "0", "--mtp", "1"),
+        *("--json", str(tmp_path / "s.json"), "--markdown", str(tmp_path / "s.md")),
+    )
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "s.md").read_text()
+    rate = 100 * 2 * 4096 / (3 * 5000)
+    assert f"| 32 | 1 | no | **{rate:.2f}** |" in text
+    assert "| 128 | 1 | no | - |" in text
+    assert "`-` refused: VLLM_PREFIX_CACHE_RETENTION_INTERVAL=4096 is invalid" in text
+    (done,) = json.loads((tmp_path / "s.json").read_text())["workloads"][0]["runs"]
+    assert done["verified"] and done["num_speculative_tokens"] == 1 and not done["violations"]
+
+
+def test_a_memory_curve(tmp_path):
+    result = run(
+        *("memory-curve", *SHARED, *SMALL_STEPS, "--kv-gib", "4", "--verify"),
+        *("--json", str(tmp_path / "c.json"), "--png", str(tmp_path / "c.png")),
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "c.json").read_text())
+    runs = {run["variant"]: run for run in report["workloads"][0]["runs"]}
+    assert list(runs) == ["upstream-like", "interval 0, partial hits", "best"]
+    assert runs["upstream-like"]["hit_tokens"] == 0 < runs["best"]["hit_tokens"]
+    # The capacity of the bounds is what vLLM's own sizing makes of the same memory.
+    assert {run["num_blocks"] for run in runs.values()} == {(4 << 30) // bytes_per_block()}
+    # 8 of 512 tokens are hit twice; ours may end at every 128.
+    assert list(report["bounds"][1]["rates"].values()) == [100 * 2 * 4096 / (3 * 5000)]
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hit rate against KV cache memory: measured lines, and what textbook policies would hit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm_ascend.replay.policies import PrefixTrace, belady, lru
+from vllm_ascend.replay.results import ReplayReport, WorkloadReport
+
+# In these bounds a block is what C4 keeps in one block: 128 rows of 4 tokens.
+BOUND_BLOCK_SIZE = 128
+BOUND_BLOCK_TOKENS = 512
+
+_POLICIES: dict[str, Callable[[PrefixTrace, int], list[int]]] = {
+    "LRU": lru,
+    "Belady (optimal)": belady,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the picture.
+
+    Attributes:
+        name: What it is.
+        rates: KV cache memory in bytes -> hit rate in percent of prompt tokens.
+    """
+
+    name: str
+    rates: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A point that is missing because the engine would not start, most often for want of memory."""
+
+    variant: str
+    kv_memory_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Everything in the picture.
+
+    Attributes:
+        replay: Every run, of one workload.
+        bytes_per_block: Bytes of a block of the pool at block size 128.
+        bounds: Policies that know nothing but prefix blocks of 512 tokens.
+        refusals: Points that could not be measured.
+    """
+
+    replay: ReplayReport
+    bytes_per_block: int
+    bounds: tuple[Line, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def workload(self) -> WorkloadReport:
+        """The workload."""
+        return self.replay.workloads[0]
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """What was measured, a line per variant; runs that did not end are left out."""
+        rates: dict[str, dict[int, float]] = {}
+        for run in self.workload.runs:
+            line = rates.setdefault(run.variant, {})
+            if run.complete:
+                line[run.kv_memory_bytes] = run.hit_rate
+        return tuple(Line(name, line) for name, line in rates.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            **self.replay.to_dict(),
+            "bytes_per_block": self.bytes_per_block,
+            "bound_block_tokens": BOUND_BLOCK_TOKENS,
+            "bounds": [asdict(line) for line in self.bounds],
+            "refusals": [asdict(refusal) for refusal in self.refusals],
+        }
+
+
+def bytes_per_block() -> int:
+    """Return the bytes of one block of the A3 pool at block size 128, its MTP layer included.
+
+    A block is one page of every tensor, as the project plans them for the layout.
+    """
+    # Here, not above: the commands start without the seconds that importing vLLM takes.
+    from vllm_ascend.core.kv_cache_groups import (
+        group_specs_by_kind,
+        plan_tensors,
+        split_into_groups,
+    )
+    from vllm_ascend.replay.layouts import dsv4_flash_a3
+
+    layout = dsv4_flash_a3(BOUND_BLOCK_SIZE)
+    return plan_tensors(split_into_groups(group_specs_by_kind(layout.specs))).bytes_per_block
+
+
+def policy_lines(trace: PrefixTrace, memories: Sequence[int], block_bytes: int) -> tuple[Line, ...]:
+    """Return what LRU and Belady's policy would hit with these memories.
+
+    A capacity in blocks is the memory divided by the bytes of a block: 5,106 blocks of 512 tokens
+    in 16 GiB. That flatters both: a real pool also holds blocks of the other groups, and blocks
+    of running requests. Only in one thing a real cache can be ahead: its hits may end at every
+    128 tokens, where these end with whole blocks of 512.
+
+    Args:
+        trace: The prompts in blocks of 512 tokens.
+        memories: In bytes.
+        block_bytes: See :func:`bytes_per_block`.
+    """
+    return tuple(
+        Line(
+            name,
+            {memory: trace.rate(policy(trace, memory // block_bytes)) for memory in memories},
+        )
+        for name, policy in _POLICIES.items()
+    )
