@@ -63,15 +63,22 @@ def replay_boundary(num_prompt_tokens: int, alignment_tokens: int, lookahead_tok
     return align_down(max(num_prompt_tokens - lookahead_tokens, 0), alignment_tokens)
 
 
-def fallback_boundary(replay_boundary_tokens: int, alignment_tokens: int) -> int:
+def fallback_boundary(
+    replay_boundary_tokens: int, alignment_tokens: int, lookahead_tokens: int
+) -> int:
     """Return a boundary shortly before the replay boundary, 0 if there is none.
 
     The next turn of a chat often leaves the prompt before it just in front of its end: a template
     ends a prompt differently from how it later repeats it, reasoning is taken out, the last line is
     edited. All of it would be computed anew for a few tokens.
+
+    Args:
+        lookahead_tokens: Tokens behind a boundary that must be known as well: none, or more where
+            a draft layer looks ahead.
     """
     coarse = _FALLBACK_ALIGNMENTS * alignment_tokens
-    return align_down(max(replay_boundary_tokens - 1, 0), coarse)
+    leaves_at = align_down(max(replay_boundary_tokens + lookahead_tokens - 1, 0), coarse)
+    return align_down(max(leaves_at - lookahead_tokens, 0), alignment_tokens)
 
 
 def finish_boundary(num_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:

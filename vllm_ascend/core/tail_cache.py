@@ -72,7 +72,9 @@ class TailCache:
         """Return the boundaries in ``(start, end]`` whose tails the request keeps."""
         prompt_tokens = 0 if record.request is None else record.request.num_prompt_tokens
         replay = replay_boundary(prompt_tokens, self._alignment, max(self._lookahead, 1))
-        fallback = fallback_boundary(replay, self._alignment) if self._keeps_fallback else 0
+        fallback = 0
+        if self._keeps_fallback:
+            fallback = fallback_boundary(replay, self._alignment, self._lookahead)
         return kept_boundaries(
             start,
             end,
