@@ -30,8 +30,8 @@ setup: $(VENV)/.ready  ## Create .venv with vLLM for the CPU and this package.
 
 replay: setup  ## Replay the shipped trace and W1: stock against ours. Results in replay-out/.
 	$(BIN)/python -m vllm_ascend replay --workload W4 --workload W1 --kv-gib 64 \
-	    --layout dsv4-flash-a3 --block-size 32 --variant upstream-like \
-	    --variant stock@dsv4-flash-gpu --variant retention-unset --variant retention-0 \
+	    --layout dsv4-flash-a3 --block-size 128 --variant upstream-like \
+	    --variant stock@dsv4-flash-gpu --variant partial --variant best \
 	    --out replay-out --png replay-out/summary.png
 
 test: setup other-vllm lint  ## Lint, types and the whole test suite.
@@ -46,8 +46,9 @@ lint: setup  ## ruff, mypy, and the generated patch ledger.
 	$(BIN)/mypy
 	$(BIN)/python -m vllm_ascend.patch.ledger --check
 
-bench: setup  ## What the patches cost with everything unset: patched against unpatched vLLM.
+bench: setup  ## What the scheduler spends: unset against unpatched vLLM, and ours beside stock.
 	$(BIN)/python -m benchmarks.unset_overhead
+	$(BIN)/python -m benchmarks.control_plane
 
 ledger: setup  ## Write docs/patches.md from the patch tables.
 	$(BIN)/python -m vllm_ascend.patch.ledger
