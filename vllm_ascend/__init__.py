@@ -36,6 +36,8 @@ def register() -> None:
     config = load_config()
     register_with_vllm()
     import vllm_ascend.patch.platform
+    from vllm_ascend.models import register_cpu_models
 
+    register_cpu_models()
     if config.partial_hits:  # without copies in the workers, such hits would read wrong rows
         import vllm_ascend.patch.worker  # noqa: F401 - importing them installs the patches

@@ -17,13 +17,18 @@ C128_RATIO = 128
 # The C4 compressor's windows overlap, so it looks back over two of them.
 C4_STATE_WINDOW = 2 * C4_RATIO
 C128_STATE_WINDOW = C128_RATIO
-# kv_state + score_state, doubled where windows overlap.
-C4_STATE_SIZE = 2 * 2 * HEAD_SIZE
-C4_INDEXER_STATE_SIZE = 2 * 2 * INDEXER_HEAD_SIZE
-C128_STATE_SIZE = 2 * HEAD_SIZE
-
 _BF16_BYTES = 2
 _INDEXER_ROW_BYTES = INDEXER_HEAD_SIZE + 2  # int8 keys and one fp16 scale
+
+
+def state_size(head_size: int, *, overlapping: bool) -> int:
+    """Return the elements of a compressor-state row: values and scores, twice if windows overlap.
+
+    Args:
+        head_size: Elements of a compressed row.
+        overlapping: A row is made from two windows, with a share in each.
+    """
+    return 2 * head_size * (2 if overlapping else 1)
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,15 @@ def is_windowed(spec: KVCacheSpec) -> bool:
 def is_compressor_state(spec: KVCacheSpec) -> bool:
     """Whether a group holds DeepSeek-V4 compressor state.
 
-    Only the running sums of the compressors are kept in fp32; every other window page is
-    bf16 or a packed byte format.
+    The running sums of the compressors are kept in fp32 whatever the model is. A model that is
+    fp32 itself has such window pages as well; those say whose they are (``model_version``).
     """
     spec = unpack_uniform(spec)
-    return isinstance(spec, SlidingWindowMLASpec) and spec.dtype == torch.float32
+    return (
+        isinstance(spec, SlidingWindowMLASpec)
+        and spec.dtype == torch.float32
+        and spec.model_version is None
+    )
 
 
 def granule_tokens(specs: Sequence[KVCacheSpec]) -> int:

@@ -22,11 +22,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.core import dsv4_layout as dsv4
-from vllm_ascend.core.dsv4_layout import dsv4_block_sizes
-from vllm_ascend.core.kv_cache_interface import (
-    AscendMLAAttentionSpec,
-    AscendSlidingWindowMLASpec,
-)
+from vllm_ascend.core.dsv4_specs import Dsv4Specs, ascend_specs
 
 # DeepSeek-V4-Flash: two plain sliding-window layers, then C4 and C128 in turn, 43 in all.
 _DSV4_FLASH_COMPRESS_RATIOS = (0, 0, *([4, 128] * 20), 4)
@@ -52,32 +48,24 @@ class KVLayout:
     specs: dict[str, KVCacheSpec]
 
 
-@dataclass(frozen=True)
-class _Dsv4Specs:
-    """The kinds of cache that DeepSeek-V4's layers have."""
-
-    window: KVCacheSpec
-    mla: dict[int, KVCacheSpec]
-    state: dict[int, KVCacheSpec]
-    indexer: KVCacheSpec
-    indexer_state: KVCacheSpec
-
-    def by_layer(self, compress_ratios: tuple[int, ...], *, mtp: bool) -> dict[str, KVCacheSpec]:
-        """Name them as the model's layers register them."""
-        specs: dict[str, KVCacheSpec] = {}
-        for layer, ratio in enumerate(compress_ratios):
-            prefix = f"model.layers.{layer}.attn"
-            specs[f"{prefix}.swa_cache"] = self.window
-            if ratio:
-                specs[f"{prefix}.mla"] = self.mla[ratio]
-                specs[f"{prefix}.compressor.state_cache"] = self.state[ratio]
-            if ratio == dsv4.C4_RATIO:
-                specs[f"{prefix}.indexer.k_cache"] = self.indexer
-                specs[f"{prefix}.indexer.compressor.state_cache"] = self.indexer_state
-        if mtp:
-            specs["mtp.0.attn.swa_cache"] = self.window
-        # An object per layer, as models have it: vLLM pads the pages of specs in place.
-        return {name: copy.copy(spec) for name, spec in specs.items()}
+def _by_layer(
+    kinds: Dsv4Specs, compress_ratios: tuple[int, ...], *, mtp: bool
+) -> dict[str, KVCacheSpec]:
+    """Name the specs as the model's layers register them."""
+    specs: dict[str, KVCacheSpec] = {}
+    for layer, ratio in enumerate(compress_ratios):
+        prefix = f"model.layers.{layer}.attn"
+        specs[f"{prefix}.swa_cache"] = kinds.window
+        if ratio:
+            specs[f"{prefix}.mla"] = kinds.mla[ratio]
+            specs[f"{prefix}.compressor.state_cache"] = kinds.state[ratio]
+        if ratio == dsv4.C4_RATIO:
+            specs[f"{prefix}.indexer.k_cache"] = kinds.indexer
+            specs[f"{prefix}.indexer.compressor.state_cache"] = kinds.indexer_state
+    if mtp:
+        specs["mtp.0.attn.swa_cache"] = kinds.window
+    # An object per layer, as models have it: vLLM pads the pages of specs in place.
+    return {name: copy.copy(spec) for name, spec in specs.items()}
 
 
 def dsv4_flash_a3(
@@ -93,60 +81,8 @@ def dsv4_flash_a3(
         mtp: Include the MTP layer.
         compress_ratios: One entry per layer (0, 4 or 128); shorter ones give small test layouts.
     """
-    sizes = dsv4_block_sizes(block_size)
-
-    def compressed(ratio: int, **row: Any) -> KVCacheSpec:
-        return AscendMLAAttentionSpec(
-            block_size=sizes.compressed,
-            num_kv_heads=1,
-            compress_ratio=ratio,
-            model_version=_MODEL_VERSION,
-            **row,
-        )
-
-    def state(block_tokens: int, size: int, window: int, page_bytes: int) -> KVCacheSpec:
-        return AscendSlidingWindowMLASpec(
-            block_size=block_tokens,
-            num_kv_heads=1,
-            head_size=size,
-            dtype=torch.float32,
-            sliding_window=window,
-            page_size_padded=page_bytes,
-        )
-
-    row = {"head_size": dsv4.HEAD_SIZE, "dtype": torch.bfloat16}
-    specs = _Dsv4Specs(
-        window=AscendSlidingWindowMLASpec(
-            block_size=sizes.swa,
-            num_kv_heads=1,
-            sliding_window=dsv4.SLIDING_WINDOW,
-            model_version=_MODEL_VERSION,
-            **row,
-        ),
-        mla={ratio: compressed(ratio, **row) for ratio in (dsv4.C4_RATIO, dsv4.C128_RATIO)},
-        state={
-            dsv4.C4_RATIO: state(
-                sizes.c4_state, dsv4.C4_STATE_SIZE, dsv4.C4_STATE_WINDOW, sizes.page_bytes
-            ),
-            dsv4.C128_RATIO: state(
-                sizes.c128_state, dsv4.C128_STATE_SIZE, dsv4.C128_STATE_WINDOW, sizes.page_bytes
-            ),
-        },
-        indexer=compressed(
-            dsv4.C4_RATIO,
-            head_size=dsv4.INDEXER_HEAD_SIZE,
-            dtype=torch.int8,
-            scale_dim=1,
-            scale_dtype=torch.float16,
-        ),
-        indexer_state=state(
-            sizes.c4_state,
-            dsv4.C4_INDEXER_STATE_SIZE,
-            dsv4.C4_STATE_WINDOW,
-            sizes.indexer_page_bytes,
-        ),
-    )
-    return KVLayout("dsv4-flash-a3", block_size, specs.by_layer(compress_ratios, mtp=mtp))
+    specs = _by_layer(ascend_specs(block_size), compress_ratios, mtp=mtp)
+    return KVLayout("dsv4-flash-a3", block_size, specs)
 
 
 def dsv4_flash_gpu(
@@ -162,31 +98,31 @@ def dsv4_flash_gpu(
     def compressed(ratio: int, **row: Any) -> KVCacheSpec:
         return MLAAttentionSpec(block_size=_GPU_BLOCK_TOKENS, compress_ratio=ratio, **row)
 
-    def state(block_tokens: int, size: int, window: int) -> KVCacheSpec:
+    def state(block_tokens: int, head_size: int, window: int) -> KVCacheSpec:
         return SlidingWindowMLASpec(
             block_size=block_tokens,
-            head_size=size,
+            head_size=dsv4.state_size(head_size, overlapping=window == dsv4.C4_STATE_WINDOW),
             dtype=torch.float32,
             sliding_window=window,
             **common,
         )
 
-    specs = _Dsv4Specs(
+    kinds = Dsv4Specs(
         window=SlidingWindowMLASpec(
             block_size=_GPU_WINDOW_BLOCK_TOKENS, sliding_window=dsv4.SLIDING_WINDOW, **row
         ),
         mla={ratio: compressed(ratio, **row) for ratio in (dsv4.C4_RATIO, dsv4.C128_RATIO)},
         state={
-            dsv4.C4_RATIO: state(4, dsv4.C4_STATE_SIZE, dsv4.C4_STATE_WINDOW),
-            dsv4.C128_RATIO: state(8, dsv4.C128_STATE_SIZE, dsv4.C128_STATE_WINDOW),
+            dsv4.C4_RATIO: state(4, dsv4.HEAD_SIZE, dsv4.C4_STATE_WINDOW),
+            dsv4.C128_RATIO: state(8, dsv4.HEAD_SIZE, dsv4.C128_STATE_WINDOW),
         },
         # The indexer's keys are not packed as the model's rows are.
         indexer=compressed(
             dsv4.C4_RATIO, head_size=_GPU_INDEXER_ROW_BYTES, dtype=torch.uint8, **common
         ),
-        indexer_state=state(4, dsv4.C4_INDEXER_STATE_SIZE, dsv4.C4_STATE_WINDOW),
+        indexer_state=state(4, dsv4.INDEXER_HEAD_SIZE, dsv4.C4_STATE_WINDOW),
     )
-    return KVLayout("dsv4-flash-gpu", _GPU_BLOCK_TOKENS, specs.by_layer(compress_ratios, mtp=mtp))
+    return KVLayout("dsv4-flash-gpu", _GPU_BLOCK_TOKENS, _by_layer(kinds, compress_ratios, mtp=mtp))
 
 
 def from_hf_config(path: Path, block_size: int = 16) -> KVLayout:

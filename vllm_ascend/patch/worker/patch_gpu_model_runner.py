@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm/v1/worker/gpu_model_runner.py``: block copies, which every runner inherits."""
+"""``vllm/v1/worker/gpu_model_runner.py``: block copies and tables, which every runner inherits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_ascend.patch.features import PARTIAL_HITS
+from vllm_ascend.core.kv_cache_groups import has_row_layout
+from vllm_ascend.core.specs import group_specs
+from vllm_ascend.patch.features import PARTIAL_HITS, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 from vllm_ascend.worker.block_copies import copy_blocks, unique_pages
+from vllm_ascend.worker.block_table import MultiGroupBlockTable
 
 _CLASS = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -41,6 +44,32 @@ def wrap_update_states(original: Callable) -> Callable:
     return _update_states
 
 
+def wrap_may_reinitialize_input_batch(original: Callable) -> Callable:
+    def may_reinitialize_input_batch(
+        self: GPUModelRunner, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
+    ) -> None:
+        original(self, kv_cache_config, kernel_block_sizes)
+        if not has_row_layout(group_specs(kv_cache_config)):
+            return
+        speculative = self.vllm_config.speculative_config
+        # No request is in the batch yet: the caches are only being set up.
+        self.input_batch.block_table = MultiGroupBlockTable(
+            max_num_reqs=self.max_num_reqs,
+            max_model_len=max(self.max_model_len, self.max_encoder_len),
+            max_num_batched_tokens=self.max_num_tokens,
+            pin_memory=self.pin_memory,
+            device=self.device,
+            block_sizes=[
+                group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups
+            ],
+            num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
+            kernel_sizes=[[size] for size in kernel_block_sizes],
+            kv_cache_groups=kv_cache_config.kv_cache_groups,
+        )
+
+    return may_reinitialize_input_batch
+
+
 PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.kv_cache_pages",
@@ -66,5 +95,13 @@ PATCHES: tuple[Patch, ...] = (
         **PARTIAL_HITS,
         why="The first thing of a step, before anything is read, written or loaded.",
         skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
+    ),
+    Wrap(
+        target=f"{_CLASS}.may_reinitialize_input_batch",
+        replacement=wrap_may_reinitialize_input_batch,
+        upstream_sha256="c85d53e38965e3c2",
+        aliases=(),
+        **ROW_LAYOUT,
+        why="vLLM's block tables take every token for a row; compressed groups have one for many.",
     ),
 )

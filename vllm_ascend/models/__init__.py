@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek-V4 on the CPU: the reference data plane behind the prefix cache.
+
+What is not KV cache is Hugging Face transformers' own code; what is, is paged here.
+"""
+
+from __future__ import annotations
+
+
+def register_cpu_models() -> None:
+    """Let vLLM find our DeepSeek-V4 where the platform is the CPU; elsewhere do nothing.
+
+    vLLM's own needs GPU kernels. Idempotent; the model's code is imported when it is served.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    ModelRegistry.models.pop("DeepseekV4ForCausalLM", None)  # or vLLM warns of the replacement
+    ModelRegistry.register_model(
+        "DeepseekV4ForCausalLM", "vllm_ascend.models.deepseek_v4:DeepseekV4ForCausalLM"
+    )
