@@ -20,10 +20,11 @@ help:  ## Show this list.
 	$(PYTHON) -m venv .uv
 	.uv/bin/pip install --quiet --disable-pip-version-check uv
 
-$(VENV)/.ready: requirements/dev.txt pyproject.toml $(filter .uv/bin/uv,$(UV))
+$(VENV)/.ready: requirements/dev.txt requirements/vllm-distribution/pyproject.toml pyproject.toml $(filter .uv/bin/uv,$(UV))
 	$(UV) venv --quiet --allow-existing --python 3.11 $(VENV)
 	$(UV) pip sync --quiet --python $(BIN)/python requirements/dev.txt
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps \
+	    ./requirements/vllm-distribution --editable .
 	touch $@
 
 setup: $(VENV)/.ready  ## Create .venv with vLLM for the CPU and this package.

@@ -12,6 +12,7 @@ except ImportError:
         "the commands need more libraries than serving: pip install vllm-ascend-backport[replay]"
     )
 
+from vllm_ascend.models.tiny.cli import tiny_model
 from vllm_ascend.replay.cli import replay
 from vllm_ascend.replay.memory_curve import memory_curve
 from vllm_ascend.replay.sweep import sweep
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (replay, sweep, memory_curve):
+for command in (replay, sweep, memory_curve, tiny_model):
     app.command()(command)
 
 
