@@ -11,12 +11,17 @@ def register_cpu_models() -> None:
     """Let vLLM find our DeepSeek-V4 where the platform is the CPU; elsewhere do nothing.
 
     vLLM's own needs GPU kernels. Idempotent; the model's code is imported when it is served.
+
+    Raises:
+        PatchError: The running vLLM is not the one that the model was written for.
     """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
     from vllm.model_executor.models.registry import ModelRegistry
+
+    import vllm_ascend.patch.cpu  # noqa: F401 - importing them installs the patches
 
     ModelRegistry.models.pop("DeepseekV4ForCausalLM", None)  # or vLLM warns of the replacement
     ModelRegistry.register_model(

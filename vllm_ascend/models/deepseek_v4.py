@@ -108,7 +108,10 @@ class DeepseekV4ForCausalLM(nn.Module):
 
 def hf_config(vllm_config: VllmConfig) -> DeepseekV4Config:
     """Return the model's configuration as transformers reads it (vLLM keeps the raw fields)."""
-    config = DeepseekV4Config.from_dict(vllm_config.model_config.hf_config.to_dict())
+    fields = vllm_config.model_config.hf_config.to_dict()
+    if fields.get("rope_scaling") is None:
+        fields.pop("rope_scaling", None)
+    config = DeepseekV4Config.from_dict(fields)
     config._experts_implementation = "eager"  # the others round differently for every batch size
     return config
 

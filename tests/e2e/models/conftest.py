@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models, made once for all tests of a process."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.models.hugging_face import Reference
+from tests.e2e.test_engine import CONFIG as GEMMA_CONFIG
+from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
+
+LONGEST_PROMPT = 5000
+
+
+@pytest.fixture(scope="session")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny DeepSeek-V4."""
+    folder = tmp_path_factory.mktemp("deepseek") / "model"
+    make_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma-3: 5 sliding-window layers, 1 full."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    folder = tmp_path_factory.mktemp("gemma")
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA_CONFIG, initializer_range=0.3))
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(GEMMA_CONFIG))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text() -> list[int]:
+    """Token ids that no two places repeat for long; prompts are cut from them."""
+    rng = random.Random(0)
+    return [rng.randrange(3, VOCAB_SIZE) for _ in range(LONGEST_PROMPT)]
+
+
+@pytest.fixture(scope="session")
+def reference(deepseek: Path) -> Reference:
+    """Hugging Face's DeepSeek-V4 with the same weights."""
+    return Reference(deepseek)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With the prefix cache on, in every way to set it, answers are those without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.models import workloads
+from tests.e2e.models.engines import Answer, Engine, engine
+
+DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
+PARTIAL = {**DSV4, "VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"}
+
+
+def retention(interval: str) -> dict[str, str]:
+    return {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": interval}
+
+
+SETTINGS = {
+    "dense, 32": (DSV4, 32),
+    "interval 0, 32": (DSV4 | retention("0"), 32),
+    "interval 4096, 32": (DSV4 | retention("4096"), 32),
+    "partial, dense, 128": (PARTIAL, 128),
+    "partial, interval 0, 128": (PARTIAL | retention("0"), 128),
+    "partial, interval 256, 64": (PARTIAL | retention("256"), 64),
+    "best, 128": (DSV4 | {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}, 128),
+    "best, 32": (DSV4 | {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}, 32),
+}
+
+# Within a granule, and around those of one C4 block of 128 rows.
+CUTS = [*range(512, 641, 13), *(b + d for b in range(640, 1153, 128) for d in (-1, 0, 1))]
+
+
+def leave_a_prefix_anywhere(running: Engine) -> list[Answer]:
+    prefix = workloads.fresh(1200, seed=0)
+    prompts = [prefix, *workloads.diverging(prefix, CUTS)]
+    return running.ask_one_by_one(prompts) + running.ask_one_by_one(prompts)
+
+
+def chat(running: Engine) -> list[Answer]:
+    return workloads.chat(running, 8, first=900, question=90)
+
+
+def sixteen_users(running: Engine) -> list[Answer]:
+    return [
+        answer
+        for prompts in workloads.users(16, num_turns=3)
+        for answer in running.ask(prompts, max_tokens=6)
+    ]
+
+
+def aborts(running: Engine) -> list[Answer]:
+    answers: list[Answer] = []
+    for after_steps, prompts in zip((1, 2, 5), workloads.users(8, num_turns=3), strict=True):
+        workloads.ask_and_abort(running, prompts, after_steps)
+        answers += running.ask_one_by_one(prompts)
+    return answers
+
+
+WORKLOADS = (leave_a_prefix_anywhere, chat, sixteen_users, aborts)
+_without_cache: dict[str, list[Answer]] = {}
+
+
+def expected(workload: Callable[[Engine], list[Answer]], model) -> list[Answer]:
+    """Answers of an engine that caches nothing, computed once."""
+    if workload.__name__ not in _without_cache:
+        with engine(model, DSV4, block_size=32, enable_prefix_caching=False) as running:
+            _without_cache[workload.__name__] = workload(running)
+    return _without_cache[workload.__name__]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_answers_are_those_without_a_cache(deepseek, setting):
+    switches, block_size = SETTINGS[setting]
+    for workload in WORKLOADS:
+        with engine(deepseek, switches, block_size=block_size) as running:
+            answers = workload(running)
+        for index, (answer, right) in enumerate(
+            zip(answers, expected(workload, deepseek), strict=True)
+        ):
+            assert answer.equals(right), (workload.__name__, index, answer, right)
+        if "PARTIAL_HITS" in str(switches) or "best" in setting:
+            hits = sum(answer.num_cached_tokens > 0 for answer in answers)
+            assert hits >= len(answers) // 2, (workload.__name__, hits)
+
+
+def test_every_offset_within_a_compressed_block(deepseek):
+    """One C4 block of 32 rows."""
+    prefix = workloads.fresh(1200, seed=0)
+    prompts = workloads.diverging(prefix, range(512, 640))
+    with engine(deepseek, DSV4, block_size=32, enable_prefix_caching=False) as running:
+        right = running.ask(prompts)
+    switches, block_size = SETTINGS["best, 32"]
+    with engine(deepseek, switches, block_size=block_size) as running:
+        running.ask([prefix])
+        answers = running.ask(prompts)
+    assert [answer.num_cached_tokens for answer in answers] == [512] * len(prompts)
+    for answer, other in zip(answers, right, strict=True):
+        assert answer.equals(other)
+
+
+def test_equal_hits_give_equal_bits(deepseek):
+    """What is kept, and in blocks of which size, changes where rows lie, never what they hold."""
+    prompts = [workloads.fresh(num_tokens, seed=num_tokens) for num_tokens in (130, 700, 2500)]
+
+    def bits(switches: dict[str, str], block_size: int, **arguments: bool) -> list[Answer]:
+        with engine(deepseek, switches, block_size=block_size, **arguments) as running:
+            return running.ask_one_by_one(prompts * 2) + chat(running)
+
+    dense, *others = (
+        bits(PARTIAL, 128),
+        bits(PARTIAL | retention("0"), 64),
+        bits(*SETTINGS["best, 32"]),
+    )
+    assert [answer.num_cached_tokens for answer in dense[:6]] == [0, 0, 0, 128, 640, 2432]
+    for other in others:
+        assert other == dense
+    without = bits(DSV4, 32, enable_prefix_caching=False)
+    assert without[:3] == dense[:3]
+
+
+@pytest.mark.parametrize("setting", ["dense, 32", "partial, interval 0, 128", "best, 128"])
+def test_preemption(deepseek, setting):
+    """A pool that cannot hold all that run: requests are put back and computed anew."""
+    switches, block_size = SETTINGS[setting]
+    prompts = [workloads.fresh(500 + 20 * (seed // 2), seed // 2) for seed in range(16)]
+    arguments = {"max_model_len": 900, "max_num_batched_tokens": 256, "block_size": block_size}
+    with engine(deepseek, DSV4, enable_prefix_caching=False, **arguments) as running:
+        right = running.ask(prompts, max_tokens=120)
+    small = {32: 250, 128: 100}[block_size]
+    with engine(deepseek, switches, num_gpu_blocks_override=small, **arguments) as running:
+        preempted = watch_preemptions(running)
+        answers = running.ask(prompts, max_tokens=120)
+        assert preempted, "the pool was large enough"
+    for answer, other in zip(answers, right, strict=True):
+        assert answer.equals(other)
+
+
+def watch_preemptions(running: Engine) -> list[str]:
+    """Return a list that every preempted request is entered in."""
+    preempted: list[str] = []
+    original = running.scheduler._preempt_request
+
+    def preempt(request, timestamp):
+        preempted.append(request.request_id)
+        return original(request, timestamp)
+
+    running.scheduler._preempt_request = preempt
+    return preempted

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patches that DeepSeek-V4 on the CPU needs; importing this package installs them, all or none.
+
+Raises, on import:
+    PatchError: See :mod:`vllm_ascend.patch.installer`; nothing was changed.
+"""
+
+from vllm_ascend.patch.cpu import patch_cpu_platform
+from vllm_ascend.patch.installer import Installation, install
+from vllm_ascend.patch.table import Patch
+
+PATCHES: tuple[Patch, ...] = (*patch_cpu_platform.PATCHES,)
+
+
+def install_all() -> Installation:
+    """Install the patches for the CPU; return the live installation if they are in force.
+
+    Raises:
+        PatchError: See :mod:`vllm_ascend.patch.installer`.
+    """
+    return install(PATCHES)
+
+
+install_all()

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/platforms/cpu.py``: DeepSeek-V4 may be prefilled in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.config import VllmConfig
+from vllm.platforms.cpu import CpuPlatform
+
+from vllm_ascend.patch.table import Patch, Wrap
+
+_ARCHITECTURE = "DeepseekV4ForCausalLM"
+
+
+def wrap_check_and_update_config(original: Callable) -> Callable:
+    def check_and_update_config(cls: type[CpuPlatform], vllm_config: VllmConfig) -> None:
+        scheduler = vllm_config.scheduler_config
+        asked = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
+        original(cls, vllm_config)
+        model = vllm_config.model_config
+        if model is not None and _ARCHITECTURE in model.architectures:
+            scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = asked
+
+    return check_and_update_config
+
+
+PATCHES: tuple[Patch, ...] = (
+    Wrap(
+        target="vllm.platforms.cpu:CpuPlatform.check_and_update_config",
+        replacement=wrap_check_and_update_config,
+        upstream_sha256="2bef0c2ad9447eb7",
+        aliases=(),
+        feature="dsv4-on-cpu",
+        upstream="none: vLLM has no DeepSeek-V4 for the CPU",
+        remove_when="never",
+        skip_if_present=None,
+        why="vLLM turns chunked prefill off for every MLA model on the CPU and takes prompts "
+        "whole, because its own CPU attention cannot read MLA rows back; ours reads pages.",
+    ),
+)
