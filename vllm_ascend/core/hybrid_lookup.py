@@ -28,6 +28,7 @@ from vllm_ascend.core.retention import align_down, resolve_retention_interval, t
 from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.specs import (
     compress_ratio,
+    granule_tokens,
     group_specs,
     is_compressor_state,
     is_downward_closed,
@@ -36,6 +37,7 @@ from vllm_ascend.core.specs import (
     tail_start,
     tokens_per_block,
 )
+from vllm_ascend.core.startup_report import PrefixCacheFacts
 from vllm_ascend.core.successors import SuccessorHashes
 from vllm_ascend.envs import load_config
 
@@ -146,23 +148,19 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self._whole_block_alignment = lcm(*(group.block_tokens for group in self._groups))
         self._probe = self._pick_probe()
 
-    def describe(self) -> str:
-        """Return one line about what is in force, and what it will not keep."""
-        if not self._changes_caching:
-            return f"hits every {self.lcm_block_size:,} tokens, everything is cached"
-        interval = self.local_kv_retention_interval
-        if interval is None:
-            return f"hits every {self.lcm_block_size:,} tokens, the tails of all of them are kept"
-        kept = f" and every {interval:,} tokens" if interval else ""
-        rest = (
-            "all other tails stay while their memory is idle"
-            if self._config.spare_tails
-            else "no other tail is: where requests leave a shared prefix elsewhere, the third one "
-            "hits, not the second (VLLM_ASCEND_SPARE_TAILS=1 changes that)"
-        )
-        return (
-            f"hits every {self.lcm_block_size:,} tokens; kept are the ends of prompts and answers, "
-            f"junctions{kept}; {rest}"
+    def startup_facts(self) -> PrefixCacheFacts:
+        """Return what is in force, for what is told at the start."""
+        specs = group_specs(self.kv_cache_config)
+        return PrefixCacheFacts(
+            specs=specs,
+            config=self._config,
+            num_blocks=self.kv_cache_config.num_blocks,
+            max_model_len=self.max_model_len,
+            granule=granule_tokens(specs),
+            alignment=self.lcm_block_size,
+            interval=self.local_kv_retention_interval,
+            changes_caching=self._changes_caching,
+            has_connector=self._facts.has_connector,
         )
 
     def _make_managers(self) -> tuple[SingleTypeKVCacheManager, ...]:

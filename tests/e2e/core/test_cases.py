@@ -15,6 +15,7 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
+from vllm_ascend.core import startup_report
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
@@ -228,7 +229,7 @@ def test_u13_reuse_starts_at_the_second_request(spare: bool, make_engine: MakeEn
     reused = 3000 // 16 * 16
     assert hits == [0, reused if spare else 0, reused]
     # What retention did not keep is told at the start, and counted.
-    told = engine.manager.coordinator.describe()
+    told = startup_report.summary(engine.manager.coordinator.startup_facts())
     assert ("the third one hits, not the second" in told) == (not spare)
     stats = engine.manager.coordinator.look_up_stats
     assert stats.matched_tokens - stats.hit_tokens == (0 if spare else reused)

@@ -25,6 +25,16 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def deepseek_that_selects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with an indexer that leaves rows out of prompts of 260 tokens, not of 2,050."""
+    folder = tmp_path_factory.mktemp("deepseek-that-selects") / "model"
+    make_tiny_model(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"index_topk": 64}))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Gemma-3: 5 sliding-window layers, 1 full."""
     import torch

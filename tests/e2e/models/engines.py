@@ -135,6 +135,7 @@ def engine(
         "disable_hybrid_kv_cache_manager": False,
         "distributed_executor_backend": UniProcExecutor,
     }
+    torch.set_num_threads(1)  # tests run side by side, and the threads of two would only wait
     with (
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(torch, "set_num_threads"),  # the worker disables it for good

@@ -39,7 +39,8 @@ _SHAPE: dict[str, Any] = {
     # With few index heads scores tie, and which of the tied rows is chosen is up to rounding.
     "index_n_heads": 32,
     "index_head_dim": 16,
-    "index_topk": 64,
+    # As DeepSeek-V4-Flash: from 2,048 tokens on a query leaves rows out.
+    "index_topk": 512,
     "max_position_embeddings": 1048576,
     "bos_token_id": 0,
     "eos_token_id": 1,

@@ -13,6 +13,7 @@ from vllm.v1.core.kv_cache_coordinator import (
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from vllm_ascend.core import startup_report
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.kv_cache_groups import has_row_layout
 from vllm_ascend.core.specs import group_specs, is_windowed
@@ -45,6 +46,8 @@ def get_kv_cache_coordinator(
         ValueError: See :class:`AscendHybridKVCacheCoordinator`.
     """
     if not enable_caching:
+        if load_config().changes_caching:
+            _logger.warning("prefix cache: it is off, so none of its switches has an effect")
         return KVCacheCoordinatorNoPrefixCache(
             kv_cache_config,
             max_model_len,
@@ -69,7 +72,10 @@ def get_kv_cache_coordinator(
         metrics_collector=metrics_collector,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    _logger.info("prefix cache: %s", coordinator.describe())
+    facts = coordinator.startup_facts()
+    _logger.info("prefix cache: %s", startup_report.summary(facts))
+    for warning in startup_report.warnings(facts):
+        _logger.warning("prefix cache: %s", warning)
     return coordinator
 
 

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real ``vllm serve`` with a tiny DeepSeek-V4, over HTTP: hits are what they must be."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.server.server import (
+    GRANULE,
+    MAX_MODEL_LEN,
+    Server,
+    cached,
+    expected_hits,
+    longest_hit,
+    serve,
+)
+from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
+
+# One server for all of them, in this order; the last one ends it.
+pytestmark = pytest.mark.xdist_group("server")
+
+BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    make_tiny_model(folder / "model")
+    with serve(folder / "model", folder / "log", BEST) as running:
+        yield running
+
+
+def tokens(num_tokens: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(16, VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+def test_it_says_what_is_in_force(server):
+    log = server.log.read_text()
+    (line,) = [line for line in log.splitlines() if "prefix cache: granule" in line]
+    for part in (
+        "hits are multiples of 128",
+        "every 32,768 tokens",
+        "scratch, spare tails, cached",
+    ):
+        assert part in line
+    assert "WARNING" not in "".join(line for line in log.splitlines() if "prefix cache:" in line)
+    print(f"healthy after {server.seconds_to_health:.0f} s")
+
+
+@pytest.mark.parametrize("num_tokens", [127, 128, 129, 256, 1000, 4097])
+def test_a_prompt_that_comes_again(server, num_tokens):
+    prompt = tokens(num_tokens, seed=num_tokens)
+    first, second = server.complete(prompt), server.complete(prompt)
+    assert (cached(first), cached(second)) == (0, longest_hit(num_tokens))
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+
+
+def test_a_chat_of_8_turns(server):
+    """Each turn hits all that was said before it, to the granule."""
+    messages = [{"role": "system", "content": "The cache holds prefixes. " * 60}]
+    said: list[list[int]] = []
+    for turn in range(8):
+        messages.append({"role": "user", "content": f"Question {turn}: which rows are read? " * 9})
+        answer = server.post("/v1/chat/completions", messages=messages, max_tokens=30)
+        (choice,) = answer["choices"]
+        prompt = answer["prompt_token_ids"]
+        assert cached(answer) == expected_hits([prompt], before=said)
+        assert turn == 0 or cached(answer) > 500
+        said.append(prompt + choice["token_ids"])
+        messages.append({"role": "assistant", "content": choice["message"]["content"]})
+
+
+def test_a_prefix_with_fresh_tails(server):
+    """vLLM 42948: a long prefix is sent again and again, each time with another tail behind it."""
+    prefix = tokens(6000, seed=1)
+    hits = [
+        cached(server.complete(prefix + tokens(num_tail, seed=turn)))
+        for turn, num_tail in enumerate((0, 700, 1400, 2800, 0, 2800, 700, 1400))
+    ]
+    assert hits[0] == 0
+    assert all(hit >= longest_hit(6000) for hit in hits[1:])
+
+
+def test_streaming(server):
+    prompt = tokens(700, seed=2)
+    whole = server.complete(prompt, max_tokens=12)
+    body = server.body(
+        prompt=prompt, max_tokens=12, stream=True, stream_options={"include_usage": True}
+    )
+    streamed: list[int] = []
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    *events, last = map(json.loads, lines)
+    for event in events:
+        for choice in event["choices"]:
+            streamed += choice["token_ids"] or []
+    assert streamed == whole["choices"][0]["token_ids"]
+    assert cached(last) == longest_hit(700)
+
+
+def test_metrics_count_what_requests_should_have_hit(server):
+    common = tokens(900, seed=3)
+    prompts = [common[:cut] + tokens(300, seed=cut) for cut in (900, 640, 641, 130, 100, 895)]
+    before = server.metric(HITS), server.metric(QUERIES)
+    answers = [server.complete(prompt) for prompt in prompts * 2]
+    hits, queries = server.metric(HITS) - before[0], server.metric(QUERIES) - before[1]
+    assert queries == sum(map(len, prompts * 2))
+    assert hits == expected_hits(prompts * 2) == sum(map(cached, answers))
+
+
+def test_concurrent_clients(server):
+    """Sixteen at once are told what each is told alone."""
+    common = tokens(600, seed=4)
+    prompts = [common + tokens(50 + 40 * user, seed=50 + user) for user in range(16)]
+    with ThreadPoolExecutor(16) as clients:
+        together = list(clients.map(lambda prompt: server.complete(prompt, 8), prompts))
+    alone = [server.complete(prompt, 8) for prompt in prompts]
+    for one, other, prompt in zip(together, alone, prompts, strict=True):
+        assert one["choices"][0]["token_ids"] == other["choices"][0]["token_ids"]
+        assert cached(other) == longest_hit(len(prompt))
+
+
+def test_a_client_that_disconnects(server):
+    """Its request ends; what it computed serves the next one."""
+    prompt = tokens(1500, seed=5)
+    body = server.body(prompt=prompt, max_tokens=5000, stream=True)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        next(response.iter_lines())
+        assert server.metric("vllm:num_requests_running") == 1
+    deadline = time.monotonic() + 60
+    while server.metric("vllm:num_requests_running"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert cached(server.complete(prompt)) == longest_hit(1500)
+
+
+def test_vllm_bench_serve(server, tmp_path):
+    """Four prefixes, five prompts each: hits as computed from the very prompts it sends."""
+    shape = {"prefix-len": 512, "suffix-len": 100, "num-prefixes": 4, "output-len": 4}
+    options = [f"--prefix-repetition-{name}={value}" for name, value in shape.items()]
+    before = server.metric(HITS)
+    subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("vllm")), "bench", "serve"),
+            *("--base-url", server.url, "--model", str(server.model), "--num-prompts", "20"),
+            *("--dataset-name", "prefix_repetition", *options, "--max-concurrency", "1"),
+            *("--seed", "7", "--save-result", "--result-dir", str(tmp_path)),
+            *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    (result,) = tmp_path.glob("*.json")
+    assert json.loads(result.read_text())["completed"] == 20
+    assert server.metric(HITS) - before == expected_hits(_prompts_of_bench(server, shape))
+
+
+def _prompts_of_bench(server: Server, shape: dict[str, int]) -> list[list[int]]:
+    """Return the prompts that ``vllm bench serve`` sends, in token ids."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from vllm.benchmarks.datasets import PrefixRepetitionRandomDataset
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(server.model)
+    assert AutoTokenizer
+    random.seed(7)
+    import numpy as np
+
+    np.random.seed(7)
+    samples = PrefixRepetitionRandomDataset(random_seed=7, dataset_path=None).sample(
+        tokenizer=tokenizer,
+        num_requests=20,
+        prefix_len=shape["prefix-len"],
+        suffix_len=shape["suffix-len"],
+        num_prefixes=shape["num-prefixes"],
+        output_len=shape["output-len"],
+    )
+    return [tokenizer(sample.prompt)["input_ids"] for sample in samples]
+
+
+def test_bad_requests_change_nothing(server):
+    prompt = tokens(500, seed=6)
+    server.complete(prompt)
+    too_long = server.body(prompt=tokens(MAX_MODEL_LEN + 1, seed=7), max_tokens=4)
+    answer = httpx.post(f"{server.url}/v1/completions", json=too_long, timeout=60)
+    assert answer.status_code == httpx.codes.BAD_REQUEST
+    assert cached(server.complete(prompt)) == longest_hit(500)
+
+
+def test_sigterm_while_serving(server):
+    """It ends with what it was told to, and takes all of its processes with it."""
+    body = server.body(prompt=tokens(GRANULE, seed=8), max_tokens=10_000, stream=True)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        next(response.iter_lines())
+        assert len(server.processes()) >= 3
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(timeout=60)
+    deadline = time.monotonic() + 30
+    while server.processes():
+        assert time.monotonic() < deadline, server.processes()
+        time.sleep(0.2)
+    assert server.process.returncode in (0, -signal.SIGTERM)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told at the start: the numbers in force, and settings that cannot help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.e2e.core import layouts
+from vllm_ascend.core.specs import granule_tokens
+from vllm_ascend.core.startup_report import PrefixCacheFacts, summary, warnings
+from vllm_ascend.envs import AscendConfig
+from vllm_ascend.replay.layouts import dsv4_flash_a3
+
+PARTIAL = AscendConfig(apply_dsv4_patch=True, partial_hits=True)
+BEST = replace(PARTIAL, retention="auto", sparse_state=True, spare_tails=True, profile="best")
+
+
+def facts(layout, config: AscendConfig, **changes) -> PrefixCacheFacts:
+    specs = list(dict.fromkeys(layout.specs.values()))
+    return replace(
+        PrefixCacheFacts(
+            specs=specs,
+            config=config,
+            num_blocks=5106,
+            max_model_len=135_000,
+            granule=granule_tokens(specs),
+            alignment=128 if config.partial_hits else 16_384,
+            interval=32_768 if config.retention == "auto" else None,
+            changes_caching=config.changes_caching,
+            has_connector=False,
+        ),
+        **changes,
+    )
+
+
+def test_one_line_says_what_is_in_force():
+    line = summary(facts(dsv4_flash_a3(128), BEST))
+    assert "\n" not in line
+    for part in (
+        "granule 128",
+        "multiples of 128 tokens",
+        "every 32,768 tokens",
+        "scratch, spare tails, cached",
+        "5,106 blocks",
+        "2 x compressed 4:1 128 (512)",  # rows of the model and of the indexer
+        "compressed 128:1 128 (16,384)",
+        "window of 128 128 (128)",
+        "state 32 (32)",
+    ):
+        assert part in line
+
+
+def test_capacity_counts_the_blocks_of_every_compressed_group():
+    specs = [dsv4_flash_a3(128).specs[f"model.layers.{layer}.attn.mla"] for layer in (2, 3)]
+    told = facts(dsv4_flash_a3(128), BEST, specs=specs)
+    # A block of 512 tokens and 1/32 of one of 16,384.
+    assert told.capacity_tokens == int(5106 / (1 / 512 + 1 / 16_384))
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "part"),
+    [
+        (AscendConfig(apply_dsv4_patch=True), {}, "prompts of up to 16,384 tokens are never hit"),
+        (AscendConfig(apply_dsv4_patch=True), {"max_model_len": 8192}, "nothing can be hit"),
+        (PARTIAL, {"has_connector": True}, "PARTIAL_HITS has no effect with a KV connector"),
+        (AscendConfig(partial_min_hit_tokens=256), {"alignment": 128}, "PARTIAL_MIN_HIT_TOKENS"),
+        (replace(PARTIAL, spare_tails=True), {}, "VLLM_ASCEND_SPARE_TAILS has no effect"),
+        (replace(PARTIAL, retention=4096), {"interval": 4096, "max_model_len": 4096}, "no more"),
+    ],
+)
+def test_a_setting_that_cannot_help_is_named(config, changes, part):
+    (warning,) = warnings(facts(dsv4_flash_a3(128), config, **changes))
+    assert part in warning
+
+
+@pytest.mark.parametrize("variable", ["partial_hits", "sparse_state"])
+def test_what_a_model_has_no_use_for_is_named(variable):
+    layout = layouts.gemma_like(16, 64)
+    config = AscendConfig(**{variable: True})
+    (warning,) = warnings(facts(layout, config, alignment=16, granule=16))
+    assert f"DSV4_{variable.upper()} has no effect" in warning
+
+
+def test_the_profile_brings_no_warnings():
+    assert not list(warnings(facts(dsv4_flash_a3(128), BEST)))
+    assert not list(warnings(facts(layouts.gemma_like(16, 64), BEST, alignment=16, granule=16)))
