@@ -17,8 +17,6 @@ from vllm_ascend.replay.commands import (
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
-    MaxOutputTokens,
-    MaxRequests,
     Seed,
     Verify,
     bad_input_ends,
@@ -30,6 +28,21 @@ from vllm_ascend.replay.commands import (
     say,
     say_what_went_wrong,
 )
+from vllm_ascend.replay.http_options import (
+    HttpOptions,
+    MaxOutputTokens,
+    MaxPromptTokens,
+    MaxRequests,
+    Model,
+    Scale,
+    Speed,
+    Timeout,
+    Timestamps,
+    Url,
+    VocabSize,
+    check_together,
+)
+from vllm_ascend.replay.http_prompts import PromptShape
 from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS, CostModel, WorkloadSource
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
 from vllm_ascend.replay.results import ReplayReport
@@ -45,6 +58,7 @@ from vllm_ascend.replay.variants import (
 
 
 def replay(
+    context: typer.Context,
     workload: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,19 +106,42 @@ def replay(
     max_num_batched_tokens: MaxNumBatchedTokens = 8192,
     max_model_len: MaxModelLen = 135_000,
     jobs: Jobs = 2,
+    timestamps: Timestamps = False,
+    url: Url = None,
+    model: Model = None,
+    vocab_size: VocabSize = 1000,
+    speed: Speed = 1.0,
+    max_prompt_tokens: MaxPromptTokens = None,
+    scale: Scale = 1,
+    timeout: Timeout = 600.0,
 ) -> None:
-    """Replay traffic through the real vLLM scheduler, without a model, and report cache hits."""
+    """Replay traffic through the real vLLM scheduler, without a model, and report cache hits.
+
+    With --url: send it to a server that runs, and report the hits that it tells.
+    """
+    sources = [
+        WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens)
+        for name in workload or ["W1"]
+    ]
     with bad_input_ends():
+        arrivals = TIMESTAMPS if timestamps else arrivals
         if arrivals not in (CLOSED_LOOP, TIMESTAMPS):
             raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
+        check_together(context, arrivals=arrivals)
+    if url is not None:
+        from vllm_ascend.replay.http_replay import replay_http  # costs the others nothing
+
+        shape = PromptShape(
+            vocab_size, seed, scale, max_prompt_tokens, max_requests, max_output_tokens
+        )
+        replay_http(sources, HttpOptions(url, model, shape, arrivals, speed, timeout, out, png))
+        return
+    with bad_input_ends():
         cost_model = CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None
         if png is not None and not png.parent.is_dir():
             raise BadInputError(f"--png {png}: there is no folder {png.parent}")
         workloads = load_workloads(
-            (
-                WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens)
-                for name in workload or ["W1"]
-            ),
+            sources,
             needs_arrivals=arrivals == TIMESTAMPS,
             max_model_len=max_model_len,
         )

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay against a server: on a terminal, as a page and as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vllm_ascend.replay.http_results import HttpReport, HttpRun, HttpWorkload, Times
+from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours
+from vllm_ascend.replay.report.rows import bound_lines
+
+# A bar so high, in percent, has room for its number inside.
+_ROOM_INSIDE = 12
+
+
+class Column(NamedTuple):
+    """One column: its heading, and how a run fills it."""
+
+    heading: str
+    cell: Callable[[HttpRun], str]
+
+
+def _name(run: HttpRun) -> str:
+    return run.variant if run.complete else f"{run.variant} (partial)"
+
+
+def _ttft(times: Times | None) -> str:
+    return f"{times.avg:,.0f} / {times.p50:,.0f} / {times.p90:,.0f}" if times else "-"
+
+
+def _tpot(times: Times | None) -> str:
+    return f"{times.avg:,.1f} / {times.p90:,.1f}" if times else "-"
+
+
+NAME = Column("", _name)
+HITS = (
+    Column("hits\n% tokens", lambda run: f"{run.hit_rate:.2f}"),
+    Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
+    Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
+    Column("prompt tokens", lambda run: f"{run.prompt_tokens:,}"),
+    Column("requests", lambda run: f"{run.num_requests:,}"),
+)
+TIMES = (
+    Column("TTFT, ms\navg / p50 / p90", lambda run: _ttft(run.ttft_ms)),
+    Column("TPOT, ms\navg / p90", lambda run: _tpot(run.tpot_ms)),
+)
+RATES = (
+    Column("requests\nper s", lambda run: f"{run.per_second(run.num_requests):,.2f}"),
+    Column("prompt\ntokens/s", lambda run: f"{run.per_second(run.prompt_tokens):,.0f}"),
+    Column("output\ntokens/s", lambda run: f"{run.per_second(run.output_tokens):,.0f}"),
+)
+
+
+def header(report: HttpReport, workload: HttpWorkload, run: HttpRun) -> str:
+    """Return how a workload was sent, in one line."""
+    parts = [run.url, run.arrivals, f"ids below {run.vocab_size:,}", f"seed {report.seed}"]
+    if run.scale != 1:
+        parts.append(f"1/{run.scale} of the prompts' tokens")
+    if workload.num_dropped:
+        parts.append(f"{workload.num_dropped:,} requests with longer prompts dropped")
+    return ", ".join([*parts, f"requests {workload.digest or '-'}"])
+
+
+def print_http_report(report: HttpReport, console: Console) -> None:
+    """Print per workload what an unlimited cache would hit, what was hit, and how fast it was."""
+    for workload in report.workloads:
+        console.print()
+        title = f"[bold]{escape(workload.workload)}[/]  {escape(workload.description)}"
+        console.print(title, highlight=False)
+        for run in workload.runs:
+            line = escape(header(report, workload, run))
+            console.print(f"[dim]{line}[/]", highlight=False)
+        bounds = ", ".join(
+            f"{rate} % ({granule})" for granule, rate in bound_lines(workload.bounds)
+        )
+        console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
+        for columns in ((NAME, *HITS), (NAME, *TIMES, *RATES)):
+            console.print()
+            console.print(_table(workload, columns))
+        for note in workload.notes:
+            console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def _table(workload: HttpWorkload, columns: tuple[Column, ...]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
+    table.add_column(columns[0].heading, overflow="fold", min_width=10)
+    for column in columns[1:]:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for run in workload.runs:
+        table.add_row(*(escape(column.cell(run)) for column in columns))
+    return table
+
+
+def write_http_html(report: HttpReport, path: Path) -> None:
+    """Write the page; it refers to nothing outside itself.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    environment = Environment(
+        loader=PackageLoader("vllm_ascend.replay", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [
+        {
+            "workload": workload,
+            "headers": [header(report, workload, run) for run in workload.runs],
+            "bounds": bound_lines(workload.bounds),
+            "over_time": Markup(_svg(workload, _draw_over_time)),
+            "by_length": Markup(_svg(workload, _draw_by_length)),
+        }
+        for workload in report.workloads
+    ]
+    page = environment.get_template("http.html.j2").render(
+        report=report, columns=(NAME, *HITS, *TIMES, *RATES), sections=sections
+    )
+    write_whole(path, page)
+
+
+def _svg(workload: HttpWorkload, draw: Callable[[Axes, HttpWorkload], None]) -> str:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.1), layout="constrained")
+        axes = figure.subplots()
+        draw(axes, workload)
+        axes.set_ylabel("hit rate, % of prompt tokens")
+        axes.set_ylim(0, max(workload.bounds.granule_1 * 1.15, axes.get_ylim()[1], 5))
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _draw_over_time(axes: Axes, workload: HttpWorkload) -> None:
+    for run, colour in zip(workload.runs, _colours(workload), strict=True):
+        samples = [sample for sample in run.samples if sample.prompt_tokens]
+        axes.plot(
+            [sample.num_requests for sample in samples],
+            [100 * sample.hit_tokens / sample.prompt_tokens for sample in samples],
+            color=colour,
+            linewidth=2,
+            marker="o" if len(samples) < 3 else None,
+        )
+    axes.axhline(workload.bounds.granule_1, color=FAINT, linestyle="--", linewidth=1)
+    axes.set(xlabel="requests answered", xlim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_by_length(axes: Axes, workload: HttpWorkload) -> None:
+    for run, colour in zip(workload.runs, _colours(workload), strict=True):
+        labels = [
+            f">= {bucket.min_tokens:,}"
+            if bucket.max_tokens >= 1 << 40
+            else f"{bucket.min_tokens:,}-{bucket.max_tokens:,}"
+            for bucket in run.buckets
+        ]
+        rates = [100 * bucket.hit_tokens / bucket.prompt_tokens for bucket in run.buckets]
+        axes.bar(labels, rates, color=colour)
+    axes.set_xlabel("prompt length, tokens")
+    axes.grid(visible=False, axis="x")
+
+
+def _colours(workload: HttpWorkload) -> list[str]:
+    # The first colour of a replay is grey, which stands for stock vLLM.
+    return list(colours(len(workload.runs) + 3)[3:])
+
+
+def http_png(report: HttpReport, path: Path) -> None:
+    """Write the picture: hit rate per workload, against the unlimited cache.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with matplotlib.rc_context({**STYLE, "font.size": 11}):
+        figure = Figure(figsize=(8.4, 3.9), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        for place, workload in enumerate(report.workloads):
+            for run, colour in zip(workload.runs, _colours(workload), strict=True):
+                axes.bar(place, run.hit_rate, 0.6, color=colour)
+                is_inside = run.hit_rate >= _ROOM_INSIDE
+                look = {"va": "top" if is_inside else "bottom", "weight": "bold"}
+                colour = "white" if is_inside else INK
+                _number(axes, place, run.hit_rate, f"{run.hit_rate:.1f}", color=colour, **look)
+            bound = workload.bounds.granule_1
+            axes.hlines(bound, place - 0.43, place + 0.43, color=INK, linewidth=1, linestyle=":")
+            text = f"unlimited cache {bound:.1f}"
+            _number(axes, place + 0.43, bound, text, color=FAINT, va="bottom", ha="right")
+        names = [f"{workload.workload}\n{_model(workload)}" for workload in report.workloads]
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.6, max(len(names), 1) - 0.4)
+        axes.set_ylabel("hit rate, % of prompt tokens")
+        axes.set_ylim(0, 105)
+        axes.grid(visible=False, axis="x")
+        figure.savefig(path, metadata={"Software": None})
+
+
+def _model(workload: HttpWorkload) -> str:
+    return ", ".join(_name(run) for run in workload.runs)
+
+
+def _number(axes: Axes, x: float, rate: float, text: str, *, va: str, **look) -> None:
+    options = {"ha": "center", "fontsize": 9, **look}
+    place = (0, -3 if va == "top" else 2)
+    axes.annotate(text, (x, rate), xytext=place, textcoords="offset points", va=va, **options)
