@@ -6,6 +6,11 @@ What is not KV cache is Hugging Face transformers' own code; what is, is paged h
 
 from __future__ import annotations
 
+_MODELS = {
+    "DeepseekV4ForCausalLM": "vllm_ascend.models.deepseek_v4:DeepseekV4ForCausalLM",
+    "DeepSeekV4MTPModel": "vllm_ascend.models.deepseek_v4_mtp:DeepSeekV4MTP",
+}
+
 
 def register_cpu_models() -> None:
     """Let vLLM find our DeepSeek-V4 where the platform is the CPU; elsewhere do nothing.
@@ -23,7 +28,6 @@ def register_cpu_models() -> None:
 
     import vllm_ascend.patch.cpu  # noqa: F401 - importing them installs the patches
 
-    ModelRegistry.models.pop("DeepseekV4ForCausalLM", None)  # or vLLM warns of the replacement
-    ModelRegistry.register_model(
-        "DeepseekV4ForCausalLM", "vllm_ascend.models.deepseek_v4:DeepseekV4ForCausalLM"
-    )
+    for architecture, model_class in _MODELS.items():
+        ModelRegistry.models.pop(architecture, None)  # or vLLM warns of the replacement
+        ModelRegistry.register_model(architecture, model_class)

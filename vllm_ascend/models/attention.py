@@ -46,11 +46,13 @@ class PagedAttention(DeepseekV4Attention):
         config: The model's.
         layer_idx: Which layer.
         specs: What the layer's caches hold.
+        prefix: What their names begin with.
     """
 
-    def __init__(self, config: DeepseekV4Config, layer_idx: int, specs: Dsv4Specs) -> None:
+    def __init__(
+        self, config: DeepseekV4Config, layer_idx: int, specs: Dsv4Specs, *, prefix: str
+    ) -> None:
         super().__init__(config, layer_idx)
-        prefix = f"model.layers.{layer_idx}.attn"
         self.swa_cache = PagedCache(f"{prefix}.swa_cache", specs.window)
         self.paged_compressor: PagedCompressor | None = None
         self.paged_indexer: PagedIndexer | None = None
@@ -69,7 +71,7 @@ class PagedAttention(DeepseekV4Attention):
                 PagedCache(f"{prefix}.indexer.k_cache", specs.indexer),
             )
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: torch.Tensor,
         position_embeddings: dict[str, tuple[torch.Tensor, torch.Tensor]],

@@ -18,10 +18,9 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Model
 from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 
-import vllm_ascend.patch.worker  # noqa: F401 - compressed rows need its block tables
 from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.core.dsv4_layout import C4_RATIO, C128_RATIO
-from vllm_ascend.core.dsv4_specs import Dsv4Model, ascend_specs
+from vllm_ascend.core.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
 from vllm_ascend.envs import load_config
 from vllm_ascend.models.attention import PagedAttention
 
@@ -40,14 +39,18 @@ class DeepseekV4ForCausalLM(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
+        import vllm_ascend.patch.worker  # noqa: F401 - compressed rows need its block tables
+
         self.model_config = vllm_config.model_config
         self.config = hf_config(vllm_config)
-        rows = dsv4_compressed_block_size(load_config(), vllm_config.cache_config)
-        specs = ascend_specs(rows, _row_sizes(self.config, self.model_config.dtype))
+        specs = specs_of_model(vllm_config, self.config)
         self.model = DeepseekV4Model(self.config)
         for index, layer in enumerate(self.model.layers):
-            layer.self_attn = PagedAttention(self.config, index, specs)
+            layer.self_attn = PagedAttention(
+                self.config, index, specs, prefix=f"model.layers.{index}.attn"
+            )
         self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
+        self._last_streams: torch.Tensor | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return ``[num_tokens, hidden size]``."""
@@ -81,7 +84,12 @@ class DeepseekV4ForCausalLM(nn.Module):
         streams = embeds[None, :, None].expand(-1, -1, self.config.hc_mult, -1).contiguous()
         for layer in model.layers:
             streams = layer(streams, input_ids=input_ids[None], position_embeddings=ropes)
+        self._last_streams = streams[0].flatten(1)
         return model.norm(model.hc_head(streams))[0]
+
+    def get_mtp_target_hidden_states(self) -> torch.Tensor | None:
+        """Return what the MTP layer goes on from: ``[num_tokens, streams * hidden size]``."""
+        return self._last_streams
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return ``[num_rows, vocabulary]``."""
@@ -109,11 +117,22 @@ class DeepseekV4ForCausalLM(nn.Module):
 def hf_config(vllm_config: VllmConfig) -> DeepseekV4Config:
     """Return the model's configuration as transformers reads it (vLLM keeps the raw fields)."""
     fields = vllm_config.model_config.hf_config.to_dict()
+    fields.pop("model_type", None)  # vLLM renames that of a draft model
     if fields.get("rope_scaling") is None:
         fields.pop("rope_scaling", None)
     config = DeepseekV4Config.from_dict(fields)
     config._experts_implementation = "eager"  # the others round differently for every batch size
     return config
+
+
+def specs_of_model(vllm_config: VllmConfig, config: DeepseekV4Config) -> Dsv4Specs:
+    """Return what the caches of the model's layers hold.
+
+    Raises:
+        ValueError: See :class:`DeepseekV4ForCausalLM`.
+    """
+    rows = dsv4_compressed_block_size(load_config(), vllm_config.cache_config)
+    return ascend_specs(rows, _row_sizes(config, vllm_config.model_config.dtype))
 
 
 def _row_sizes(config: DeepseekV4Config, dtype: torch.dtype) -> Dsv4Model:

@@ -78,7 +78,7 @@ def test_a_chat_of_8_turns(server):
         (choice,) = answer["choices"]
         prompt = answer["prompt_token_ids"]
         assert cached(answer) == expected_hits([prompt], before=said)
-        assert turn == 0 or cached(answer) > 500
+        assert turn == 0 or cached(answer) > 0
         said.append(prompt + choice["token_ids"])
         messages.append({"role": "assistant", "content": choice["message"]["content"]})
 

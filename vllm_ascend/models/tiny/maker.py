@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import nn
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
 from vllm_ascend.core.dsv4_layout import C4_RATIO, C128_RATIO
+from vllm_ascend.models.deepseek_v4_mtp import CHECKPOINT_PREFIX, MtpLayer
 from vllm_ascend.models.tiny.tokenizer import train_tokenizer
 
 VOCAB_SIZE = 1024
@@ -72,21 +75,39 @@ def make_tiny_model(folder: Path, seed: int = 0) -> None:
     try:
         model = DeepseekV4ForCausalLM(config)
         _vary(model)
+        draft = _random_mtp_layer(model)
     finally:
         torch.random.set_rng_state(random_state)
     model.save_pretrained(folder)
+    # A file of its own: vLLM reads all of them, Hugging Face the one that it knows.
+    save_file(draft, folder / "mtp.safetensors")
     train_tokenizer(VOCAB_SIZE).save_pretrained(folder)
     _write_config_as_published(folder / "config.json")
 
 
 @torch.no_grad()
-def _vary(model: DeepseekV4ForCausalLM) -> None:
+def _random_mtp_layer(model: DeepseekV4ForCausalLM) -> dict[str, torch.Tensor]:
+    """Return an MTP layer that says again what the target says, slightly disturbed.
+
+    Of its drafts some are right, then, and most are wrong.
+    """
+    layer = MtpLayer(model.config)
+    layer.apply(model._init_weights)
+    _vary(layer)
+    layer.h_proj.weight.copy_(torch.eye(model.config.hidden_size))
+    layer.hc_head.load_state_dict(model.model.hc_head.state_dict())
+    layer.norm.load_state_dict(model.model.norm.state_dict())
+    return {CHECKPOINT_PREFIX + name: tensor for name, tensor in layer.state_dict().items()}
+
+
+@torch.no_grad()
+def _vary(model: nn.Module) -> None:
     for name, tensor in model.state_dict().items():
         if name.endswith(_STARTED_AT_ZERO):
             tensor.normal_(0, 0.3)
         elif name.endswith("tid2eid"):
             num_tokens, num_chosen = tensor.shape
-            experts = torch.rand(num_tokens, model.config.n_routed_experts).argsort(dim=1)
+            experts = torch.rand(num_tokens, _SHAPE["n_routed_experts"]).argsort(dim=1)
             tensor.copy_(experts[:, :num_chosen])
 
 

@@ -5,11 +5,14 @@ Raises, on import:
     PatchError: See :mod:`vllm_ascend.patch.installer`; nothing was changed.
 """
 
-from vllm_ascend.patch.cpu import patch_cpu_platform
+from vllm_ascend.patch.cpu import patch_cpu_platform, patch_cpu_triton_utils
 from vllm_ascend.patch.installer import Installation, install
 from vllm_ascend.patch.table import Patch
 
-PATCHES: tuple[Patch, ...] = (*patch_cpu_platform.PATCHES,)
+PATCHES: tuple[Patch, ...] = (
+    *patch_cpu_platform.PATCHES,
+    *patch_cpu_triton_utils.PATCHES,
+)
 
 
 def install_all() -> Installation:
