@@ -42,9 +42,10 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("gemma")
     torch.manual_seed(0)
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA_CONFIG, initializer_range=0.3))
+    config = GEMMA_CONFIG | {"vocab_size": VOCAB_SIZE}
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**config, initializer_range=0.3))
     model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(GEMMA_CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -54,13 +54,13 @@ def nothing_copied() -> Iterator[None]:
 
 @contextmanager
 def copied_after_the_first_write() -> Iterator[None]:
-    """Copies wait until a layer has written, and so undo what it wrote."""
+    """Copies wait until a layer has written compressed rows, and so undo what it wrote."""
     waiting: list = []
     write = PagedCache.write
 
     def write_then_copy(self, rows, slots):
         write(self, rows, slots)
-        while waiting:
+        while waiting and self.prefix.endswith(".mla"):
             block_copies.copy_blocks(*waiting.pop())
 
     with (
@@ -160,7 +160,6 @@ def test_without_a_bug_all_is_right(deepseek, right):
         wrong_block_copied,
         nothing_copied,
         copied_after_the_first_write,
-        row_written_one_token_early,
         stale_state_at_resume,
         state_of_a_step_forgotten,
         window_read_one_token_off,
@@ -170,3 +169,9 @@ def test_without_a_bug_all_is_right(deepseek, right):
 def test_a_planted_bug_is_caught(deepseek, right, bug):
     with bug():
         assert num_wrong(deepseek, right) > 0
+
+
+def test_a_row_one_token_early_does_not_even_run(deepseek, right):
+    """There is no row yet that could be written."""
+    with row_written_one_token_early(), pytest.raises(IndexError):
+        num_wrong(deepseek, right)

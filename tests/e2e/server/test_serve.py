@@ -14,7 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
+from vllm.benchmarks.datasets import PrefixRepetitionRandomDataset
 
 from tests.e2e.server.server import (
     GRANULE,
@@ -134,17 +137,22 @@ def test_concurrent_clients(server):
         assert cached(other) == longest_hit(len(prompt))
 
 
+def wait_for_running(server: Server, num_requests: int) -> None:
+    """Wait until so many requests run; the server counts them every now and then."""
+    deadline = time.monotonic() + 60
+    while server.metric("vllm:num_requests_running") != num_requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_a_client_that_disconnects(server):
     """Its request ends; what it computed serves the next one."""
     prompt = tokens(1500, seed=5)
     body = server.body(prompt=prompt, max_tokens=5000, stream=True)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         next(response.iter_lines())
-        assert server.metric("vllm:num_requests_running") == 1
-    deadline = time.monotonic() + 60
-    while server.metric("vllm:num_requests_running"):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+        wait_for_running(server, 1)
+    wait_for_running(server, 0)
     assert cached(server.complete(prompt)) == longest_hit(1500)
 
 
@@ -171,14 +179,8 @@ def test_vllm_bench_serve(server, tmp_path):
 
 def _prompts_of_bench(server: Server, shape: dict[str, int]) -> list[list[int]]:
     """Return the prompts that ``vllm bench serve`` sends, in token ids."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from vllm.benchmarks.datasets import PrefixRepetitionRandomDataset
-
     tokenizer = PreTrainedTokenizerFast.from_pretrained(server.model)
-    assert AutoTokenizer
     random.seed(7)
-    import numpy as np
-
     np.random.seed(7)
     samples = PrefixRepetitionRandomDataset(random_seed=7, dataset_path=None).sample(
         tokenizer=tokenizer,
@@ -189,6 +191,23 @@ def _prompts_of_bench(server: Server, shape: dict[str, int]) -> list[list[int]]:
         output_len=shape["output-len"],
     )
     return [tokenizer(sample.prompt)["input_ids"] for sample in samples]
+
+
+def test_replay_against_the_server(server, tmp_path):
+    """The project's own client reports what the server counted, and what was there to be hit."""
+    before = server.metric(HITS)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "vllm_ascend", "replay", "--url", server.url),
+            *("--workload", "6:1200:1000:4", "--concurrency", "1", "--out", str(tmp_path)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    (run,) = report["workloads"][0]["runs"]
+    assert run["hit_tokens"] == 5 * (1000 // GRANULE * GRANULE) == server.metric(HITS) - before
+    assert (run["num_requests"], run["prompt_tokens"]) == (6, 7200)
 
 
 def test_bad_requests_change_nothing(server):
