@@ -11,7 +11,7 @@ JOBS ?= 2
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay test test-fast lint bench ledger other-vllm lock clean
+.PHONY: help setup replay serve test test-fast lint bench ledger other-vllm lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,6 +34,14 @@ replay: setup  ## Replay the shipped trace and W1: stock against ours. Results i
 	    --layout dsv4-flash-a3 --block-size 128 --variant upstream-like \
 	    --variant stock@dsv4-flash-gpu --variant partial --variant best \
 	    --out replay-out --png replay-out/summary.png
+
+tiny-dsv4: | setup
+	$(BIN)/python -m vllm_ascend tiny-model $@
+
+serve: setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.1:8000, every switch on.
+	VLLM_CPU_KVCACHE_SPACE=1 VLLM_ASCEND_APPLY_DSV4_PATCH=1 VLLM_ASCEND_PREFIX_CACHE_PROFILE=best \
+	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
+	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port 8000
 
 test: setup other-vllm lint  ## Lint, types and the whole test suite.
 	$(BIN)/python -m pytest -n $(JOBS) tests
@@ -66,4 +74,4 @@ lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .uv replay-out
+	rm -rf $(VENV) .venv-vllm .uv replay-out tiny-dsv4
