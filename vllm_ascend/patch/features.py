@@ -35,3 +35,10 @@ PARTIAL_HITS: dict[str, Any] = {
     "upstream": "vllm-project/vllm-ascend#10193",
     "remove_when": "vllm>=0.33",
 }
+# DeepSeek-V4 on the CPU, to try and to prove what is served elsewhere.
+DSV4_ON_CPU: dict[str, Any] = {
+    "feature": "dsv4-on-cpu",
+    "upstream": "none: vLLM has no DeepSeek-V4 for the CPU",
+    "remove_when": "never",
+    "skip_if_present": None,
+}

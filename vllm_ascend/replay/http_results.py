@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from vllm_ascend.replay.http_client import Answer
-from vllm_ascend.replay.results import SCHEMA_VERSION, Bounds, LengthBucket
+from vllm_ascend.replay.results import (
+    SCHEMA_VERSION,
+    Bounds,
+    HitRates,
+    LengthBucket,
+    length_buckets,
+)
 
 _BUCKET_EDGES = (0, 64, 256, 1024, 4096, 16_384, 65_536, 1 << 40)
 _MAX_SAMPLES = 200
@@ -36,7 +42,7 @@ class HttpSample:
 
 
 @dataclass(frozen=True)
-class HttpRun:
+class HttpRun(HitRates):
     """One workload on one server; all counts are of answered requests.
 
     Attributes:
@@ -80,16 +86,6 @@ class HttpRun:
     samples: tuple[HttpSample, ...]
     buckets: tuple[LengthBucket, ...]
     complete: bool
-
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens in percent of prompt tokens."""
-        return 100.0 * self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    @property
-    def request_hit_rate(self) -> float:
-        """Requests with a hit in percent of all."""
-        return 100.0 * self.num_requests_hit / self.num_requests if self.num_requests else 0.0
 
     def per_second(self, count: int) -> float:
         """Return a count of this run per second of it."""
@@ -195,7 +191,9 @@ def count(answers: Mapping[int, Answer], sent: Mapping[int, int]) -> dict[str, A
         "ttft_ms": _times([answer.ttft_s for answer in seen]),
         "tpot_ms": _times(tpots),
         "samples": _samples(seen),
-        "buckets": _buckets(seen),
+        "buckets": length_buckets(
+            ((answer.prompt_tokens, _hits(answer)) for answer in seen), _BUCKET_EDGES
+        ),
     }
 
 
@@ -217,14 +215,3 @@ def _samples(answers: Sequence[Answer]) -> tuple[HttpSample, ...]:
     stride = -(-len(samples) // _MAX_SAMPLES) or 1
     # From the end: the last word is the state that also the totals describe.
     return tuple(samples[::-1][::stride][::-1])
-
-
-def _buckets(answers: Sequence[Answer]) -> tuple[LengthBucket, ...]:
-    buckets = []
-    for low, high in itertools.pairwise(_BUCKET_EDGES):
-        inside = [answer for answer in answers if low <= answer.prompt_tokens < high]
-        if inside:
-            prompt_tokens = sum(answer.prompt_tokens for answer in inside)
-            hit_tokens = sum(map(_hits, inside))
-            buckets.append(LengthBucket(low, high, len(inside), prompt_tokens, hit_tokens))
-    return tuple(buckets)

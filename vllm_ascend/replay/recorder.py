@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ascend.replay.job import Job
-from vllm_ascend.replay.results import LengthBucket, Percentiles, RunResult, Sample
+from vllm_ascend.replay.results import Percentiles, RunResult, Sample, length_buckets
 from vllm_ascend.replay.sampling import SamplingPlan
 
 _BUCKET_EDGES = (0, 1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 40)
@@ -130,7 +129,9 @@ class Recorder:
             modelled_ttft_ms=_percentiles(self._ttft_ms) if job.cost_model else None,
             # The last word is the state at the end, which also the totals describe.
             samples=(*self._samples, self._sample()),
-            buckets=_buckets(scheduled),
+            buckets=length_buckets(
+                ((seen.prompt_tokens, seen.hit_tokens or 0) for seen in scheduled), _BUCKET_EDGES
+            ),
             complete=complete,
             violations=tuple(violations),
             verified=job.verify,
@@ -142,20 +143,3 @@ def _percentiles(values: list[float]) -> Percentiles:
         return Percentiles(0.0, 0.0)
     p50, p99 = np.percentile(values, [50, 99])
     return Percentiles(float(p50), float(p99))
-
-
-def _buckets(requests: list[_Seen]) -> tuple[LengthBucket, ...]:
-    buckets = []
-    for low, high in itertools.pairwise(_BUCKET_EDGES):
-        inside = [seen for seen in requests if low <= seen.prompt_tokens < high]
-        if inside:
-            buckets.append(
-                LengthBucket(
-                    min_tokens=low,
-                    max_tokens=high,
-                    num_requests=len(inside),
-                    prompt_tokens=sum(seen.prompt_tokens for seen in inside),
-                    hit_tokens=sum(seen.hit_tokens or 0 for seen in inside),
-                )
-            )
-    return tuple(buckets)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -58,6 +60,51 @@ class LengthBucket:
     hit_tokens: int
 
 
+class HitRates:
+    """Rates that follow from a run's counts.
+
+    Attributes:
+        num_requests: Requests.
+        num_requests_hit: Those with a hit.
+        prompt_tokens: Their prompt tokens.
+        hit_tokens: Those of them that were hits.
+    """
+
+    num_requests: int
+    num_requests_hit: int
+    prompt_tokens: int
+    hit_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens in percent of prompt tokens."""
+        return 100.0 * self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def request_hit_rate(self) -> float:
+        """Requests with a hit in percent of all."""
+        return 100.0 * self.num_requests_hit / self.num_requests if self.num_requests else 0.0
+
+
+def length_buckets(
+    requests: Iterable[tuple[int, int]], edges: Sequence[int]
+) -> tuple[LengthBucket, ...]:
+    """Sort requests by the length of their prompts; buckets without any are left out.
+
+    Args:
+        requests: (prompt tokens, hit tokens) of every request.
+        edges: Ascending bounds of the buckets, in tokens.
+    """
+    counts = list(requests)
+    buckets = []
+    for low, high in itertools.pairwise(edges):
+        inside = [(prompt, hits) for prompt, hits in counts if low <= prompt < high]
+        if inside:
+            prompts, hits = zip(*inside, strict=True)
+            buckets.append(LengthBucket(low, high, len(inside), sum(prompts), sum(hits)))
+    return tuple(buckets)
+
+
 @dataclass(frozen=True)
 class Percentiles:
     """Times in microseconds."""
@@ -67,7 +114,7 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(HitRates):
     """One workload on one variant.
 
     Attributes:
@@ -125,16 +172,6 @@ class RunResult:
     complete: bool
     violations: tuple[str, ...]
     verified: bool
-
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens in percent of prompt tokens."""
-        return 100.0 * self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    @property
-    def request_hit_rate(self) -> float:
-        """Requests with a hit in percent of all."""
-        return 100.0 * self.num_requests_hit / self.num_requests if self.num_requests else 0.0
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunResult:

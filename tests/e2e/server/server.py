@@ -86,11 +86,10 @@ class Server:
         fixed = {"model": str(self.model), "temperature": 0, "ignore_eos": True}
         return {**fixed, "return_token_ids": True, **body}
 
-    def metric(self, name: str, label: str = "") -> float:
-        """Return a Prometheus metric of the server, summed over all labels that include one."""
+    def metric(self, name: str) -> float:
+        """Return a Prometheus metric of the server, summed over its labels."""
         text = httpx.get(f"{self.url}/metrics", timeout=_PATIENCE_S).text
-        labels = rf"(?:{{[^}}]*{re.escape(label)}[^}}]*}})" + ("" if label else "?")
-        values = re.findall(rf"^{re.escape(name)}{labels} (\S+)$", text, re.MULTILINE)
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"there is no metric {name}"
         return sum(map(float, values))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.platforms.cpu import CpuPlatform
 
+from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Patch, Wrap
 
 _ARCHITECTURE = "DeepseekV4ForCausalLM"
@@ -31,10 +32,7 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_check_and_update_config,
         upstream_sha256="2bef0c2ad9447eb7",
         aliases=(),
-        feature="dsv4-on-cpu",
-        upstream="none: vLLM has no DeepSeek-V4 for the CPU",
-        remove_when="never",
-        skip_if_present=None,
+        **DSV4_ON_CPU,
         why="vLLM turns chunked prefill off for every MLA model on the CPU and takes prompts "
         "whole, because its own CPU attention cannot read MLA rows back; ours reads pages.",
     ),

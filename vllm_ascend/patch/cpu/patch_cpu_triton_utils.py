@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Patch, Wrap
 
 _SYNTHETIC = "SYNTHETIC_MODE"
@@ -42,10 +43,7 @@ PATCHES: tuple[Patch, ...] = (
         replacement=wrap_getitem,
         upstream_sha256="3c1212f844725ffe",
         aliases=(),
-        feature="dsv4-on-cpu",
-        upstream="none: seen in vLLM 0.20.2, whose rejection sampler passes them",
-        remove_when="never",
-        skip_if_present=None,
+        **DSV4_ON_CPU,
         why="vLLM's stand-ins for the rejection kernels do not take the arguments of synthetic "
         "acceptance that its sampler passes: every draft on the CPU ends in a TypeError.",
     ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vllm_ascend.replay.report import plots
+from vllm_ascend.replay.report.page import write_page
 from vllm_ascend.replay.report.rows import BLOCK, CHECKED, COSTS, HITS, MODELLED, NAME, bound_lines
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
 
@@ -19,21 +19,14 @@ def write_html(report: ReplayReport, path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    environment = Environment(
-        loader=PackageLoader("vllm_ascend.replay", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("report.html.j2")
     columns = (NAME, BLOCK, *HITS, CHECKED, *COSTS, *([MODELLED] if report.cost_model else []))
-    page = template.render(
+    write_page(
+        "report.html.j2",
+        path,
         report=report,
         columns=columns,
         sections=[_section(workload) for workload in report.workloads],
     )
-    path.write_text(page, encoding="utf-8")
 
 
 def _section(workload: WorkloadReport) -> dict[str, object]:

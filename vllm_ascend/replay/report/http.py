@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_ascend.replay.http_results import HttpReport, HttpRun, HttpWorkload, Times
-from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend.replay.report.page import write_page
 from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours
 from vllm_ascend.replay.report.rows import bound_lines
 
@@ -112,13 +111,6 @@ def write_http_html(report: HttpReport, path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    environment = Environment(
-        loader=PackageLoader("vllm_ascend.replay", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     sections = [
         {
             "workload": workload,
@@ -129,10 +121,13 @@ def write_http_html(report: HttpReport, path: Path) -> None:
         }
         for workload in report.workloads
     ]
-    page = environment.get_template("http.html.j2").render(
-        report=report, columns=(NAME, *HITS, *TIMES, *RATES), sections=sections
+    write_page(
+        "http.html.j2",
+        path,
+        report=report,
+        columns=(NAME, *HITS, *TIMES, *RATES),
+        sections=sections,
     )
-    write_whole(path, page)
 
 
 def _svg(workload: HttpWorkload, draw: Callable[[Axes, HttpWorkload], None]) -> str:
