@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's stand-ins for the rejection kernels are called with what they take."""
+
+import pytest
+from vllm.utils.cpu_triton_utils import _FuncWrapper
+
+import vllm_ascend.patch.cpu  # noqa: F401 - installs the patches
+
+
+def test_arguments_of_synthetic_acceptance_are_left_out():
+    """They are the last by place, and one by name."""
+
+    def greedy(drafts, targets):
+        return drafts, targets
+
+    def random(drafts, targets, without_probabilities):
+        return drafts, targets, without_probabilities
+
+    extra = ("uniform", "rates")
+    assert _FuncWrapper(greedy)[(1,)]("d", "t", *extra, SYNTHETIC_MODE=False) == ("d", "t")
+    called = _FuncWrapper(random)[(1,)]
+    assert called("d", "t", "rates", without_probabilities=True, SYNTHETIC_MODE=False) == (
+        *("d", "t"),
+        True,
+    )
+
+
+def test_synthetic_acceptance_is_refused():
+    with pytest.raises(NotImplementedError, match="synthetic"):
+        _FuncWrapper(lambda drafts: drafts)[(1,)]("d", "rates", SYNTHETIC_MODE=True)
+
+
+def test_other_kernels_are_called_as_they_are():
+    assert _FuncWrapper(lambda *args, **options: (args, options))[(4,)](1, 2, x=3) == (
+        (1, 2),
+        {"x": 3},
+    )
