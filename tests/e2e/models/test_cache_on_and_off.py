@@ -14,10 +14,6 @@ DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
 PARTIAL = {**DSV4, "VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"}
 
 
-# What is expected is computed once in a process.
-pytestmark = pytest.mark.xdist_group("cache on and off")
-
-
 def retention(interval: str) -> dict[str, str]:
     return {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": interval}
 

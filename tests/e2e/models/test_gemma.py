@@ -18,8 +18,6 @@ SETTINGS = {
     "best": {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"},
 }
 
-pytestmark = pytest.mark.xdist_group("gemma")
-
 
 def everything(running: Engine) -> list[Answer]:
     prefix = workloads.fresh(1200, seed=0)

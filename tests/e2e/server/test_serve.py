@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real ``vllm serve`` with a tiny DeepSeek-V4, over HTTP: hits are what they must be."""
+"""The real ``vllm serve`` with a tiny DeepSeek-V4, over HTTP: hits are what they must be.
+
+One server for all tests, in their order; the last one ends it.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,6 @@ from tests.e2e.server.server import (
     serve,
 )
 from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
-
-# One server for all of them, in this order; the last one ends it.
-pytestmark = pytest.mark.xdist_group("server")
 
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
