@@ -10,11 +10,11 @@ import pytest
 from packaging.requirements import Requirement
 
 import vllm_ascend.patch
-from vllm_ascend.patch import ledger, platform, worker
+from vllm_ascend.patch import cpu, ledger, platform, worker
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
 from vllm_ascend.patch.table import Add
 
-PATCHES = (*platform.PATCHES, *worker.PATCHES)
+PATCHES = (*platform.PATCHES, *worker.PATCHES, *cpu.PATCHES)
 
 
 def test_every_patch_module_is_in_force():
