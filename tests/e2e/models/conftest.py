@@ -26,7 +26,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def deepseek_that_selects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with an indexer that leaves rows out of prompts of 260 tokens, not of 2,050."""
+    """The same with an indexer that leaves rows out of prompts of 260 tokens, not of 8,200."""
     folder = tmp_path_factory.mktemp("deepseek-that-selects") / "model"
     make_tiny_model(folder)
     config = json.loads((folder / "config.json").read_text())

@@ -42,8 +42,9 @@ _SHAPE: dict[str, Any] = {
     # With few index heads scores tie, and which of the tied rows is chosen is up to rounding.
     "index_n_heads": 32,
     "index_head_dim": 16,
-    # As DeepSeek-V4-Flash: from 2,048 tokens on a query leaves rows out.
-    "index_topk": 512,
+    # A query leaves rows out from 8,192 tokens on. Where it does, the last row taken and the first
+    # left out may be as good as equal, and then rounding decides what is answered.
+    "index_topk": 2048,
     "max_position_embeddings": 1048576,
     "bos_token_id": 0,
     "eos_token_id": 1,
