@@ -2,8 +2,10 @@
 """What a tail is made of, derived from the specs, against the compressors' own arithmetic."""
 
 import pytest
+import torch
 
 from tests.e2e.core import layouts
+from vllm_ascend.core.dsv4_specs import Dsv4Model, ascend_specs
 from vllm_ascend.core.specs import (
     granule_tokens,
     is_compressor_state,
@@ -37,6 +39,16 @@ def test_a_tail_starts_with_the_first_row_that_is_read(name):
             else:
                 read = sliding_rows_read(boundary, boundary + 1, window=rules.window)
                 assert start(boundary) == read.start, boundary
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_models_own_window_is_no_compressor_state(dtype):
+    """An fp32 model's windows are fp32, too; taken for state they would not be read at a resume."""
+    kinds = ascend_specs(128, Dsv4Model(dtype=dtype, indexer_row={"dtype": dtype}))
+    specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
+    assert not is_compressor_state(kinds.window)
+    assert all(map(is_compressor_state, (*kinds.state.values(), kinds.indexer_state)))
+    assert tail_start(kinds.window, specs)(1024) == 1024 - 127
 
 
 def test_a_tail_of_deepseek_v4_is_three_blocks():
