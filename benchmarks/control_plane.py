@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from vllm_ascend.envs import child_environment
+from vllm_ascend.prefix_cache_config import child_environment
 
 REPOSITORY = Path(__file__).parents[1]
 CHUNK_TOKENS = 8192

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from vllm_ascend.envs import child_environment
+from vllm_ascend.prefix_cache_config import child_environment
 
 MODES = ("unpatched", "patched")
 LAYOUTS = ("full", "gemma", "dsv4-gpu")

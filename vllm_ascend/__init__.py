@@ -31,7 +31,7 @@ def register() -> None:
         PatchError: The running vLLM is not one that the patches were written for; nothing was
             changed.
     """
-    from vllm_ascend.envs import load_config, register_with_vllm
+    from vllm_ascend.prefix_cache_config import load_config, register_with_vllm
 
     config = load_config()
     register_with_vllm()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ascend.envs import child_environment
 from vllm_ascend.patch.platform import PATCHES
+from vllm_ascend.prefix_cache_config import child_environment
 
 CONFIG = {
     "architectures": ["Gemma3ForCausalLM"],

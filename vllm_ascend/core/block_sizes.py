@@ -11,7 +11,7 @@ from vllm.config import CacheConfig, VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
 from vllm_ascend.core.specs import granule_tokens, group_specs, tokens_per_block
-from vllm_ascend.envs import DSV4_COMPRESSED_BLOCK_SIZES, AscendConfig
+from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
 
@@ -61,7 +61,7 @@ class Granularity:
 
 
 def resolve_block_sizes(
-    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, config: AscendConfig
+    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, config: PrefixCacheConfig
 ) -> tuple[int, int]:
     """Return (scheduler_block_size, hash_block_size) in tokens for several groups.
 
@@ -98,7 +98,7 @@ def resolve_block_sizes(
     return granularity.alignment, hash_tokens
 
 
-def dsv4_compressed_block_size(config: AscendConfig, cache_config: CacheConfig | None) -> int:
+def dsv4_compressed_block_size(config: PrefixCacheConfig, cache_config: CacheConfig | None) -> int:
     """Return the rows of a compressed DeepSeek-V4 block.
 
     Args:

@@ -39,7 +39,7 @@ from vllm_ascend.core.specs import (
 )
 from vllm_ascend.core.startup_report import PrefixCacheFacts
 from vllm_ascend.core.successors import SuccessorHashes
-from vllm_ascend.envs import load_config
+from vllm_ascend.prefix_cache_config import load_config
 
 
 class HybridLookupCoordinator(HybridKVCacheCoordinator):

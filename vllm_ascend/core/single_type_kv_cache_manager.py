@@ -36,7 +36,7 @@ from vllm_ascend.core.specs import (
     tokens_per_block,
     unpack_uniform,
 )
-from vllm_ascend.envs import load_config
+from vllm_ascend.prefix_cache_config import load_config
 
 
 class CompressAttentionManager(FullAttentionManager):

@@ -19,7 +19,7 @@ from vllm_ascend.core.specs import (
     tokens_per_block,
     unpack_uniform,
 )
-from vllm_ascend.envs import AscendConfig
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PrefixCacheFacts:
     """
 
     specs: Sequence[KVCacheSpec]
-    config: AscendConfig
+    config: PrefixCacheConfig
     num_blocks: int
     max_model_len: int
     granule: int

@@ -21,8 +21,8 @@ from vllm.sequence import IntermediateTensors
 from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.core.dsv4_layout import C4_RATIO, C128_RATIO
 from vllm_ascend.core.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
-from vllm_ascend.envs import load_config
 from vllm_ascend.models.attention import PagedAttention
+from vllm_ascend.prefix_cache_config import load_config
 
 
 class DeepseekV4ForCausalLM(nn.Module):

@@ -98,8 +98,8 @@ def _make_worker(job: Job, scheduler: Scheduler) -> Worker:
         from vllm_ascend.replay.worker import SamplingWorker
 
         return SamplingWorker(scheduler)
-    from vllm_ascend.envs import load_config
     from vllm_ascend.oracle import OracleOptions, ShadowWorker
+    from vllm_ascend.prefix_cache_config import load_config
 
     # Stock vLLM lets a request read state rows in the very step that writes them.
     strict = job.patched and load_config().changes_caching

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from vllm_ascend.envs import child_environment
+from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend.replay.child import BAD_INPUT, PROGRESS, RESULT
 from vllm_ascend.replay.job import Job
 from vllm_ascend.replay.results import RunResult

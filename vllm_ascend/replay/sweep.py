@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from vllm_ascend.envs import DSV4_COMPRESSED_BLOCK_SIZES
+from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES
 from vllm_ascend.replay.commands import (
     GIB,
     Concurrency,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_ascend.envs import DSV4_COMPRESSED_BLOCK_SIZES, VARIABLES, load_config
+from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, VARIABLES, load_config
 from vllm_ascend.replay.trace import BadInputError
 
 ASCEND_LAYOUT = "dsv4-flash-a3"

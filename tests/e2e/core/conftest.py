@@ -12,8 +12,8 @@ import pytest
 import vllm_ascend.patch.platform  # noqa: F401  (installs the patches)
 from tests.conftest import HITS, PREEMPTIONS
 from tests.e2e.core.engine import Engine
-from vllm_ascend.envs import VARIABLES
 from vllm_ascend.oracle import OracleOptions
+from vllm_ascend.prefix_cache_config import VARIABLES
 from vllm_ascend.replay.layouts import KVLayout
 from vllm_ascend.replay.scheduler import SchedulerOptions
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.e2e.core.scheduler_trace import CASES, STEPS_PER_CASE
-from vllm_ascend.envs import child_environment
+from vllm_ascend.prefix_cache_config import child_environment
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -20,7 +20,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_ascend.envs import child_environment
+from vllm_ascend.prefix_cache_config import child_environment
 
 # Block 0 is the null block.
 MAX_MODEL_LEN = 6144

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from vllm_ascend.envs import child_environment
+from vllm_ascend.prefix_cache_config import child_environment
 
 MAX_MODEL_LEN = 16_384
 GRANULE = 128

@@ -10,14 +10,14 @@ import pytest
 from tests.e2e.core import layouts
 from vllm_ascend.core.specs import granule_tokens
 from vllm_ascend.core.startup_report import PrefixCacheFacts, summary, warnings
-from vllm_ascend.envs import AscendConfig
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig as Config
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 
-PARTIAL = AscendConfig(apply_dsv4_patch=True, partial_hits=True)
+PARTIAL = Config(apply_dsv4_patch=True, partial_hits=True)
 BEST = replace(PARTIAL, retention="auto", sparse_state=True, spare_tails=True, profile="best")
 
 
-def facts(layout, config: AscendConfig, **changes) -> PrefixCacheFacts:
+def facts(layout, config: PrefixCacheConfig, **changes) -> PrefixCacheFacts:
     specs = list(dict.fromkeys(layout.specs.values()))
     return replace(
         PrefixCacheFacts(
@@ -62,10 +62,18 @@ def test_capacity_counts_the_blocks_of_every_compressed_group():
 @pytest.mark.parametrize(
     ("config", "changes", "part"),
     [
-        (AscendConfig(apply_dsv4_patch=True), {}, "prompts of up to 16,384 tokens are never hit"),
-        (AscendConfig(apply_dsv4_patch=True), {"max_model_len": 8192}, "nothing can be hit"),
+        (
+            Config(apply_dsv4_patch=True),
+            {},
+            "prompts of up to 16,384 tokens are never hit",
+        ),
+        (Config(apply_dsv4_patch=True), {"max_model_len": 8192}, "nothing can be hit"),
         (PARTIAL, {"has_connector": True}, "PARTIAL_HITS has no effect with a KV connector"),
-        (AscendConfig(partial_min_hit_tokens=256), {"alignment": 128}, "PARTIAL_MIN_HIT_TOKENS"),
+        (
+            Config(partial_min_hit_tokens=256),
+            {"alignment": 128},
+            "PARTIAL_MIN_HIT_TOKENS",
+        ),
         (replace(PARTIAL, spare_tails=True), {}, "VLLM_ASCEND_SPARE_TAILS has no effect"),
         (replace(PARTIAL, retention=4096), {"interval": 4096, "max_model_len": 4096}, "no more"),
     ],
@@ -78,7 +86,7 @@ def test_a_setting_that_cannot_help_is_named(config, changes, part):
 @pytest.mark.parametrize("variable", ["partial_hits", "sparse_state"])
 def test_what_a_model_has_no_use_for_is_named(variable):
     layout = layouts.gemma_like(16, 64)
-    config = AscendConfig(**{variable: True})
+    config = Config(**{variable: True})
     (warning,) = warnings(facts(layout, config, alignment=16, granule=16))
     assert f"DSV4_{variable.upper()} has no effect" in warning
 

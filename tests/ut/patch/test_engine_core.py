@@ -12,8 +12,8 @@ from vllm.v1.engine.core import EngineCore
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
-from vllm_ascend.envs import AscendConfig
 from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 from vllm_ascend.replay import scheduler as factory
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions
@@ -62,7 +62,7 @@ def test_unset_keeps_what_vllm_does(monkeypatch):
 def test_rows_per_block_follow_the_environment_or_the_command_line():
     def rows(configured: int | None, explicit: int | None) -> int:
         cache_config = CacheConfig(block_size=explicit) if explicit else CacheConfig()
-        config = AscendConfig(dsv4_compressed_kv_block_size=configured)
+        config = PrefixCacheConfig(dsv4_compressed_kv_block_size=configured)
         return dsv4_compressed_block_size(config, cache_config)
 
     assert rows(None, None) == 128

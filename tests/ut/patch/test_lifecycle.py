@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ascend.envs import child_environment
 from vllm_ascend.patch.platform import PATCHES
 from vllm_ascend.patch.table import Add
+from vllm_ascend.prefix_cache_config import child_environment
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -106,7 +106,7 @@ CASES = {
         assert_same(snapshot(), patched)
         platform.install_all().undo()
         assert_patched(patched, snapshot())
-        from vllm_ascend.envs import VARIABLES
+        from vllm_ascend.prefix_cache_config import VARIABLES
         assert {v.name for v in VARIABLES} <= set(vllm.envs.environment_variables)
         vllm.envs.validate_environ(hard_fail=True)
     """,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ascend.envs import child_environment
+from vllm_ascend.prefix_cache_config import child_environment
 
 REPOSITORY = Path(__file__).parents[3]
 RELEASES = REPOSITORY / ".venv-vllm"

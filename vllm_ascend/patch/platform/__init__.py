@@ -8,8 +8,8 @@ Raises:
 # ruff: noqa: E402 - the version is judged before the patch modules are imported
 from vllm.logger import init_logger
 
-from vllm_ascend.envs import AscendConfig, load_config
 from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config
 
 # vllm-project/vllm#43447, with which vLLM took over most of what is patched here.
 refuse_unknown_vllm("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n")
@@ -41,7 +41,7 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
-def _required_features(config: AscendConfig) -> set[str]:
+def _required_features(config: PrefixCacheConfig) -> set[str]:
     """Return what the switches that are set cannot do without."""
     required: set[str] = set()
     if config.apply_dsv4_patch:

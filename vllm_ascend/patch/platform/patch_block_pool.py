@@ -10,9 +10,9 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core import block_pool
-from vllm_ascend.envs import load_config
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION
 from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
 
 _CLASS = "vllm.v1.core.block_pool:BlockPool"
 

@@ -9,9 +9,9 @@ from contextvars import ContextVar
 from vllm.config import VllmConfig
 from vllm.v1.engine.core import EngineCore
 
-from vllm_ascend.envs import load_config
 from vllm_ascend.patch.features import BLOCK_SIZE
 from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
 
 # --block-size while EngineCore sizes its caches; None outside of that.
 _CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_size", default=None)

@@ -17,9 +17,9 @@ from vllm_ascend.core import startup_report
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.kv_cache_groups import has_row_layout
 from vllm_ascend.core.specs import group_specs, is_windowed
-from vllm_ascend.envs import load_config
 from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
 
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")

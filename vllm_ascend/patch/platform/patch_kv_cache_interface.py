@@ -13,8 +13,8 @@ from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
     AscendSlidingWindowMLASpec,
 )
-from vllm_ascend.envs import load_config
 from vllm_ascend.patch.table import Patch
+from vllm_ascend.prefix_cache_config import load_config
 
 __all__ = [
     "PATCHES",

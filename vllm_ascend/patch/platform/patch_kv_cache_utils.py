@@ -18,9 +18,9 @@ from vllm.v1.kv_cache_interface import (
 
 from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups
 from vllm_ascend.core.specs import group_specs, is_windowed
-from vllm_ascend.envs import load_config
 from vllm_ascend.patch.features import RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
 
 _MODULE = "vllm.v1.core.kv_cache_utils"
 

@@ -57,7 +57,7 @@ class Variable:
 
     Attributes:
         name: The variable.
-        field: The field of :class:`AscendConfig` that it sets; ``None`` while the feature
+        field: The field of :class:`PrefixCacheConfig` that it sets; ``None`` while the feature
             behind it is not part of this release, in which case only ``default`` is accepted.
         default: The value in force when the variable is unset.
         parse: Turns ``(name, raw value)`` into the field's value or raises ``ValueError``.
@@ -183,7 +183,7 @@ _BEST_PROFILE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class AscendConfig:
+class PrefixCacheConfig:
     """Every switch of the project, as the environment set it.
 
     Attributes:
@@ -220,10 +220,10 @@ class AscendConfig:
     @property
     def is_stock(self) -> bool:
         """Whether nothing is switched on: vLLM must behave as if unpatched."""
-        return self == AscendConfig()
+        return self == PrefixCacheConfig()
 
 
-def load_config(environ: Mapping[str, str] | None = None) -> AscendConfig:
+def load_config(environ: Mapping[str, str] | None = None) -> PrefixCacheConfig:
     """Read and validate the project's variables.
 
     Args:
@@ -241,7 +241,7 @@ def load_config(environ: Mapping[str, str] | None = None) -> AscendConfig:
 
 
 @lru_cache(maxsize=64)
-def _parse(raw_values: tuple[str, ...]) -> AscendConfig:
+def _parse(raw_values: tuple[str, ...]) -> PrefixCacheConfig:
     fields: dict[str, Any] = {}
     for variable, raw in zip(VARIABLES, raw_values, strict=True):
         if not raw:
@@ -256,7 +256,7 @@ def _parse(raw_values: tuple[str, ...]) -> AscendConfig:
     if fields.get("profile") == "best":
         fields["retention_from_profile"] = "retention" not in fields
         fields = {**_BEST_PROFILE, **fields}
-    return AscendConfig(**fields)
+    return PrefixCacheConfig(**fields)
 
 
 def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:

@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 import vllm_ascend
-from vllm_ascend.envs import VARIABLES, AscendConfig, child_environment, load_config
+from vllm_ascend.prefix_cache_config import (
+    VARIABLES,
+    PrefixCacheConfig,
+    child_environment,
+    load_config,
+)
 
 
 def test_nothing_set_is_stock():
-    assert load_config({}) == AscendConfig()
+    assert load_config({}) == PrefixCacheConfig()
     assert load_config({}).is_stock
     assert not load_config({}).changes_caching
 
@@ -131,4 +136,4 @@ def test_the_environment_is_read_in_one_place():
         for path in package.rglob("*.py")
         if re.search(r"os\.(environ|getenv)", path.read_text())
     }
-    assert readers == {"envs.py"}
+    assert readers == {"prefix_cache_config.py"}
