@@ -17,7 +17,7 @@ PARTIAL = Config(apply_dsv4_patch=True, partial_hits=True)
 BEST = replace(PARTIAL, retention="auto", sparse_state=True, spare_tails=True, profile="best")
 
 
-def facts(layout, config: PrefixCacheConfig, **changes) -> PrefixCacheFacts:
+def facts(layout, config: Config, **changes) -> PrefixCacheFacts:
     specs = list(dict.fromkeys(layout.specs.values()))
     return replace(
         PrefixCacheFacts(
