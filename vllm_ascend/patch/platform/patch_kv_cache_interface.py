@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ascend's KV cache specs and the configured rows of a compressed block.
+"""Ascend's KV cache specs and the configured rows of a compressed block, under upstream's name.
 
-Nothing in vLLM is patched: the specs are subclasses, and the manager factory resolves them.
+Nothing in vLLM is patched here: the specs are subclasses, and the manager factory resolves them.
+Over a vllm-ascend checkout this is the first module of ours that is imported in every process.
 """
 
 from __future__ import annotations
 
 from vllm.config import get_current_vllm_config_or_none
 
+import vllm_ascend.patch.platform.installation  # noqa: F401 - installs the patches
 from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
