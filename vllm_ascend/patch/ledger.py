@@ -16,7 +16,7 @@ from types import ModuleType
 
 import vllm_ascend.patch
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, Rebind, Wrap
 
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -69,13 +69,13 @@ def render(patches: Sequence[Patch]) -> str:
 
 
 def _kind(patch: Patch) -> str:
-    return "changed" if isinstance(patch, Wrap) else "added"
+    return {Add: "added", Wrap: "changed", Rebind: "replaced"}[type(patch)]
 
 
 def _guard(patch: Patch) -> str:
-    own = (
-        f"source digest `{patch.upstream_sha256}`" if isinstance(patch, Wrap) else "must be absent"
-    )
+    own = "must be absent"
+    if isinstance(patch, Wrap | Rebind):
+        own = f"source digest {' or '.join(f'`{digest}`' for digest in patch.known_digests)}"
     if patch.skip_if_present is None:
         return own
     return f"{own}; left to a vLLM that has `{patch.skip_if_present}`"

@@ -13,7 +13,7 @@ Raises:
 from vllm.logger import init_logger
 
 from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config, register_with_vllm
 
 # vllm-project/vllm#43447, with which vLLM took over most of what is patched here.
 refuse_unknown_vllm("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n")
@@ -28,6 +28,9 @@ from vllm_ascend.patch.platform import (
     patch_single_type_kv_cache_manager,
 )
 from vllm_ascend.patch.table import Patch
+from vllm_ascend.patch.upstream import installation as upstream
+from vllm_ascend.patch.upstream import patch_spec_classes
+from vllm_ascend.patch.upstream.source import is_checkout, own_package
 
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
@@ -40,6 +43,7 @@ PATCHES: tuple[Patch, ...] = (
     *patch_kv_cache_manager.PATCHES,
     *patch_scheduler.PATCHES,
     *patch_engine_core.PATCHES,
+    *(patch_spec_classes.PATCHES if is_checkout(own_package()) else ()),
 )
 
 
@@ -58,10 +62,21 @@ def _required_features(config: PrefixCacheConfig) -> set[str]:
 def install_all() -> Installation:
     """Install the platform patches; return the live installation if they are in force.
 
+    Over a checkout, patches of vllm-ascend's own modules are checked with them, and set when
+    those modules are imported.
+
     Raises:
         PatchError: See :mod:`vllm_ascend.patch.installer`.
+        ValueError: See :func:`vllm_ascend.prefix_cache_config.load_config`.
     """
-    installation = install(PATCHES, required_features=_required_features(load_config()))
+    config = load_config()
+    over_checkout = is_checkout(own_package())
+    if over_checkout:
+        upstream.check(own_package())
+        register_with_vllm()
+    installation = install(PATCHES, required_features=_required_features(config))
+    if over_checkout:
+        upstream.install_when_imported()
     _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
     return installation
 
