@@ -18,6 +18,7 @@ from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config, regi
 # vllm-project/vllm#43447, with which vLLM took over most of what is patched here.
 refuse_unknown_vllm("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n")
 
+from vllm_ascend.deployment import is_over_checkout, own_package
 from vllm_ascend.patch.platform import (
     patch_block_pool,
     patch_engine_core,
@@ -30,7 +31,6 @@ from vllm_ascend.patch.platform import (
 from vllm_ascend.patch.table import Patch
 from vllm_ascend.patch.upstream import installation as upstream
 from vllm_ascend.patch.upstream import patch_spec_classes
-from vllm_ascend.patch.upstream.source import is_checkout, own_package
 
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
@@ -43,7 +43,7 @@ PATCHES: tuple[Patch, ...] = (
     *patch_kv_cache_manager.PATCHES,
     *patch_scheduler.PATCHES,
     *patch_engine_core.PATCHES,
-    *(patch_spec_classes.PATCHES if is_checkout(own_package()) else ()),
+    *(patch_spec_classes.PATCHES if is_over_checkout() else ()),
 )
 
 
@@ -70,12 +70,11 @@ def install_all() -> Installation:
         ValueError: See :func:`vllm_ascend.prefix_cache_config.load_config`.
     """
     config = load_config()
-    over_checkout = is_checkout(own_package())
-    if over_checkout:
+    if is_over_checkout():
         upstream.check(own_package())
         register_with_vllm()
     installation = install(PATCHES, required_features=_required_features(config))
-    if over_checkout:
+    if is_over_checkout():
         upstream.install_when_imported()
     _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
     return installation

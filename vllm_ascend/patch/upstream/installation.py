@@ -14,7 +14,7 @@ from vllm_ascend.patch.upstream import (
     patch_schedulers,
     patch_utils,
 )
-from vllm_ascend.patch.upstream.source import misfits
+from vllm_ascend.patch.upstream.source import known_digests, misfits
 
 PATCHES: tuple[Patch, ...] = (
     *patch_utils.PATCHES,
@@ -33,7 +33,7 @@ def check(package: Path) -> None:
     Raises:
         PatchError: One message with everything that does not fit.
     """
-    problems = misfits(package, PATCHES)
+    problems = misfits(package, known_digests(PATCHES))
     if problems:
         raise PatchError(
             f"the patches do not fit the vllm-ascend in {package.parent}; nothing was changed: "
@@ -54,7 +54,7 @@ def statuses(package: Path) -> list[PatchStatus]:
     """Return what becomes of every patch over a checkout, for reports."""
     rows: list[PatchStatus] = []
     for patch in PATCHES:
-        problems = misfits(package, [patch])
+        problems = misfits(package, known_digests([patch]))
         status = NOT_AVAILABLE if problems else APPLIED
         rows.append(
             PatchStatus(patch.target, patch.feature, status, problems[0] if problems else patch.why)

@@ -6,26 +6,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 from vllm_ascend.patch.table import Patch, Rebind, Wrap
 
 PACKAGE = "vllm_ascend"
-# A module of vllm-ascend that this project has none of: the NPU platform.
-_MARK = "platform.py"
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-def own_package() -> Path:
-    """Return the directory of the package that this module is part of."""
-    return Path(__file__).resolve().parents[2]
-
-
-def is_checkout(package: Path) -> bool:
-    """Whether a package directory is vllm-ascend's, with or without our modules in it."""
-    return (package / _MARK).is_file()
 
 
 def module_path(package: Path, module: str) -> Path:
@@ -75,29 +63,35 @@ def _definition(parent: ast.AST, name: str) -> ast.AST | None:
     return found
 
 
-def misfits(package: Path, patches: Iterable[Patch]) -> list[str]:
+def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
     """Say which patches do not fit the checkout whose package this is, and why.
 
     Args:
         package: The ``vllm_ascend`` directory.
-        patches: Of vllm-ascend's modules; others are not looked at.
+        digests: Target -> digests that the original may have. Only targets in vllm-ascend's own
+            modules are looked at.
 
     Returns:
         One sentence each; none if all fit.
     """
     problems: list[str] = []
-    for patch in patches:
-        module, _, name = patch.target.partition(":")
-        if module.partition(".")[0] != PACKAGE or not isinstance(patch, Wrap | Rebind):
+    for target, known in digests.items():
+        module, _, name = target.partition(":")
+        if module.partition(".")[0] != PACKAGE:
             continue
         path = module_path(package, module)
         try:
             digest = source_digest_in_file(path, name)
         except (OSError, SyntaxError) as error:
-            problems.append(f"{patch.target}: {path.name} cannot be read ({error})")
+            problems.append(f"{target}: {path.name} cannot be read ({error})")
             continue
         if digest is None:
-            problems.append(f"{patch.target} does not exist")
-        elif digest not in patch.known_digests:
-            problems.append(f"{patch.target} is another one than was patched (digest {digest})")
+            problems.append(f"{target} does not exist")
+        elif digest not in known:
+            problems.append(f"{target} is another one than was patched (digest {digest})")
     return problems
+
+
+def known_digests(patches: Iterable[Patch]) -> dict[str, tuple[str, ...]]:
+    """Return target -> digests, of the patches whose originals must exist."""
+    return {p.target: p.known_digests for p in patches if isinstance(p, Wrap | Rebind)}
