@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 try:
-    import click
     import typer
 except ImportError:
     sys.exit(
@@ -28,18 +29,18 @@ COMMANDS = {
 
 
 class _LazyCommands(typer.core.TyperGroup):
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands that are there: over a checkout, the CPU's models are not."""
         return [name for name, target in COMMANDS.items() if _exists(target.partition(":")[0])]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command."""
         if cmd_name not in self.list_commands(ctx):
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         if not isinstance(command, typer.Typer):
-            function, command = command, typer.Typer(**_OPTIONS)
+            function, command = command, _typer()
             command.command(cmd_name)(function)
         return typer.main.get_command(command)
 
@@ -51,12 +52,11 @@ def _exists(module: str) -> bool:
         return False
 
 
-_OPTIONS = {"add_completion": False, "pretty_exceptions_enable": False}
-app = typer.Typer(
+_typer = partial(typer.Typer, add_completion=False, pretty_exceptions_enable=False)
+app = _typer(
     cls=_LazyCommands,
     help="A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM 0.20.2.",
     no_args_is_help=True,
-    **_OPTIONS,
 )
 
 
