@@ -6,6 +6,7 @@ import inspect
 import pytest
 import torch
 from vllm.utils.hashing import sha256
+from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
@@ -64,6 +65,17 @@ def make_manager(spec: KVCacheSpec, pool: BlockPool | None = None, **kwargs):
 
 def request(name: str, token_ids: list[int]):
     return make_request(name, token_ids, get_request_block_hasher(H, sha256))
+
+
+def test_rows_are_never_counted_as_tokens(monkeypatch):
+    """Even where another module has entered Ascend's class in vLLM's map."""
+    monkeypatch.setitem(
+        vllm_managers.spec_manager_map, AscendMLAAttentionSpec, FullAttentionManager
+    )
+    manager = vllm_managers.get_manager_for_kv_cache_spec(
+        ROWS, 64, 64, block_pool=make_pool(), enable_caching=True, kv_cache_group_id=0
+    )
+    assert isinstance(manager, CompressAttentionManager)
 
 
 @pytest.mark.parametrize("spec", [ROWS, TOKENS])

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request
 
 from vllm_ascend.core import single_type_kv_cache_manager as managers
+from vllm_ascend.core.specs import counts_rows
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
@@ -62,9 +63,14 @@ def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
         max_model_len: int,
         **kwargs,
     ) -> SingleTypeKVCacheManager:
-        """Let vLLM choose for the specs it knows, resolve all others by what they are."""
+        """Let vLLM choose for the specs it knows, resolve all others by what they are.
+
+        A spec that counts rows is never vLLM's, even if somebody has entered its class in vLLM's
+        map, as vllm-ascend's recompute scheduler does.
+        """
         known = type(kv_cache_spec) in vllm_managers.spec_manager_map
-        choose = original if known else managers.get_manager_for_kv_cache_spec
+        is_vllms = known and not counts_rows(kv_cache_spec)
+        choose = original if is_vllms else managers.get_manager_for_kv_cache_spec
         return choose(
             kv_cache_spec,
             max_num_batched_tokens=max_num_batched_tokens,

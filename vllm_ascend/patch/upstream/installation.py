@@ -11,7 +11,7 @@ from vllm_ascend.patch.upstream import (
     late,
     patch_dsa_attention,
     patch_model_runner,
-    patch_schedulers,
+    patch_recompute_scheduler,
     patch_utils,
 )
 from vllm_ascend.patch.upstream.source import known_digests, misfits
@@ -19,7 +19,7 @@ from vllm_ascend.patch.upstream.source import known_digests, misfits
 PATCHES: tuple[Patch, ...] = (
     *patch_utils.PATCHES,
     *patch_dsa_attention.PATCHES,
-    *patch_schedulers.PATCHES,
+    *patch_recompute_scheduler.PATCHES,
     *patch_model_runner.PATCHES,
 )
 

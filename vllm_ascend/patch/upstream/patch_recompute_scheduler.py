@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm_ascend/core/*scheduler*.py``: schedulers that free and start steps in their own way."""
+"""``vllm_ascend/core/recompute_scheduler.py``: it frees running requests in its own way."""
 
 from __future__ import annotations
 
@@ -24,16 +24,6 @@ def wrap_schedule(original: Callable) -> Callable:
     return schedule
 
 
-def wrap_schedule_that_starts_no_step(original: Callable) -> Callable:
-    scheduling = wrap_schedule(original)
-
-    def schedule(self: Scheduler) -> SchedulerOutput:
-        self.kv_cache_manager.new_step_starts()
-        return scheduling(self)
-
-    return schedule
-
-
 PATCHES: tuple[Patch, ...] = (
     Wrap(
         target="vllm_ascend.core.recompute_scheduler:RecomputeScheduler.schedule",
@@ -43,14 +33,5 @@ PATCHES: tuple[Patch, ...] = (
         **CHECKOUT_CACHE,
         why="On a decode node it frees a running request itself instead of preempting it: what "
         "the request entered in this step is never written.",
-    ),
-    Wrap(
-        target="vllm_ascend.core.scheduler_dynamic_batch:SchedulerDynamicBatch.schedule",
-        replacement=wrap_schedule_that_starts_no_step,
-        upstream_sha256="a498f06d02920165",
-        aliases=(),
-        **CHECKOUT_CACHE,
-        why="It frees running requests itself, and never says that a step starts: sources of "
-        "copies would stay referenced for good.",
     ),
 )
