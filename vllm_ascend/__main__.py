@@ -15,6 +15,7 @@ except ImportError:
 from vllm_ascend.models.tiny.cli import tiny_model
 from vllm_ascend.replay.cli import replay
 from vllm_ascend.replay.memory_curve import memory_curve
+from vllm_ascend.replay.prefix_curve import prefix_curve
 from vllm_ascend.replay.sweep import sweep
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (replay, sweep, memory_curve, tiny_model):
+for command in (replay, sweep, memory_curve, prefix_curve, tiny_model):
     app.command()(command)
 
 
