@@ -57,3 +57,31 @@ def test_a_memory_curve(tmp_path):
     # 8 of 512 tokens are hit twice; ours may end at every 128.
     assert list(report["bounds"][1]["rates"].values()) == [100 * 2 * 4096 / (3 * 5000)]
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_prefix_curve(tmp_path):
+    """Three prefixes fit with their windows; thirty do only without most of those."""
+    result = run(
+        *(
+            "prefix-curve",
+            "--prefixes",
+            "3",
+            "--prefixes",
+            "30",
+            "--shared",
+            "6000",
+            "--own",
+            "300",
+        ),
+        *("--kv-tokens", "300000", "--rounds", "2", "--output", "4", "--max-model-len", "8192"),
+        *("--variant", "retention-unset", "--variant", "pinned", "--verify", *SMALL_STEPS),
+        *("--json", str(tmp_path / "p.json"), "--png", str(tmp_path / "p.png")),
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "p.json").read_text())
+    stock, pinned = report["warm_rates"]
+    assert stock["rates"]["3"] == pinned["rates"]["3"] == 100 * 6000 / 6300
+    # Of 6,000 tokens the last chunk that ended inside them did so at 4,096.
+    assert stock["rates"]["30"] == 0.0
+    assert pinned["rates"]["30"] == 100 * 4096 / 6300
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

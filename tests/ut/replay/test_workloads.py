@@ -9,6 +9,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.workloads import (
     SHIPPED_TRACE,
     WORKLOAD_NAMES,
