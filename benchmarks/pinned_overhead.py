@@ -15,11 +15,11 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.unset_overhead import timed_step
 from vllm_ascend.prefix_cache_config import child_environment
 
 MODES = {"unpatched": {}, "pinned": {"VLLM_PIN_SWA_TOKENS": "1"}}
@@ -38,6 +38,7 @@ def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
         kv_memory_for,
         make_request,
     )
+    from vllm_ascend.replay.worker import SamplingWorker
     from vllm_ascend.replay.workloads import round_robin
 
     layout = from_hf_config(Path(GEMMA), 16)
@@ -56,6 +57,7 @@ def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
         concurrency=1,
         seed=0,
     )
+    worker = SamplingWorker(scheduler)
     requests = enumerate(workload.requests())
     for _ in sys.stdin:
         times = []
@@ -64,18 +66,17 @@ def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
             scheduler.add_request(
                 make_request(scheduler, str(number), request.prompt_token_ids, OUTPUT)
             )
-            times += list(_steps(scheduler))
+            times += list(_steps(scheduler, worker))
         print(json.dumps(times), flush=True)
 
 
-def _steps(scheduler) -> Iterator[tuple[int, float]]:
+def _steps(scheduler, worker) -> Iterator[tuple[int, float]]:
     while scheduler.requests:
-        before = {i: r.num_computed_tokens for i, r in scheduler.requests.items()}
-        (request,) = scheduler.requests.values()
-        elapsed = timed_step(scheduler)
-        hit = max(request.num_cached_tokens, 0) if request.num_preemptions == 0 else 0
-        start = before[request.request_id] or hit
-        yield request.num_computed_tokens - start, elapsed
+        start = time.perf_counter()
+        output = scheduler.schedule()
+        elapsed = time.perf_counter() - start
+        scheduler.update_from_output(output, worker.execute(output))
+        yield output.total_num_scheduled_tokens, elapsed
 
 
 def measure(num_prefixes: int, num_rounds: int) -> dict[str, dict[str, list[float]]]:
