@@ -4,8 +4,9 @@
     python -m benchmarks.pinned_overhead [--prefixes 15] [--rounds 6]
 
 Two processes, one of unpatched vLLM and one with pinning, take turns round by round, so that a
-change of the machine's speed hits both. Printed are the medians of ``schedule()`` for steps that
-compute a whole chunk, the rest behind a hit, and one token, with the median ratio within a round.
+change of the machine's speed hits both. Printed are the medians of the CPU time of ``schedule()``
+for steps that compute a whole chunk, the rest behind a hit, and one token, with the median ratio
+within a round; and that of whole rounds, all of their steps together.
 """
 
 from __future__ import annotations
@@ -72,23 +73,27 @@ def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
 
 def _steps(scheduler, worker) -> Iterator[tuple[int, float]]:
     while scheduler.requests:
-        start = time.perf_counter()
+        start = time.process_time()
         output = scheduler.schedule()
-        elapsed = time.perf_counter() - start
+        elapsed = time.process_time() - start
         scheduler.update_from_output(output, worker.execute(output))
         yield output.total_num_scheduled_tokens, elapsed
 
 
 def measure(num_prefixes: int, num_rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return per kind of step and mode the median time of every round, in seconds."""
+    """Return per kind of step and mode the median time of every round, in seconds; and a
+    whole round's sum.
+    """
     children = {mode: _start(mode, num_prefixes, num_rounds) for mode in MODES}
     medians: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     try:
         for round_ in range(num_rounds):
             for mode in MODES if round_ % 2 else reversed(MODES):
-                by_kind = defaultdict(list)
+                by_kind, total = defaultdict(list), 0.0
                 for tokens, elapsed in _ask(children[mode]):
                     by_kind[_kind(tokens)].append(elapsed)
+                    total += elapsed
+                medians["whole round"][mode].append(total)
                 for kind, times in by_kind.items():
                     medians[kind][mode].append(statistics.median(times))
     finally:
@@ -138,7 +143,9 @@ def main() -> None:
     if args.child:
         serve(args.child, args.prefixes, args.rounds)
         return
-    print(f"schedule() p50 with {args.prefixes} prefixes of {SHARED:,} tokens in turn")
+    print(
+        f"CPU time of schedule(), p50, with {args.prefixes} prefixes of {SHARED:,} tokens in turn"
+    )
     print(f"{'step':<14} {'unpatched us':>13} {'pinned us':>11} {'ratio':>7}")
     for kind, times in measure(args.prefixes, args.rounds).items():
         ratio = statistics.median(
