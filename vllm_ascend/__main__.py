@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": "vllm_ascend.replay.cli:replay",
     "sweep": "vllm_ascend.replay.sweep:sweep",
     "memory-curve": "vllm_ascend.replay.memory_curve:memory_curve",
+    "prefix-curve": "vllm_ascend.replay.prefix_curve:prefix_curve",
     "tiny-model": "vllm_ascend.models.tiny.cli:tiny_model",
 }
 

@@ -57,8 +57,7 @@ class Variable:
 
     Attributes:
         name: The variable.
-        field: The field of :class:`PrefixCacheConfig` that it sets; ``None`` while the feature
-            behind it is not part of this release, in which case only ``default`` is accepted.
+        field: The field of :class:`PrefixCacheConfig` that it sets.
         default: The value in force when the variable is unset.
         parse: Turns ``(name, raw value)`` into the field's value or raises ``ValueError``.
         values: The allowed values, for people.
@@ -66,7 +65,7 @@ class Variable:
     """
 
     name: str
-    field: str | None
+    field: str
     default: Any
     parse: Callable[[str, str], Any]
     values: str
@@ -156,19 +155,22 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         name="VLLM_PIN_SWA_TOKENS",
-        field=None,
+        field="pin_swa_tokens",
         default=False,
         parse=_flag,
-        values="0",
-        effect="A pinned tier for window blocks just left (not in this release).",
+        values="0, 1",
+        effect=(
+            "The windows at which prefill chunks end are given up after everything else, oldest "
+            "first; all other tails stay hittable until their memory is needed."
+        ),
     ),
     Variable(
         name="VLLM_PIN_MIN_DROP_SIZE",
-        field=None,
+        field="pin_min_drop_size",
         default=16,
         parse=_non_negative_int,
-        values="16",
-        effect="Fewest blocks dropped at once that are pinned (not in this release).",
+        values="N",
+        effect="Blocks that every window must drop at once for the one just left to be pinned.",
     ),
 )
 
@@ -195,6 +197,8 @@ class PrefixCacheConfig:
         partial_min_hit_tokens: The least gain of such a hit, in tokens.
         sparse_state: Compressor state holds blocks only for rows that will be read.
         spare_tails: Tails at boundaries not kept stay hittable while their memory is idle.
+        pin_swa_tokens: Windows just left in the middle of a prompt are given up last.
+        pin_min_drop_size: Blocks that such a move must drop at once, in every windowed group.
         profile: The profile that the switches above were completed from.
         retention_from_profile: Nobody asked for retention but the profile: where a model has
             nothing to retain, that is no mistake.
@@ -207,6 +211,8 @@ class PrefixCacheConfig:
     partial_min_hit_tokens: int = 0
     sparse_state: bool = False
     spare_tails: bool = False
+    pin_swa_tokens: bool = False
+    pin_min_drop_size: int = 16
     profile: str = "stock"
     retention_from_profile: bool = False
 
@@ -214,7 +220,11 @@ class PrefixCacheConfig:
     def changes_caching(self) -> bool:
         """Whether any switch changes what is cached, and so which block is given up first."""
         return (
-            self.retention is not None or self.partial_hits or self.sparse_state or self.spare_tails
+            self.retention is not None
+            or self.partial_hits
+            or self.sparse_state
+            or self.spare_tails
+            or self.pin_swa_tokens
         )
 
     @property
@@ -234,7 +244,7 @@ def load_config(environ: Mapping[str, str] | None = None) -> PrefixCacheConfig:
         The frozen configuration; the same object as long as the values are the same.
 
     Raises:
-        ValueError: A value is not allowed, or asks for a feature that this release lacks.
+        ValueError: A value is not allowed.
     """
     source = os.environ if environ is None else environ
     return _parse(tuple(source.get(variable.name, "") for variable in VARIABLES))
@@ -244,15 +254,8 @@ def load_config(environ: Mapping[str, str] | None = None) -> PrefixCacheConfig:
 def _parse(raw_values: tuple[str, ...]) -> PrefixCacheConfig:
     fields: dict[str, Any] = {}
     for variable, raw in zip(VARIABLES, raw_values, strict=True):
-        if not raw:
-            continue
-        value = variable.parse(variable.name, raw)
-        if variable.field is not None:
-            fields[variable.field] = value
-        elif value != variable.default:
-            raise ValueError(
-                f"{variable.name}={raw!r} is not available in this release: leave it unset"
-            )
+        if raw:
+            fields[variable.field] = variable.parse(variable.name, raw)
     if fields.get("profile") == "best":
         fields["retention_from_profile"] = "retention" not in fields
         fields = {**_BEST_PROFILE, **fields}

@@ -41,6 +41,8 @@ def test_empty_counts_as_unset():
         ("VLLM_ASCEND_DSV4_SPARSE_STATE", "1", "sparse_state", True),
         ("VLLM_ASCEND_SPARE_TAILS", "1", "spare_tails", True),
         ("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "best", "profile", "best"),
+        ("VLLM_PIN_SWA_TOKENS", "1", "pin_swa_tokens", True),
+        ("VLLM_PIN_MIN_DROP_SIZE", "4", "pin_min_drop_size", 4),
     ],
 )
 def test_values(name, raw, field, value):
@@ -55,6 +57,7 @@ def test_values(name, raw, field, value):
         {"VLLM_ASCEND_DSV4_SPARSE_STATE": "1"},
         {"VLLM_ASCEND_SPARE_TAILS": "1"},
         {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"},
+        {"VLLM_PIN_SWA_TOKENS": "1"},
     ],
     ids=lambda environment: next(iter(environment)),
 )
@@ -101,6 +104,8 @@ def test_a_variable_wins_over_the_profile():
         ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "true", "0 and 1"),
         ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "-5", "whole numbers"),
         ("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "fast", "'stock' and 'best'"),
+        ("VLLM_PIN_SWA_TOKENS", "on", "0 and 1"),
+        ("VLLM_PIN_MIN_DROP_SIZE", "-1", "whole numbers"),
     ],
 )
 def test_wrong_value_names_variable_value_and_rule(name, raw, allowed):
@@ -109,14 +114,8 @@ def test_wrong_value_names_variable_value_and_rule(name, raw, allowed):
     assert allowed in str(error.value)
 
 
-@pytest.mark.parametrize("variable", [v for v in VARIABLES if v.field is None])
-def test_a_feature_that_is_not_here_is_refused_not_ignored(variable):
-    """Silently serving without what the manifest asks for would be worse than not starting."""
-    wanted = {True: "1", False: "1", "stock": "best"}.get(variable.default, "7")
-    with pytest.raises(ValueError, match="not available in this release"):
-        load_config({variable.name: wanted})
-    default = "0" if variable.default is False else str(variable.default)
-    assert load_config({variable.name: default}).is_stock
+def test_the_size_of_a_drop_alone_pins_nothing():
+    assert not load_config({"VLLM_PIN_MIN_DROP_SIZE": "1"}).changes_caching
 
 
 def test_child_environment_holds_only_the_overrides(monkeypatch):

@@ -28,9 +28,18 @@ from vllm_ascend.core.granule_index import GranuleIndex
 class Rank(IntEnum):
     """Why a block of a tail is cached, and so how long."""
 
-    KEPT = 0  # until it is the least recently used
-    ROLLING = 1  # as long as its request would resume there, were it to end now
-    SPARE = 2  # until its memory is needed
+    PINNED = 0  # until everything else is given up
+    KEPT = 1  # until it is the least recently used
+    ROLLING = 2  # as long as its request would resume there, were it to end now
+    SPARE = 3  # until its memory is needed
+
+
+_TIERS: dict[int, Tier] = {
+    Rank.PINNED: Tier.PINNED,
+    Rank.KEPT: Tier.CACHED,
+    Rank.ROLLING: Tier.CACHED,
+    Rank.SPARE: Tier.SPARE,
+}
 
 
 def group_suffix(group_id: int) -> bytes:
@@ -39,7 +48,7 @@ def group_suffix(group_id: int) -> bytes:
 
 
 class AscendBlockPool(BlockPool):
-    """vLLM's block pool with three tiers of free blocks.
+    """vLLM's block pool with tiers of free blocks.
 
     Attributes:
         granules: The entries of blocks that a hit may end inside.
@@ -50,7 +59,10 @@ class AscendBlockPool(BlockPool):
         # All but the null block, which vLLM's constructor has taken out.
         self.free_block_queue: TieredFreeQueue = TieredFreeQueue(self.blocks[1:])
         self.granules = GranuleIndex()
-        self._ranks = bytearray(self.num_gpu_blocks)
+        self._ranks = self._no_ranks()
+
+    def _no_ranks(self) -> bytearray:
+        return bytearray([Rank.KEPT]) * self.num_gpu_blocks
 
     # Entering
 
@@ -153,13 +165,24 @@ class AscendBlockPool(BlockPool):
 
     def set_rank(self, block: KVCacheBlock, rank: Rank) -> None:
         """Change a cached block's rank; if it is free, it changes its tier with it."""
-        old = self._ranks[block.block_id]
+        old, tier = self._ranks[block.block_id], _TIERS[rank]
         self._ranks[block.block_id] = rank
-        if block.ref_cnt == 0 and (old == Rank.SPARE) != (rank == Rank.SPARE):
+        if block.ref_cnt == 0 and _TIERS[old] is not tier:
             self.free_block_queue.remove(block)
-            self.free_block_queue.append_n(
-                [block], Tier.SPARE if rank == Rank.SPARE else Tier.CACHED
-            )
+            self.free_block_queue.append_n([block], tier)
+
+    def demote_n(self, n: int) -> int:
+        """Unpin the ``n`` oldest free pinned blocks: from now on they are kept like others.
+
+        Returns:
+            How many there were, at most ``n``. Their content stays cached.
+
+        Source: vllm-project/vllm#40676 ``BlockPool.demote_n``.
+        """
+        demoted = self.free_block_queue.demote_n(n)
+        for block in demoted:
+            self._ranks[block.block_id] = Rank.KEPT
+        return len(demoted)
 
     def give_up(self, block: KVCacheBlock) -> None:
         """Take a cached block out of the index; if it is free, it is scratch from now on."""
@@ -181,14 +204,17 @@ class AscendBlockPool(BlockPool):
         scratch: list[KVCacheBlock] = []
         spare: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
+        pinned: list[KVCacheBlock] = []
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if block.ref_cnt or block.is_null:
                 continue
             if prepend or (block._block_hash is None and block.block_id not in with_granules):
                 scratch.append(block)
-            elif ranks[block.block_id] == Rank.SPARE:
+            elif (rank := ranks[block.block_id]) == Rank.SPARE:
                 spare.append(block)
+            elif rank == Rank.PINNED:
+                pinned.append(block)
             else:
                 cached.append(block)
         queue = self.free_block_queue
@@ -198,6 +224,8 @@ class AscendBlockPool(BlockPool):
             queue.append_n(spare, Tier.SPARE)
         if cached:
             queue.append_n(cached)
+        if pinned:
+            queue.append_n(pinned, Tier.PINNED)
 
     def refresh(self, block: KVCacheBlock) -> None:
         """Take a free cached block out of the queue, to be freed again as used just now."""
@@ -217,7 +245,7 @@ class AscendBlockPool(BlockPool):
         if not super().reset_prefix_cache():
             return False
         self.granules.clear()
-        self._ranks = bytearray(self.num_gpu_blocks)
+        self._ranks = self._no_ranks()
         self.free_block_queue = TieredFreeQueue(self.blocks[1:])
         return True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which free blocks are handed out: scratch, then spare, then cached."""
+"""The order in which free blocks are handed out: scratch, spare, cached, and pinned last."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ class Tier(IntEnum):
     SCRATCH = 0  # nothing
     SPARE = 1  # a tail that nothing asked to keep, first in first out
     CACHED = 2  # a prefix or a kept tail, least recently used first
+    PINNED = 3  # a window that was left in the middle of a prompt, oldest first
 
 
 class TieredFreeQueue(FreeKVCacheBlockQueue):
     """vLLM's free queue in tiers. Every operation is O(1) per block.
 
     Attributes:
-        num_free_blocks: Free blocks over all tiers.
+        num_free_blocks: Free blocks over all tiers; pinned ones count, so that nobody waits for
+            memory that pins hold.
     """
 
     def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -86,6 +88,18 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         """Add blocks behind all others of a tier."""
         self._note_tier(blocks, tier)
         self._tiers[tier].append_n(blocks)
+
+    def demote_n(self, n: int) -> list[KVCacheBlock]:
+        """Move the ``n`` oldest pinned blocks, or all if there are fewer, behind the cached ones.
+
+        Returns:
+            The blocks that were moved, oldest first.
+        """
+        pinned = self._tiers[Tier.PINNED]
+        demoted = pinned.popleft_n(min(n, pinned.num_free_blocks))
+        self.num_free_blocks -= len(demoted)
+        self.append_n(demoted)
+        return demoted
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks to be handed out next, ``blocks[0]`` first."""

@@ -23,6 +23,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_sizes import Granularity
+from vllm_ascend.core.pinning import check_pinning
 from vllm_ascend.core.prefix_lookup import CacheView, Group, LookUpStats, PrefixLookup
 from vllm_ascend.core.retention import align_down, resolve_retention_interval, tail_blocks
 from vllm_ascend.core.scheduler_facts import scheduler_facts
@@ -81,8 +82,9 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             local_kv_retention_interval: Overrides ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL``.
 
         Raises:
-            ValueError: The interval does not fit the alignment or the model, the hash size does
-                not fit the blocks, or context parallelism is on.
+            ValueError: The interval does not fit the alignment or the model, the model has no
+                window to pin, the hash size does not fit the blocks, or context parallelism is
+                on.
         """
         if dcp_world_size * pcp_world_size != 1:
             raise ValueError(
@@ -119,6 +121,9 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self._keeps_fallback = retention == "auto"
         self.local_kv_retention_interval = resolve_retention_interval(
             retention, self.lcm_block_size, has_windowed_group=any(map(is_windowed, specs))
+        )
+        check_pinning(
+            pin_swa_tokens=config.pin_swa_tokens, has_windowed_group=any(map(is_windowed, specs))
         )
         pool_class = AscendBlockPool if self._changes_caching else BlockPool
         self.block_pool = pool_class(
@@ -161,6 +166,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             interval=self.local_kv_retention_interval,
             changes_caching=self._changes_caching,
             has_connector=self._facts.has_connector,
+            max_num_batched_tokens=self._max_num_batched_tokens,
         )
 
     def _make_managers(self) -> tuple[SingleTypeKVCacheManager, ...]:

@@ -63,14 +63,19 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         # step in flight may be rejected, and those of one step pass a boundary together.
         self._num_draft_tokens = self._facts.num_draft_tokens + self._facts.num_unconfirmed_tokens
         self._lookahead = self.hash_block_size if self.eagle_group_ids else 0
+        pins = self._config.pin_swa_tokens
+        # Kept like prefixes, the tails of all boundaries would push out the prefixes that the
+        # pinned ones belong to: without an interval those that are not pinned are spare.
+        is_dense = self.local_kv_retention_interval is None
         self._tails = TailCache(
             pool,
             self._retained,
             alignment=self.lcm_block_size,
-            interval=self.local_kv_retention_interval,
+            interval=0 if pins and is_dense else self.local_kv_retention_interval,
             lookahead=self._lookahead,
             keeps_fallback=self._keeps_fallback,
-            keeps_spares=self._config.spare_tails,
+            keeps_spares=self._config.spare_tails or (pins and is_dense),
+            pin_min_drop=self._config.pin_min_drop_size if pins else None,
         )
         self._sparse_state = SparseState(
             pool,

@@ -36,6 +36,7 @@ class PrefixCacheFacts:
         interval: Tokens between boundaries that are kept; ``None``: all of them are.
         changes_caching: A switch changes what is cached.
         has_connector: Blocks may come from a KV connector.
+        max_num_batched_tokens: Tokens of one step.
     """
 
     specs: Sequence[KVCacheSpec]
@@ -47,6 +48,7 @@ class PrefixCacheFacts:
     interval: int | None
     changes_caching: bool
     has_connector: bool
+    max_num_batched_tokens: int
 
     @property
     def capacity_tokens(self) -> int:
@@ -94,11 +96,33 @@ def warnings(facts: PrefixCacheFacts) -> Iterator[str]:
             facts, "VLLM_ASCEND_DSV4_SPARSE_STATE", "compressor state in Ascend's layout"
         )
     if config.spare_tails and facts.interval is None:
-        yield "VLLM_ASCEND_SPARE_TAILS has no effect: without retention every tail is kept"
+        what = (
+            "with pinning alone all others are spare"
+            if config.pin_swa_tokens
+            else "every tail is kept"
+        )
+        yield f"VLLM_ASCEND_SPARE_TAILS has no effect: without retention {what}"
+    yield from _pinning_warnings(facts)
     if facts.interval and facts.interval >= facts.max_model_len and config.retention != "auto":
         yield (
             f"VLLM_PREFIX_CACHE_RETENTION_INTERVAL={facts.interval} keeps no more than 0: "
             f"max_model_len is {facts.max_model_len:,}"
+        )
+
+
+def _pinning_warnings(facts: PrefixCacheFacts) -> Iterator[str]:
+    config = facts.config
+    setting = f"VLLM_PIN_MIN_DROP_SIZE={config.pin_min_drop_size}"
+    if not config.pin_swa_tokens:
+        if config.pin_min_drop_size != PrefixCacheConfig.pin_min_drop_size:
+            yield f"{setting} has no effect without VLLM_PIN_SWA_TOKENS=1"
+        return
+    sizes = [tokens_per_block(spec) for spec in facts.specs if is_windowed(spec)]
+    most = facts.max_num_batched_tokens // max(sizes)
+    if most < config.pin_min_drop_size:
+        yield (
+            f"{setting}: nothing will be pinned, a step of {facts.max_num_batched_tokens:,} tokens "
+            f"drops {most} of the largest window blocks at most"
         )
 
 
@@ -118,23 +142,27 @@ def _finer(facts: PrefixCacheFacts) -> str:
 def _kept(facts: PrefixCacheFacts) -> str:
     if not facts.changes_caching:
         return "everything is cached"
-    if facts.interval is None:
+    if facts.interval is None and not facts.config.pin_swa_tokens:
         return "the tails of all boundaries are kept"
     every = f", every {facts.interval:,} tokens" if facts.interval else ""
     rest = (
         "all other tails stay while their memory is idle"
-        if facts.config.spare_tails
+        if facts.config.spare_tails or facts.interval is None
         else "no other tail is: where requests leave a shared prefix elsewhere, the third one "
         "hits, not the second (VLLM_ASCEND_SPARE_TAILS=1 changes that)"
     )
-    return f"kept are the ends of prompts and answers, junctions{every}; {rest}"
+    chunks = ", windows left by a whole chunk (pinned)" if facts.config.pin_swa_tokens else ""
+    return f"kept are the ends of prompts and answers, junctions{every}{chunks}; {rest}"
 
 
 def _tiers(facts: PrefixCacheFacts) -> str:
     if not facts.changes_caching:
         return "first freed, first reused"
-    spare = ("spare tails",) if facts.config.spare_tails else ()
-    return ", ".join(("scratch", *spare, "cached (least recently used first)"))
+    config = facts.config
+    has_spares = config.spare_tails or (config.pin_swa_tokens and facts.interval is None)
+    spare = ("spare tails",) if has_spares else ()
+    pinned = ("pinned (oldest first)",) if config.pin_swa_tokens else ()
+    return ", ".join(("scratch", *spare, "cached (least recently used first)", *pinned))
 
 
 def _groups(specs: Sequence[KVCacheSpec]) -> str:

@@ -2,17 +2,21 @@
 """Which tails a request leaves in the cache as it goes on, and for how long.
 
 Entered are the tails of kept boundaries, of the boundary at which the request would be resumed if
-it ended now (it rolls along), and with spare tails of every other boundary as well.
+it ended now (it rolls along), and with spare tails of every other boundary as well. With pinning,
+the window that a request leaves by a whole chunk stays longest of all.
 """
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.pinning import leaves_by_chunk
 from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_record import RequestRecord, Tail, TailBlock
 from vllm_ascend.core.retention import (
@@ -44,6 +48,7 @@ class TailCache:
         lookahead: int,
         keeps_fallback: bool,
         keeps_spares: bool,
+        pin_min_drop: int | None = None,
     ) -> None:
         """Prepare.
 
@@ -54,6 +59,7 @@ class TailCache:
             lookahead: Tokens behind a boundary that a hit must know, for draft layers; or 0.
             keeps_fallback: Keep a boundary shortly before the replay boundary as well.
             keeps_spares: Enter the tails of boundaries that nothing asks to keep.
+            pin_min_drop: See ``pinning.leaves_by_chunk``; ``None`` pins nothing.
         """
         self._pool = pool
         self._groups = groups
@@ -62,6 +68,8 @@ class TailCache:
         self._lookahead = lookahead
         self._keeps_fallback = keeps_fallback
         self._keeps_spares = keeps_spares and interval is not None
+        self._pin_min_drop = pin_min_drop
+        self._windows = [(group.window, group.block_tokens) for group in groups]
 
     @property
     def keeps_spares(self) -> bool:
@@ -100,6 +108,7 @@ class TailCache:
             What is cached now and was perhaps not before.
         """
         start, record.passed = record.passed, end
+        self._pin_window_left(record, start, end)
         kept = self.kept(record, start, end)
         rolling = [b for b in self.rolling(end) if b > start and b not in kept]
         entered: list[Entered] = []
@@ -113,6 +122,20 @@ class TailCache:
         rolled = [self._tail(record, boundary) for boundary in rolling]
         self._roll(record, rolled, finish_boundary(end, self._alignment, self._lookahead))
         return entered
+
+    def _pin_window_left(self, record: RequestRecord, start: int, end: int) -> None:
+        """Pin the deepest tail that a request has, if it now leaves it by a whole chunk.
+
+        One tail serves a hit in all groups or in none, so they are pinned together.
+        """
+        if self._pin_min_drop is None or not (record.kept or record.rolling):
+            return
+        if record.request is not None:
+            # Not every step passes a boundary: those of decoding must not add up to a chunk.
+            start = max(start, record.request.num_computed_tokens)
+        if leaves_by_chunk(start, end, self._windows, min_drop_blocks=self._pin_min_drop):
+            deepest = max((*record.kept[-1:], *record.rolling[-1:]), key=lambda t: t.boundary)
+            self._set_rank(deepest, Rank.PINNED)
 
     def finish(self, record: RequestRecord) -> list[TailBlock]:
         """Keep the finish boundary's tail; return the blocks of all tails the request keeps.
@@ -165,7 +188,7 @@ class TailCache:
                 self._pool.set_rank(entry.block, rank)
 
     def _held(self, record: RequestRecord, boundaries: Iterable[int]) -> list[int]:
-        """Return the boundaries whose tails the request holds in all groups."""
+        """Return the ascending boundaries whose tails the request holds in all groups."""
         null_block = self._pool.null_block
         held = list(boundaries)
         for group, blocks in self._tables(record):
@@ -173,11 +196,8 @@ class TailCache:
             if group.tail_length == 1:  # by far the most, and thousands in a step
                 held = [b for b in held if b <= known and blocks[b // tokens - 1] is not null_block]
             else:
-                held = [
-                    b
-                    for b in held
-                    if b <= known and all(blocks[i] is not null_block for i in group.tail(b))
-                ]
+                held = [b for b in held if b <= known]
+                held = _without_holes(group, blocks, held, null_block)
         return held
 
     def _enter(self, record: RequestRecord, boundaries: Sequence[int], rank: Rank) -> list[Entered]:
@@ -211,7 +231,43 @@ class TailCache:
 
 
 def _ordinals(group: Group, boundaries: Sequence[int]) -> list[int]:
-    """Return the blocks of all tails, ascending; one may belong to two of them."""
+    """Return the blocks of the tails of ascending boundaries; one may belong to many of them."""
     if group.tail_length == 1:
         return [boundary // group.block_tokens - 1 for boundary in boundaries]
-    return sorted({ordinal for boundary in boundaries for ordinal in group.tail(boundary)})
+    ordinals: list[int] = []
+    for span in _spans(group, boundaries):
+        ordinals.extend(span)
+    return ordinals
+
+
+def _spans(group: Group, boundaries: Sequence[int]) -> Sequence[range]:
+    """Return the tails of ascending boundaries, those that overlap or touch as one."""
+    if not boundaries:
+        return ()
+    tails = (group.tail_length or 0) * group.block_tokens
+    if all(b - a <= tails for a, b in itertools.pairwise(boundaries)):
+        # A chunk has hundreds of boundaries, and all of them are spare.
+        first, last = group.tail(boundaries[0]), group.tail(boundaries[-1])
+        return (range(first.start, last.stop),)
+    spans: list[range] = []
+    for tail in map(group.tail, boundaries):
+        if spans and tail.start <= spans[-1].stop:
+            spans[-1] = range(spans[-1].start, tail.stop)
+        else:
+            spans.append(tail)
+    return spans
+
+
+def _without_holes(
+    group: Group, blocks: Sequence[KVCacheBlock], boundaries: list[int], null_block: KVCacheBlock
+) -> list[int]:
+    """Return the ascending boundaries that have no null block in their tails."""
+    holes = [i for i in _ordinals(group, boundaries) if blocks[i] is null_block]
+    if not holes:
+        return boundaries
+
+    def is_whole(tail: range) -> bool:
+        following = bisect_left(holes, tail.start)
+        return following == len(holes) or holes[following] >= tail.stop
+
+    return [boundary for boundary in boundaries if is_whole(group.tail(boundary))]

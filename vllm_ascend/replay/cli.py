@@ -63,7 +63,8 @@ def replay(
         list[str] | None,
         typer.Option(
             help="W1, W2, W3, W4, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
-            "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%). "
+            "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%); or "
+            "PREFIXESxROUNDS:SHARED:OWN:OUTPUT (prefixes in turn). "
             "May be given several times.",
         ),
     ] = None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hit rate against KV cache memory: measured lines, and what textbook policies would hit."""
+"""Hit rate against memory or load: measured lines, and what textbook policies would hit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Line:
 
     Attributes:
         name: What it is.
-        rates: KV cache memory in bytes -> hit rate in percent of prompt tokens.
+        rates: KV cache memory in bytes, or number of prefixes -> hit rate in percent of prompt
+            tokens.
     """
 
     name: str
@@ -81,6 +82,53 @@ class MemoryCurve:
             "bound_block_tokens": BOUND_BLOCK_TOKENS,
             "bounds": [asdict(line) for line in self.bounds],
             "refusals": [asdict(refusal) for refusal in self.refusals],
+        }
+
+
+@dataclass(frozen=True)
+class PrefixCurve:
+    """Hit rate over the number of prefixes that are asked for in turn.
+
+    Attributes:
+        replay: Every run, a workload per number of prefixes.
+        num_prefixes: Name of a workload -> its prefixes.
+        num_rounds: How often each prefix is asked for.
+        kv_tokens: What vLLM would log as the size of the KV cache.
+    """
+
+    replay: ReplayReport
+    num_prefixes: dict[str, int]
+    num_rounds: int
+    kv_tokens: int
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """A line per variant; runs that did not end are left out."""
+        rates: dict[str, dict[int, float]] = {}
+        for workload in self.replay.workloads:
+            for run in workload.runs:
+                line = rates.setdefault(run.variant, {})
+                if run.complete:
+                    line[self.num_prefixes[workload.workload]] = self._warm(run.hit_rate)
+        return tuple(Line(name, line) for name, line in rates.items())
+
+    @property
+    def bound(self) -> float:
+        """What an unlimited cache hits, whatever the length of a hit."""
+        return self._warm(self.replay.workloads[0].bounds.granule_1)
+
+    def _warm(self, rate: float) -> float:
+        """Turn a rate over all rounds into one from the second on: the first cannot hit."""
+        return rate * self.num_rounds / (self.num_rounds - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            **self.replay.to_dict(),
+            "kv_tokens": self.kv_tokens,
+            "num_rounds": self.num_rounds,
+            "unlimited_warm_rate": self.bound,
+            "warm_rates": [asdict(line) for line in self.lines],
         }
 
 

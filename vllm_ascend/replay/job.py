@@ -12,12 +12,18 @@ from vllm_ascend.replay.readers.jsonl import read_records
 from vllm_ascend.replay.readers.mooncake import mooncake_workload
 from vllm_ascend.replay.readers.token_ids import token_id_workload
 from vllm_ascend.replay.trace import BadInputError, Workload
-from vllm_ascend.replay.workloads import WORKLOAD_NAMES, named_workload, shared_prefix
+from vllm_ascend.replay.workloads import (
+    WORKLOAD_NAMES,
+    named_workload,
+    round_robin,
+    shared_prefix,
+)
 
 CLOSED_LOOP = "closed"
 TIMESTAMPS = "timestamps"
 _CONCURRENCY = 32
 _SHARED_PREFIX = re.compile(r"(\d+):(\d+):(\d+)(%?):(\d+)", re.ASCII)
+_ROUND_ROBIN = re.compile(r"(\d+)x(\d+):(\d+):(\d+):(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,9 @@ class WorkloadSource:
     """Where requests come from.
 
     Attributes:
-        source: A name (``W1`` ...), a JSONL file, or ``REQUESTS:INPUT:SHARED:OUTPUT`` for
-            generated prompts that share a prefix (``SHARED`` in tokens or as ``90%``).
+        source: A name (``W1`` ...), a JSONL file, ``REQUESTS:INPUT:SHARED:OUTPUT`` for generated
+            prompts that share a prefix (``SHARED`` in tokens or as ``90%``), or
+            ``PREFIXESxROUNDS:SHARED:OWN:OUTPUT`` for several prefixes asked for in turn.
         seed: Seed of generated prompts.
         concurrency: Requests in flight; the workload's own if ``None``.
         max_requests: Read at most so many (files only).
@@ -73,11 +80,14 @@ class WorkloadSource:
         shape = _SHARED_PREFIX.fullmatch(self.source)
         if shape is not None:
             return self._shared_prefix(*shape.groups())
+        turns = _ROUND_ROBIN.fullmatch(self.source)
+        if turns is not None:
+            return self._round_robin(*map(int, turns.groups()))
         path = Path(self.source)
         if not path.is_file():
             raise BadInputError(
                 f"--workload {self.source}: neither a file, nor REQUESTS:INPUT:SHARED:OUTPUT, nor "
-                f"one of {', '.join(WORKLOAD_NAMES)}"
+                f"PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor one of {', '.join(WORKLOAD_NAMES)}"
             )
         reader = mooncake_workload if _is_mooncake(path) else token_id_workload
         return reader(
@@ -98,6 +108,20 @@ class WorkloadSource:
             shared_tokens=int(inputs) * share // 100 if unit else share,
             output_tokens=int(outputs),
             concurrency=self.concurrency or _CONCURRENCY,
+            seed=self.seed,
+        )
+
+    def _round_robin(
+        self, prefixes: int, rounds: int, shared: int, own: int, outputs: int
+    ) -> Workload:
+        return round_robin(
+            self.source,
+            num_prefixes=prefixes,
+            num_rounds=rounds,
+            shared_tokens=shared,
+            own_tokens=own,
+            output_tokens=outputs,
+            concurrency=self.concurrency or 1,
             seed=self.seed,
         )
 

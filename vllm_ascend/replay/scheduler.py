@@ -12,6 +12,7 @@ import json
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 
 from vllm.config import (
@@ -99,6 +100,26 @@ def build_scheduler(layout: KVLayout, options: SchedulerOptions) -> Scheduler:
         hash_block_size=hash_block_size,
         log_stats=True,
     )
+
+
+def kv_memory_for(layout: KVLayout, num_tokens: int, options: SchedulerOptions) -> int:
+    """Return the bytes with which vLLM would log a KV cache of so many tokens.
+
+    vLLM counts how many requests of ``max_model_len`` tokens fit, so what the number means depends
+    on that length and, where windows move on, on the tokens of a step.
+
+    Args:
+        options: Its own memory does not matter.
+    """
+    vllm_config = _vllm_config(layout, options)
+    specs = copy.deepcopy(layout.specs)
+    memory = 1 << 50
+    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, specs)
+    kv_cache_config = kv_cache_utils.get_kv_cache_config_from_groups(vllm_config, groups, memory)
+    num_requests = kv_cache_utils.get_max_concurrency_for_kv_cache_config(
+        vllm_config, kv_cache_config
+    )
+    return ceil(memory * num_tokens / (num_requests * options.max_model_len))
 
 
 def make_request(

@@ -15,6 +15,7 @@ _GPU_BLOCK_SIZE = 256  # the only one that vLLM has for this model
 _APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
+PIN = "VLLM_PIN_SWA_TOKENS"
 PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
 
 
@@ -44,6 +45,7 @@ _BUILT_IN = {
     "retention-0": Variant("retention-0", patched=True, environment={RETENTION: "0"}),
     "retention-auto": Variant("retention-auto", patched=True, environment={RETENTION: "auto"}),
     "partial": Variant("partial", patched=True, environment={RETENTION: "auto", PARTIAL: "1"}),
+    "pinned": Variant("pinned", patched=True, environment={PIN: "1"}),
     "best": Variant("best", patched=True, environment={PROFILE: "best"}),
 }
 BUILT_IN_NAMES = tuple(_BUILT_IN)

@@ -56,6 +56,44 @@ def shared_prefix(
     )
 
 
+def round_robin(
+    name: str,
+    *,
+    num_prefixes: int,
+    num_rounds: int,
+    shared_tokens: int,
+    own_tokens: int,
+    output_tokens: int,
+    concurrency: int,
+    seed: int,
+) -> Workload:
+    """Several long prefixes, asked for in turn; every prompt goes on in its own way.
+
+    Raises:
+        BadInputError: A number is out of range.
+    """
+    _require(name, 1, prefixes=num_prefixes, rounds=num_rounds, concurrency=concurrency)
+    _require(name, 1, own_tokens=own_tokens, output_tokens=output_tokens)
+    _require(name, 0, shared_tokens=shared_tokens, seed=seed)
+
+    def requests() -> Iterator[TraceRequest]:
+        rng = np.random.default_rng(seed)
+        for _ in range(num_rounds):
+            for number in range(num_prefixes):
+                shared = _tokens(np.random.default_rng((seed, number)), shared_tokens)
+                yield TraceRequest(shared + _tokens(rng, own_tokens), output_tokens)
+
+    return Workload(
+        name=name,
+        description=f"{num_prefixes} prefixes of {shared_tokens:,} tokens in turn, {num_rounds} "
+        f"times, each time {own_tokens:,} tokens behind it, {output_tokens:,} out, "
+        f"{concurrency} at a time",
+        concurrency=concurrency,
+        num_requests=num_prefixes * num_rounds,
+        requests=requests,
+    )
+
+
 def _require(name: str, minimum: int, **numbers: int) -> None:
     for what, value in numbers.items():
         if value < minimum:

@@ -22,6 +22,8 @@ PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
 MIN_HIT = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
 SPARSE = "VLLM_ASCEND_DSV4_SPARSE_STATE"
 SPARE = "VLLM_ASCEND_SPARE_TAILS"
+PIN = "VLLM_PIN_SWA_TOKENS"
+MIN_DROP = "VLLM_PIN_MIN_DROP_SIZE"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
 # One layer of every kind is enough: a group's block table does not depend on its layers.
@@ -156,6 +158,7 @@ class Switches:
         partial: hits end inside compressed blocks.
         sparse: compressor state has null blocks where nobody reads.
         spare: boundaries that nothing asks to keep are cached as well.
+        min_drop: blocks that a window drops at once to be pinned; 0 pins nothing.
     """
 
     name: str
@@ -163,17 +166,21 @@ class Switches:
     partial: bool = False
     sparse: bool = False
     spare: bool = False
+    min_drop: int = 0
 
     def environment(self, interval: int | None) -> dict[str, str]:
         """The switches, as environment variables."""
         retention = str(interval) if self.retention == "N" else self.retention
         flags = {PARTIAL: self.partial, SPARSE: self.sparse, SPARE: self.spare}
         environment = {name: "1" for name, on in flags.items() if on}
+        if self.min_drop:
+            environment |= {PIN: "1", MIN_DROP: str(self.min_drop)}
         return environment if retention is None else {**environment, RETENTION: retention}
 
     def suits(self, case: Case) -> bool:
         """Whether every switch means something for the case."""
-        if self.retention is not None and case.retention_interval is None:
+        needs_windows = self.retention is not None or self.min_drop
+        if needs_windows and case.retention_interval is None:
             return False
         return (case.is_compressed or not self.partial) and (case.counts_rows or not self.sparse)
 
@@ -190,6 +197,9 @@ SWITCHES = (
     Switches("partial-sparse-0", "0", partial=True, sparse=True),
     Switches("best", "N", partial=True, sparse=True, spare=True),
     Switches("best-of-stock", "N", partial=True, spare=True),
+    Switches("pin", min_drop=2),
+    Switches("pin-0", "0", min_drop=1),
+    Switches("pin-best", "N", partial=True, sparse=True, spare=True, min_drop=2),
 )
 
 

@@ -34,6 +34,8 @@ _NAMES = (
     "dsv4-rows-plain-best",
     "dsv4-rows-async-mtp-best",
     "gemma-plain-spare-0",
+    "gemma-plain-pin",
+    "dsv4-rows-async-mtp-pin-best",
 )
 _CELLS = [cell for cell in grid() if str(cell) in _NAMES]
 
@@ -123,7 +125,7 @@ def test_any_order_of_events(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25,
+            max_examples=22,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from vllm_ascend.replay.curve import bytes_per_block
 
 REPOSITORY = Path(__file__).parents[3]
@@ -57,3 +59,32 @@ def test_a_memory_curve(tmp_path):
     # 8 of 512 tokens are hit twice; ours may end at every 128.
     assert list(report["bounds"][1]["rates"].values()) == [100 * 2 * 4096 / (3 * 5000)]
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_prefix_curve(tmp_path):
+    """Three prefixes fit with all their windows, ten do only without most of them."""
+    result = run(
+        *(
+            "prefix-curve",
+            "--prefixes",
+            "3",
+            "--prefixes",
+            "10",
+            "--shared",
+            "3000",
+            "--own",
+            "300",
+        ),
+        *("--kv-tokens", "36000", "--rounds", "2", "--output", "4", "--max-model-len", "4096"),
+        *("--variant", "retention-unset", "--variant", "pinned", "--verify", *SMALL_STEPS),
+        *("--json", str(tmp_path / "p.json"), "--png", str(tmp_path / "p.png")),
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "p.json").read_text())
+    dense, pinned = (line["rates"] for line in report["warm_rates"])
+    whole = pytest.approx(100 * 2992 / 3300)
+    assert (dense["3"], pinned["3"]) == (whole, whole)
+    # The only chunk that ended inside the prefix did so at 2,048.
+    assert (dense["10"], pinned["10"]) == (0.0, pytest.approx(100 * 2048 / 3300))
+    assert all(run["verified"] for w in report["workloads"] for run in w["runs"])
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -30,6 +30,7 @@ def facts(layout, config: Config, **changes) -> PrefixCacheFacts:
             interval=32_768 if config.retention == "auto" else None,
             changes_caching=config.changes_caching,
             has_connector=False,
+            max_num_batched_tokens=8192,
         ),
         **changes,
     )
@@ -50,6 +51,12 @@ def test_one_line_says_what_is_in_force():
         "state 32 (32)",
     ):
         assert part in line
+
+
+def test_pinning_alone_keeps_all_other_tails_as_spares():
+    line = summary(facts(layouts.gemma_like(16, 64), Config(pin_swa_tokens=True)))
+    assert "windows left by a whole chunk (pinned)" in line
+    assert "scratch, spare tails, cached (least recently used first), pinned (oldest" in line
 
 
 def test_capacity_counts_the_blocks_of_every_compressed_group():
@@ -75,6 +82,12 @@ def test_capacity_counts_the_blocks_of_every_compressed_group():
             "PARTIAL_MIN_HIT_TOKENS",
         ),
         (replace(PARTIAL, spare_tails=True), {}, "VLLM_ASCEND_SPARE_TAILS has no effect"),
+        (replace(PARTIAL, pin_min_drop_size=4), {}, "without VLLM_PIN_SWA_TOKENS=1"),
+        (
+            replace(PARTIAL, pin_swa_tokens=True),
+            {"max_num_batched_tokens": 2047},
+            "VLLM_PIN_MIN_DROP_SIZE=16: nothing will be pinned, a step of 2,047 tokens drops 15",
+        ),
         (replace(PARTIAL, retention=4096), {"interval": 4096, "max_model_len": 4096}, "no more"),
     ],
 )

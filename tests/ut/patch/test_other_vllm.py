@@ -88,6 +88,7 @@ def test_a_vllm_with_retention_keeps_its_own():
         ("VLLM_ASCEND_APPLY_DSV4_PATCH", "dsv4-layout"),
         ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "partial-hits"),
         ("VLLM_ASCEND_SPARE_TAILS", "retention-exactness"),
+        ("VLLM_PIN_SWA_TOKENS", "retention-exactness"),
     ],
 )
 def test_what_is_switched_on_is_refused_where_it_is_not_available(variable, feature):

@@ -9,10 +9,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.workloads import (
     SHIPPED_TRACE,
     WORKLOAD_NAMES,
     named_workload,
+    round_robin,
     shared_prefix,
 )
 
@@ -34,6 +37,39 @@ def test_documented_shapes(name, lengths, output_tokens, concurrency):
     assert {request.output_tokens for request in requests} == {output_tokens}
     assert {request.arrival_ms for request in requests} == {None}
     assert (workload.name, workload.concurrency) == (name, concurrency)
+
+
+def test_prefixes_take_turns_and_every_prompt_ends_in_its_own_way():
+    workload = WorkloadSource("3x2:100:20:4").load()
+    assert (workload.num_requests, workload.concurrency) == (6, 1)
+    prompts = [request.prompt_token_ids for request in workload.requests()]
+    assert {len(prompt) for prompt in prompts} == {120}
+    assert [prompt[:100] for prompt in prompts[:3]] == [prompt[:100] for prompt in prompts[3:]]
+    assert len({tuple(prompt[:1]) for prompt in prompts[:3]}) == 3
+    assert len({tuple(prompt[100:]) for prompt in prompts}) == 6
+    assert prompts == [request.prompt_token_ids for request in workload.requests()]
+
+
+def test_a_prefix_is_the_same_however_many_there_are():
+    """Lines over the number of prefixes then differ in the number alone."""
+    few, many = (
+        next(iter(WorkloadSource(f"{number}x2:50:5:1").load().requests())) for number in (2, 4)
+    )
+    assert few.prompt_token_ids[:50] == many.prompt_token_ids[:50]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "what"),
+    [
+        ({"num_prefixes": 0}, "prefixes must be at least 1"),
+        ({"num_rounds": 0}, "rounds must be at least 1"),
+        ({"own_tokens": 0}, "own tokens must be at least 1"),
+    ],
+)
+def test_turns_of_nothing_are_refused(numbers, what):
+    shape = dict(num_prefixes=1, num_rounds=1, shared_tokens=1, own_tokens=1, output_tokens=1)
+    with pytest.raises(BadInputError, match=what):
+        round_robin("turns", **{**shape, **numbers}, concurrency=1, seed=0)
 
 
 @pytest.mark.parametrize(("name", "shared"), [("W1", 7372), ("W2", 14_000), ("W3", 32_274)])

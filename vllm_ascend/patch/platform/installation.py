@@ -54,7 +54,7 @@ def _required_features(config: PrefixCacheConfig) -> set[str]:
         required.add("dsv4-layout")
     if config.partial_hits:
         required.add("partial-hits")
-    if config.sparse_state or config.spare_tails:
+    if config.sparse_state or config.spare_tails or config.pin_swa_tokens:
         required.add("retention-exactness")
     return required
 

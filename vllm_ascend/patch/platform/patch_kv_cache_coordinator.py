@@ -88,6 +88,7 @@ def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
         asked_for_retention = config.retention is not None and not config.retention_from_profile
         if (
             asked_for_retention
+            or config.pin_swa_tokens
             or (config.changes_caching and any(map(is_windowed, specs)))
             or (config.apply_dsv4_patch and len(specs) > 1)
             or has_row_layout(specs)
