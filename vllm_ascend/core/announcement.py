@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from vllm_ascend.core.kv_event_log import OTHER, PREFIX, TAIL, AnnouncedGroup, HitRules
+from vllm_ascend.core.kv_event_queue import OTHER, PREFIX, TAIL, AnnouncedGroup, HitRules
 from vllm_ascend.core.prefix_lookup import Group
 
 # In the words of vLLM 0.23.0's KVCacheSpecKind; subclasses before their bases.
@@ -46,10 +46,11 @@ def _announced(group: Group, spec: KVCacheSpec, rules: HitRules) -> AnnouncedGro
     tail_tokens = 0 if group.is_downward_closed else boundary - group.tail_start(boundary)
     unit_tokens = group.block_tokens
     if group.is_downward_closed:
-        unit_tokens = min(unit_tokens, rules.hash_tokens)
+        unit_tokens = rules.hash_tokens
     return AnnouncedGroup(
         group_id=group.id,
-        rule=_rule(group, spec, rules),
+        rule=_rule(group, spec),
+        block_tokens=group.block_tokens,
         unit_tokens=unit_tokens,
         tail_tokens=tail_tokens,
         ends_inside=group.ends_inside,
@@ -59,9 +60,8 @@ def _announced(group: Group, spec: KVCacheSpec, rules: HitRules) -> AnnouncedGro
     )
 
 
-def _rule(group: Group, spec: KVCacheSpec, rules: HitRules) -> str:
+def _rule(group: Group, spec: KVCacheSpec) -> str:
     if group.is_downward_closed:
-        # Blocks finer than a granule are not announced as granules: no look-up can follow them.
-        return PREFIX if group.block_tokens >= rules.hash_tokens else OTHER
+        return PREFIX
     # How far a chunk reaches back depends on where in it a hit ends; no number says that.
     return OTHER if isinstance(spec, ChunkedLocalAttentionSpec) else TAIL

@@ -24,7 +24,8 @@ from vllm.v1.request import Request
 from vllm_ascend.core.announcement import announced_groups
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_sizes import Granularity
-from vllm_ascend.core.kv_event_log import HitRules, KVEventLog
+from vllm_ascend.core.kv_event_log import KVEventLog
+from vllm_ascend.core.kv_event_queue import HitRules
 from vllm_ascend.core.prefix_lookup import CacheView, Group, LookUpStats, PrefixLookup
 from vllm_ascend.core.retention import align_down, resolve_retention_interval, tail_blocks
 from vllm_ascend.core.scheduler_facts import scheduler_facts

@@ -14,80 +14,14 @@ vLLM 0.20.2 decodes them. docs/kv-events.md is written for who reads them. In sh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from vllm.distributed.kv_events import (
-    MEDIUM_GPU,
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    KVCacheEvent,
-)
-from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
-    KVCacheBlock,
-    generate_block_hash_extra_keys,
-    maybe_convert_block_hash,
-)
+from vllm.distributed.kv_events import KVCacheEvent
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.block_names import BlockNames
-
-DESCRIPTION_TAG = "kv_cache_group"
-PREFIX, TAIL, OTHER = "prefix", "tail", "other"
-
-
-class AnnotatedBlockStored(BlockStored, tag="BlockStored"):  # type: ignore[call-arg]
-    """``BlockStored`` with the two fields that vLLM 0.23.0 appends to it.
-
-    Decoders of vLLM 0.20.2's schema pass over them; routers that know them tell by them which
-    groups hold whole prefixes.
-    """
-
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-
-@dataclass(frozen=True)
-class AnnouncedGroup:
-    """How one KV cache group appears in the events.
-
-    Attributes:
-        rule: ``PREFIX``: a hit needs all units before it; ``TAIL``: only those that hold one of
-            the last ``tail_tokens`` tokens before it; ``OTHER``: no number says which.
-        unit_tokens: Tokens per announced name.
-        ends_inside: Hits may end inside a block.
-        is_draft: A block counts only together with the granule behind it.
-        kind: vLLM's name of the spec's kind.
-        window: The spec's window in tokens, if it has one.
-    """
-
-    group_id: int
-    rule: str
-    unit_tokens: int
-    tail_tokens: int
-    ends_inside: bool
-    is_draft: bool
-    kind: str
-    window: int | None
-
-
-@dataclass(frozen=True)
-class HitRules:
-    """Where hits may end, in tokens.
-
-    Attributes:
-        alignment: Hits are multiples of this.
-        hash_tokens: Tokens per hash of a request.
-        whole_blocks: Hits at multiples of this end with whole blocks in every group.
-        least_gain: What a hit that ends inside a block must gain over the last one that does not.
-    """
-
-    alignment: int
-    hash_tokens: int
-    whole_blocks: int
-    least_gain: int
+from vllm_ascend.core.kv_event_queue import PREFIX, AnnouncedGroup, HitRules, KVEventQueue, runs
 
 
 class KVEventLog:
@@ -95,11 +29,14 @@ class KVEventLog:
 
     def __init__(self, hash_tokens: int) -> None:
         self._hash_tokens = hash_tokens
-        self._events: list[KVCacheEvent] = []
-        self._groups: dict[int, AnnouncedGroup] = {}
-        self._rules: HitRules | None = None
+        self._queue = KVEventQueue()
+        self._num_groups = 0
         self._prefix_groups: frozenset[int] = frozenset()
         self._ends_inside: frozenset[int] = frozenset()
+        self._parts_per_granule: dict[int, int] = {}
+        # (group, granule) -> its parts that are held
+        self._parts: Counter[tuple[int, BlockHash]] = Counter()
+        self._digest_bytes = 0
         # (announced group, name) -> blocks that hold it
         self._copies: Counter[tuple[int, BlockHash]] = Counter()
         # By block id: what was told of the block, and what of its successor.
@@ -108,46 +45,21 @@ class KVEventLog:
 
     def take(self) -> list[KVCacheEvent]:
         """Return the events since the last call."""
-        events, self._events = self._events, []
-        return events
+        return self._queue.take()
 
     # Groups
 
     def describe(self, groups: Sequence[AnnouncedGroup], rules: HitRules) -> None:
         """Say how to read the events. Called once, before anything is stored."""
-        self._groups = {group.group_id: group for group in groups}
+        self._num_groups = len(groups)
         self._prefix_groups = frozenset(g.group_id for g in groups if g.rule == PREFIX)
         self._ends_inside = frozenset(g.group_id for g in groups if g.ends_inside)
-        self._rules = rules
-        self._events += map(self._description, groups)
-
-    def _description(self, group: AnnouncedGroup) -> BlockStored:
-        assert self._rules is not None
-        facts = {
-            "rule": group.rule,
-            "tail_tokens": group.tail_tokens,
-            "draft": int(group.is_draft),
-            "groups": len(self._groups),
-            "alignment_tokens": self._rules.alignment,
-            "hash_tokens": self._rules.hash_tokens,
-            "whole_block_tokens": self._rules.whole_blocks,
-            "least_gain_tokens": self._rules.least_gain,
+        self._parts_per_granule = {
+            g.group_id: self._hash_tokens // g.block_tokens
+            for g in groups
+            if g.rule == PREFIX and g.block_tokens < self._hash_tokens
         }
-        # Strings only: some routers' decoders know no other kind of key.
-        keys = (DESCRIPTION_TAG, *(f"{name}={value}" for name, value in facts.items()))
-        return AnnotatedBlockStored(
-            block_hashes=[],
-            parent_block_hash=None,
-            token_ids=[],
-            block_size=group.unit_tokens,
-            lora_id=None,
-            medium=MEDIUM_GPU,
-            lora_name=None,
-            extra_keys=[keys],
-            group_idx=group.group_id,
-            kv_cache_spec_kind=group.kind,
-            kv_cache_spec_sliding_window=group.window,
-        )
+        self._queue.describe(groups, rules)
 
     # Blocks and granules
 
@@ -169,15 +81,18 @@ class KVEventLog:
         """
         if group_id in self._ends_inside:
             return  # it is told when its granules are collected
-        if block_tokens <= self._hash_tokens or group_id not in self._prefix_groups:
-            self._store_units(
-                group_id, request, names, [(i, blocks[i].block_id) for i in ordinals], block_tokens
-            )
+        if block_tokens > self._hash_tokens and group_id in self._prefix_groups:
+            per_block = block_tokens // self._hash_tokens
+            for start, end in runs(ordinals):
+                granules = range(start * per_block, end * per_block)
+                self.granules_stored(group_id, request, blocks, granules, per_block)
             return
-        per_block = block_tokens // self._hash_tokens
-        for start, end in runs(ordinals):
-            granules = range(start * per_block, end * per_block)
-            self.granules_stored(group_id, request, blocks, granules, per_block)
+        first_copies = self._hold(group_id, names, [(i, blocks[i].block_id) for i in ordinals])
+        if group_id in self._parts_per_granule:
+            complete = self._completed(group_id, request, first_copies)
+            self._queue.store(group_id, request, request.block_hashes, complete, self._hash_tokens)
+        else:
+            self._queue.store(group_id, request, names, first_copies, block_tokens)
 
     def granules_stored(
         self,
@@ -195,7 +110,8 @@ class KVEventLog:
             per_block: Granules per block.
         """
         units = [(i, blocks[i // per_block].block_id) for i in granules]
-        self._store_units(group_id, request, request.block_hashes, units, self._hash_tokens)
+        first_copies = self._hold(group_id, request.block_hashes, units)
+        self._queue.store(group_id, request, request.block_hashes, first_copies, self._hash_tokens)
 
     def granules_withdrawn(self, block_id: int, names: Sequence[BlockHash]) -> None:
         """Granules of a block will not be written after all."""
@@ -205,6 +121,8 @@ class KVEventLog:
         group_id, all_names = known
         withdrawn = set(names)
         all_names[:] = [name for name in all_names if name not in withdrawn]
+        if not all_names:
+            del self._names_of[block_id]  # nobody will evict it
         self._drop_copies(group_id, names)
 
     def block_evicted(self, block_id: int) -> None:
@@ -217,28 +135,10 @@ class KVEventLog:
     def cleared(self) -> None:
         """Everything was forgotten."""
         self._copies.clear()
+        self._parts.clear()
         self._names_of.clear()
         self._successor_of.clear()
-        self._events.append(AllBlocksCleared())
-        self._events += map(self._description, self._groups.values())
-
-    def _store_units(
-        self,
-        group_id: int,
-        request: Request,
-        names: Sequence[BlockHash] | BlockNames,
-        units: Sequence[tuple[int, int]],
-        unit_tokens: int,
-    ) -> None:
-        """Note units, given by ordinal and block id; tell of those that no other block holds."""
-        first_copies = []
-        for ordinal, block_id in units:
-            name = names[ordinal]
-            self._names_of.setdefault(block_id, (group_id, []))[1].append(name)
-            if self._add_copy(group_id, name):
-                first_copies.append(ordinal)
-        for start, end in runs(first_copies):
-            self._store(group_id, request, names, start, end, unit_tokens)
+        self._queue.clear()
 
     # Successors
 
@@ -251,15 +151,14 @@ class KVEventLog:
         under the group's index plus the number of groups.
         """
         index = end_tokens // self._hash_tokens
-        announced = group_id + len(self._groups)
+        announced = group_id + self._num_groups
         name = request.block_hashes[index]
         if self._successor_of.get(block_id) == (announced, name):
             return
         self.successor_unknown(block_id)
         self._successor_of[block_id] = announced, name
         if self._add_copy(announced, name):
-            hashes = request.block_hashes
-            self._store(announced, request, hashes, index, index + 1, self._hash_tokens)
+            self._queue.store(announced, request, request.block_hashes, [index], self._hash_tokens)
 
     def successor_unknown(self, block_id: int) -> None:
         """It is not known any more what follows a block."""
@@ -267,7 +166,7 @@ class KVEventLog:
         if known is not None:
             self._drop_copies(known[0], [known[1]])
 
-    # Copies and events
+    # Copies
 
     def _add_copy(self, group_id: int, name: BlockHash) -> bool:
         """Count a copy; return whether it is the first."""
@@ -281,72 +180,52 @@ class KVEventLog:
             if not self._copies[group_id, name]:
                 del self._copies[group_id, name]
                 gone.append(name)
+        if group_id in self._parts_per_granule:
+            gone = self._broken(group_id, gone)
         if gone:
-            self._remove(group_id, gone)
+            self._queue.remove(group_id, gone)
 
-    def _remove(self, group_id: int, names: Sequence[BlockHash]) -> None:
-        hashes = [maybe_convert_block_hash(name) for name in names]
-        self._events.append(BlockRemoved(hashes, medium=MEDIUM_GPU, group_idx=group_id))
-
-    def _store(
+    def _hold(
         self,
         group_id: int,
-        request: Request,
         names: Sequence[BlockHash] | BlockNames,
-        start: int,
-        end: int,
-        unit_tokens: int,
-    ) -> None:
-        """Tell of units ``[start, end)`` of a request: names, tokens and size fit each other."""
-        hashes = [maybe_convert_block_hash(names[i]) for i in range(start, end)]
-        parent = maybe_convert_block_hash(names[start - 1]) if start else None
-        tokens = request.all_token_ids[start * unit_tokens : end * unit_tokens]
-        extra_keys = []
-        multimodal_index = 0
-        for unit in range(start, end):
-            keys, multimodal_index = generate_block_hash_extra_keys(
-                request, unit * unit_tokens, (unit + 1) * unit_tokens, multimodal_index
-            )
-            extra_keys.append(keys)
-        last = self._events[-1] if self._events else None
-        if (
-            isinstance(last, AnnotatedBlockStored)
-            and last.group_idx == group_id
-            and last.block_size == unit_tokens
-            and last.block_hashes
-            and last.block_hashes[-1] == parent
-        ):
-            assert last.extra_keys is not None
-            last.block_hashes += hashes
-            last.token_ids += tokens
-            last.extra_keys += extra_keys
-            return
-        group, lora = self._groups.get(group_id), request.lora_request
-        self._events.append(
-            AnnotatedBlockStored(
-                block_hashes=hashes,
-                parent_block_hash=parent,
-                token_ids=tokens,
-                block_size=unit_tokens,
-                lora_id=lora.adapter_id if lora else None,
-                medium=MEDIUM_GPU,
-                lora_name=lora.name if lora else None,
-                extra_keys=extra_keys,
-                group_idx=group_id,
-                kv_cache_spec_kind=group.kind if group else None,
-                kv_cache_spec_sliding_window=group.window if group else None,
-            )
-        )
+        units: Sequence[tuple[int, int]],
+    ) -> list[int]:
+        """Note what blocks hold; return the ordinals of what no other block held.
 
+        Args:
+            units: Ordinals, ascending, each with the id of the block.
+        """
+        first_copies = []
+        for ordinal, block_id in units:
+            name = names[ordinal]
+            self._names_of.setdefault(block_id, (group_id, []))[1].append(name)
+            if self._add_copy(group_id, name):
+                first_copies.append(ordinal)
+        return first_copies
 
-def runs(ordinals: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Yield the maximal runs ``[start, end)`` of ascending ordinals."""
-    start = end = -1
-    for ordinal in ordinals:
-        if ordinal != end:
-            if end >= 0:
-                yield start, end
-            start = ordinal
-        end = ordinal + 1
-    if end >= 0:
-        yield start, end
+    # Blocks finer than a granule, in groups that hold whole prefixes
+
+    def _completed(self, group_id: int, request: Request, ordinals: Sequence[int]) -> list[int]:
+        """Count parts of granules that are held now; return the granules that are whole."""
+        num_parts, complete = self._parts_per_granule[group_id], []
+        for ordinal in ordinals:
+            granule = request.block_hashes[ordinal // num_parts]
+            self._digest_bytes = len(granule)
+            self._parts[group_id, granule] += 1
+            if self._parts[group_id, granule] == num_parts:
+                complete.append(ordinal // num_parts)
+        return complete
+
+    def _broken(self, group_id: int, names: Sequence[BlockHash]) -> list[BlockHash]:
+        """Count parts that are gone; return the granules that were whole."""
+        broken = []
+        for name in names:
+            # A part that does not end it is named by it and two bytes more.
+            granule = BlockHash(name[: self._digest_bytes])
+            if self._parts[group_id, granule] == self._parts_per_granule[group_id]:
+                broken.append(granule)
+            self._parts[group_id, granule] -= 1
+            if not self._parts[group_id, granule]:
+                del self._parts[group_id, granule]
+        return broken

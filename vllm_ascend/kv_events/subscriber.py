@@ -46,7 +46,7 @@ class Subscriber:
             topic: Only topics that start with this.
             replay_timeout_s: How long the publisher may be silent while it replays.
         """
-        context = zmq.Context.instance()
+        context: zmq.Context = zmq.Context.instance()
         self._live = context.socket(zmq.SUB)
         self._live.setsockopt_string(zmq.SUBSCRIBE, topic)
         self._live.connect(endpoint)
