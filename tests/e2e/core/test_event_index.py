@@ -18,9 +18,15 @@ from tests.e2e.core.configurations import (
 )
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
-from tests.e2e.core.event_follower import Follower, over_the_wire
+from tests.e2e.core.event_follower import (
+    Follower,
+    engine_hit,
+    index_hit,
+    over_the_wire,
+)
 from tests.e2e.core.workload import Traffic, Workload
 from vllm_ascend.kv_events.prefix_index import PrefixIndex
+from vllm_ascend.kv_events.relay import PrefixEvents
 from vllm_ascend.replay.scheduler import SchedulerOptions
 
 # All switches of all layouts, without drafts and with one; other ways of scheduling where steps
@@ -110,6 +116,33 @@ def test_plain_vllm_with_full_attention_only(mode, make_engine: MakeEngine) -> N
     follower = Follower(engine, 3, index=PrefixIndex(described=False))
     Workload(engine, cell.traffic, 3).run(150)
     assert follower.outcomes["hit"] and follower.outcomes["hit of a tenant"]
+
+
+@pytest.mark.parametrize("name", ["gemma-plain-spare-0", "dsv4-rows-mtp1-best"])
+def test_a_router_that_knows_no_groups_never_finds_too_little(
+    name: str, make_engine: MakeEngine
+) -> None:
+    """It is fed by the relay, and takes every stored name for a piece of a prefix."""
+    cell = next(cell for cell in grid() if str(cell) == name)
+    prefixes = PrefixEvents()
+    follower = UpperBound(
+        build(cell, 1.05, 4, make_engine),
+        4,
+        read=lambda events: prefixes.of(over_the_wire(events)),
+        index=PrefixIndex(described=False),
+    )
+    Workload(follower.engine, cell.traffic, 4).run(150)
+    assert follower.outcomes["hit"]
+
+
+class UpperBound(Follower):
+    """Expects the index to find at least what the engine hits."""
+
+    def compare(self, tokens: list[int], salt: str | None = None, adapter: int = 0) -> None:
+        """Ask both about one prompt."""
+        expected = engine_hit(self.engine, tokens, salt, adapter)
+        assert index_hit(self.index, tokens, salt, adapter) >= expected
+        self.outcomes["hit" if expected else "miss"] += 1
 
 
 @pytest.mark.parametrize("lost", ["BlockRemoved", "BlockStored"])
