@@ -29,6 +29,7 @@ from vllm_ascend.kv_events.probe import (
     pack_tokens,
 )
 
+DEVICE = "GPU"  # so vLLM calls the device, whichever it is
 _INT_HASH_MASK = (1 << 64) - 1
 _PLACE_BITS = 16
 
@@ -98,6 +99,8 @@ class PrefixIndex:
             KVEventError: Hashes, tokens and block size of an event do not fit each other.
         """
         for event in events:
+            if getattr(event, "medium", None) not in (None, DEVICE):
+                continue  # a connector's: it is not what the engine's look-up finds
             if getattr(event, "token_ids", None) is not None:
                 self._store(event)
             elif getattr(event, "block_hashes", None) is not None:

@@ -190,6 +190,13 @@ def test_images_are_told_apart_by_identifier_and_place():
     assert index.longest_hit(TOKENS) == 0
 
 
+def test_other_tiers_are_passed_over():
+    """Offloading connectors announce hashes without tokens, in a medium of their own."""
+    index = index_of(described(0), stored([1, 2]), BlockRemoved([1], "CPU", 0))
+    index.apply([BlockStored([3], None, [], 4, None, "CPU", None)])
+    assert index.longest_hit(TOKENS) == 8
+
+
 def test_a_rule_that_cannot_be_followed_promises_nothing():
     index = index_of(described(0, groups=2), described(1, "other", groups=2), stored([1]))
     assert index.longest_hit(TOKENS) == 0
