@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.distributed.kv_events import (
     MEDIUM_GPU,
@@ -140,13 +141,7 @@ class KVEventQueue:
         hashes = [maybe_convert_block_hash(names[i]) for i in range(start, end)]
         parent = maybe_convert_block_hash(names[start - 1]) if start else None
         tokens = request.all_token_ids[start * unit_tokens : end * unit_tokens]
-        extra_keys = []
-        multimodal_index = 0
-        for unit in range(start, end):
-            keys, multimodal_index = generate_block_hash_extra_keys(
-                request, unit * unit_tokens, (unit + 1) * unit_tokens, multimodal_index
-            )
-            extra_keys.append(keys)
+        extra_keys = _extra_keys(request, start, end, unit_tokens)
         last = self._events[-1] if self._events else None
         if (
             isinstance(last, AnnotatedBlockStored)
@@ -204,6 +199,27 @@ class KVEventQueue:
             kv_cache_spec_kind=group.kind,
             kv_cache_spec_sliding_window=group.window,
         )
+
+
+def _extra_keys(
+    request: Request, start: int, end: int, unit_tokens: int
+) -> list[tuple[Any, ...] | None]:
+    """Return what the hash of each unit ``[start, end)`` covers besides its tokens."""
+    if not (
+        request.lora_request
+        or request.mm_features
+        or request.cache_salt
+        or request.prompt_embeds is not None
+    ):
+        return [None] * (end - start)
+    extra_keys = []
+    multimodal_index = 0
+    for unit in range(start, end):
+        keys, multimodal_index = generate_block_hash_extra_keys(
+            request, unit * unit_tokens, (unit + 1) * unit_tokens, multimodal_index
+        )
+        extra_keys.append(keys)
+    return extra_keys
 
 
 def runs(ordinals: Sequence[int]) -> Iterable[tuple[int, int]]:

@@ -77,7 +77,7 @@ class Subscriber:
         """
         if not self._has_asked:
             self._has_asked = True
-            self._pending.extend(self._replayed())
+            self._pending.extend(self._replayed(self._next_sequence))
         while True:
             while self._pending:
                 sequence, batch = self._pending.popleft()
@@ -94,7 +94,12 @@ class Subscriber:
 
     def _fill_gap(self, sequence: int, batch: Any) -> None:
         """Put what is missing before a batch in front of it."""
-        missing = self._replayed()
+        last = self._next_sequence - 1
+        missing = self._replayed(max(last, 0))
+        # The last one that was read comes once more: another one means another publisher.
+        is_known = bool(missing) and missing[0][0] == last
+        if is_known and missing.pop(0)[1].ts != self._last_ts:
+            self._start_over(sequence, batch)
         self._pending.extendleft(reversed([*missing, (sequence, batch)]))
         expected, first = self._next_sequence, self._pending[0][0]
         if first > expected:
@@ -109,12 +114,11 @@ class Subscriber:
         self._pending.appendleft((sequence, batch))
         raise MissedEventsError("the publisher was started anew")
 
-    def _replayed(self) -> list[tuple[int, Any]]:
-        """Return what the publisher still has from the next batch on."""
+    def _replayed(self, first: int) -> list[tuple[int, Any]]:
+        """Return what the publisher still has from a batch on."""
         if self._replay is None:
             return []
-        wanted = self._next_sequence.to_bytes(_SEQUENCE_BYTES, "big")
-        self._replay.send_multipart([b"", wanted])
+        self._replay.send_multipart([b"", first.to_bytes(_SEQUENCE_BYTES, "big")])
         replayed: list[tuple[int, Any]] = []
         while self._replay.poll(self._replay_timeout_ms):
             _, sequence_bytes, payload = self._replay.recv_multipart()

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-
 import msgspec
 from vllm.distributed.kv_events import (
     AllBlocksCleared,
@@ -18,9 +14,8 @@ from vllm.distributed.kv_events import (
 
 from tests.ut.kv_events.ports import free_ports
 from tests.ut.kv_events.test_prefix_index import described, removed, stored
-from vllm_ascend.kv_events.relay import PrefixEvents
+from vllm_ascend.kv_events.relay import PrefixEvents, pass_on
 from vllm_ascend.kv_events.subscriber import Subscriber
-from vllm_ascend.prefix_cache_config import child_environment
 
 
 def test_one_group_of_whole_prefixes_is_passed_on():
@@ -41,34 +36,54 @@ def test_nothing_is_passed_on_before_the_groups_are_described():
     assert PrefixEvents().of([stored([1], group=0), removed([1], group=0)]) == []
 
 
-def test_the_command_publishes_what_it_passes_on():
-    live, replay, again, again_replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(4))
-    engine = ZmqEventPublisher(
-        0, live.replace("127.0.0.1", "*"), replay.replace("127.0.0.1", "*"), topic="kv@pod@model"
+def test_what_is_passed_on_is_published_again():
+    live, replay, again, again_replay = free_ports(4)
+    engine, republisher = (
+        ZmqEventPublisher(0, f"tcp://*:{first}", f"tcp://*:{second}", topic="kv@pod@model")
+        for first, second in ((live, replay), (again, again_replay))
     )
-    command = [sys.executable, "-m", "vllm_ascend.kv_events.relay", "--topic", "kv@pod@model"]
-    command += ["--endpoint", live, "--replay-endpoint", replay]
-    command += ["--publish", again.replace("127.0.0.1", "*"), "--publish-replay", again_replay]
-    process = subprocess.Popen(command, env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR"}))
-    router = Subscriber(
-        again, again_replay, msgspec.msgpack.Decoder(KVEventBatch).decode, replay_timeout_s=120
+    decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+    source, router = (
+        Subscriber(f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{second}", decode, "kv@", 60)
+        for first, second in ((live, replay), (again, again_replay))
     )
-    try:
-        events = [described(0, groups=2), described(1, "tail", tail=3, groups=2)]
-        events += [stored([1]), stored([1], group=1)]
-        engine.publish(KVEventBatch(ts=1.0, events=events))
-        engine.publish(KVEventBatch(ts=2.0, events=[removed([1], group=1), removed([1])]))
-        batches = []
-        deadline = time.monotonic() + 120
-        while len(batches) < 2 and time.monotonic() < deadline:
-            batches += router.batches(0.2)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-        router.close()
-        engine.shutdown()
-    assert [type(event) for batch in batches for event in batch.events] == [
-        BlockStored,
-        BlockRemoved,
+    events = [described(0, groups=2), described(1, "tail", tail=3, groups=2)]
+    events += [stored([1]), stored([1], group=1)]
+    engine.publish(KVEventBatch(ts=1.0, events=events))
+    engine.publish(KVEventBatch(ts=2.0, events=[removed([1], group=1)]))
+    engine.publish(KVEventBatch(ts=3.0, events=[removed([1])]))
+    engine._event_queue.join()
+    pass_on(source, PrefixEvents(), republisher, timeout_s=0.0)
+    republisher._event_queue.join()
+    batches = list(router.batches(timeout_s=0.0))
+    for used in (source, router):
+        used.close()
+    for used in (engine, republisher):
+        used.shutdown()
+    assert [(batch.ts, [type(event) for event in batch.events]) for batch in batches] == [
+        (1.0, [BlockStored]),
+        (3.0, [BlockRemoved]),
     ]
     assert all(event.group_idx == 0 for batch in batches for event in batch.events)
+
+
+def test_a_gap_is_told_as_an_empty_cache():
+    live, replay, again, again_replay = free_ports(4)
+    engine = ZmqEventPublisher(0, f"tcp://*:{live}", f"tcp://*:{replay}", buffer_steps=1)
+    republisher = ZmqEventPublisher(0, f"tcp://*:{again}", f"tcp://*:{again_replay}")
+    decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+    source, router = (
+        Subscriber(f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{second}", decode, "", 60)
+        for first, second in ((live, replay), (again, again_replay))
+    )
+    engine.publish(KVEventBatch(ts=1.0, events=[stored([1])]))
+    engine.publish(KVEventBatch(ts=2.0, events=[stored([1])]))
+    engine._event_queue.join()
+    pass_on(source, PrefixEvents(), republisher, timeout_s=0.0)
+    republisher._event_queue.join()
+    (batch,) = router.batches(timeout_s=0.0)
+    for used in (source, router):
+        used.close()
+    for used in (engine, republisher):
+        used.shutdown()
+    assert [type(event) for event in batch.events] == [AllBlocksCleared]
