@@ -10,19 +10,18 @@ import itertools
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
-from vllm.distributed.kv_events import MEDIUM_GPU, BlockStored
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHashWithGroupId,
     KVCacheBlock,
-    generate_block_hash_extra_keys,
-    maybe_convert_block_hash,
 )
 from vllm.v1.request import Request
 
 from vllm_ascend.core.block_names import BlockNames
 from vllm_ascend.core.free_queue import Tier, TieredFreeQueue
 from vllm_ascend.core.granule_index import GranuleIndex
+from vllm_ascend.core.kv_event_log import KVEventLog
 
 
 class Rank(IntEnum):
@@ -52,7 +51,10 @@ class AscendBlockPool(BlockPool):
 
     Attributes:
         granules: The entries of blocks that a hit may end inside.
+        event_log: What is told of the cache; ``None`` where KV events are not enabled.
     """
+
+    enable_kv_cache_events: bool
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -60,6 +62,9 @@ class AscendBlockPool(BlockPool):
         self.free_block_queue: TieredFreeQueue = TieredFreeQueue(self.blocks[1:])
         self.granules = GranuleIndex()
         self._ranks = self._no_ranks()
+        self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
+        # vLLM's own events count copies; the log tells of the first and the last.
+        self.enable_kv_cache_events = False
 
     def _no_ranks(self) -> bytearray:
         return bytearray([Rank.KEPT]) * self.num_gpu_blocks
@@ -121,41 +126,8 @@ class AscendBlockPool(BlockPool):
                 entered.append(ordinal)
             elif ranks[block.block_id] > rank:
                 self.set_rank(block, rank)
-        if self.enable_kv_cache_events:
-            for start, end in _runs(entered):
-                self._note_stored(request, names, start, end, block_tokens, group_id)
-
-    def _note_stored(
-        self,
-        request: Request,
-        names: BlockNames,
-        start: int,
-        end: int,
-        block_tokens: int,
-        group_id: int,
-    ) -> None:
-        """Tell routers of blocks ``[start, end)``: names, tokens and size describe each other."""
-        extra_keys = []
-        multimodal_index = 0
-        for ordinal in range(start, end):
-            keys, multimodal_index = generate_block_hash_extra_keys(
-                request, ordinal * block_tokens, (ordinal + 1) * block_tokens, multimodal_index
-            )
-            extra_keys.append(keys)
-        lora = request.lora_request
-        self.kv_event_queue.append(
-            BlockStored(
-                block_hashes=[maybe_convert_block_hash(names[i]) for i in range(start, end)],
-                parent_block_hash=maybe_convert_block_hash(names[start - 1]) if start else None,
-                token_ids=request.all_token_ids[start * block_tokens : end * block_tokens],
-                block_size=block_tokens,
-                lora_id=lora.adapter_id if lora else None,
-                medium=MEDIUM_GPU,
-                lora_name=lora.name if lora else None,
-                extra_keys=extra_keys,
-                group_idx=group_id,
-            )
-        )
+        if self.event_log is not None and entered:
+            self.event_log.blocks_stored(group_id, request, names, blocks, entered, block_tokens)
 
     # Ranks
 
@@ -238,6 +210,8 @@ class AscendBlockPool(BlockPool):
             return super()._maybe_evict_cached_block(block) if self.metrics_collector else False
         self._ranks[block.block_id] = Rank.KEPT
         self.granules.evict(block)
+        if self.event_log is not None:
+            self.event_log.block_evicted(block.block_id)
         return super()._maybe_evict_cached_block(block)
 
     def reset_prefix_cache(self) -> bool:
@@ -247,17 +221,10 @@ class AscendBlockPool(BlockPool):
         self.granules.clear()
         self._ranks = self._no_ranks()
         self.free_block_queue = TieredFreeQueue(self.blocks[1:])
+        if self.event_log is not None:
+            self.event_log.cleared()
         return True
 
-
-def _runs(ordinals: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Yield the maximal runs ``[start, end)`` of ascending ordinals."""
-    start = end = -1
-    for ordinal in ordinals:
-        if ordinal != end:
-            if end >= 0:
-                yield start, end
-            start = ordinal
-        end = ordinal + 1
-    if end >= 0:
-        yield start, end
+    def take_events(self) -> list[KVCacheEvent]:
+        """Return the KV events since the last call."""
+        return [] if self.event_log is None else self.event_log.take()

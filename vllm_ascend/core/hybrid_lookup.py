@@ -21,8 +21,11 @@ from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.request import Request
 
+from vllm_ascend.core.announcement import announced_groups
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_sizes import Granularity
+from vllm_ascend.core.kv_event_log import KVEventLog
+from vllm_ascend.core.kv_event_queue import HitRules
 from vllm_ascend.core.pinning import check_pinning
 from vllm_ascend.core.prefix_lookup import CacheView, Group, LookUpStats, PrefixLookup
 from vllm_ascend.core.retention import align_down, resolve_retention_interval, tail_blocks
@@ -138,7 +141,8 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self._groups = self._describe_groups(specs)
         self._downward_closed = [group for group in self._groups if group.is_downward_closed]
         self._windowed = [group for group in self._groups if not group.is_downward_closed]
-        self._successors = SuccessorHashes(hash_block_size)
+        event_log: KVEventLog | None = getattr(self.block_pool, "event_log", None)
+        self._successors = SuccessorHashes(hash_block_size, event_log)
         self._state_blocks_entered_this_step: set[int] = set()
         self._view = CacheView(
             pool=self.block_pool,
@@ -152,6 +156,14 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self.look_up_stats = LookUpStats()
         self._whole_block_alignment = lcm(*(group.block_tokens for group in self._groups))
         self._probe = self._pick_probe()
+        if event_log is not None:
+            rules = HitRules(
+                alignment=self.lcm_block_size,
+                hash_tokens=hash_block_size,
+                whole_blocks=self._whole_block_alignment,
+                least_gain=config.partial_min_hit_tokens if self._ends_inside_blocks else 0,
+            )
+            event_log.describe(announced_groups(self._groups, specs, rules), rules)
 
     def startup_facts(self) -> PrefixCacheFacts:
         """Return what is in force, for what is told at the start."""

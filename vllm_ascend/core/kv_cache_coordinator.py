@@ -53,7 +53,10 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         pool = cast(AscendBlockPool, self.block_pool)
         self._copies = BlockCopies(pool)
         self._unwritten_granules = UnwrittenGranules(
-            pool.granules, hash_tokens=self.hash_block_size, alignment=self.lcm_block_size
+            pool.granules,
+            hash_tokens=self.hash_block_size,
+            alignment=self.lcm_block_size,
+            event_log=pool.event_log,
         )
         self._retained = [group for group in self._groups if group.is_retained]
         self._unretained = [group for group in self._groups if not group.is_retained]

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
+from vllm_ascend.core.kv_event_log import KVEventLog
+
 
 class _Pending(NamedTuple):
     group_id: int
@@ -32,8 +34,9 @@ class SuccessorHashes:
     and caching it anew overwrites the entry.
     """
 
-    def __init__(self, hash_block_size: int) -> None:
+    def __init__(self, hash_block_size: int, event_log: KVEventLog | None = None) -> None:
         self._hash_block_size = hash_block_size
+        self._event_log = event_log
         self._by_block: dict[int, BlockHash] = {}
         # Blocks cached before the granule behind them was known, by request.
         self._pending: defaultdict[str, list[_Pending]] = defaultdict(list)
@@ -45,13 +48,18 @@ class SuccessorHashes:
 
         If the request has not got that far, it is noted by a later ``resolve_pending``.
         """
+        log = self._event_log
         index, inside = divmod(end_tokens, self._hash_block_size)
         if inside:
             return
         if index < len(request.block_hashes):
             self._by_block[block.block_id] = request.block_hashes[index]
+            if log is not None:
+                log.successor_known(group_id, request, block.block_id, end_tokens)
         else:
             self._by_block.pop(block.block_id, None)
+            if log is not None:
+                log.successor_unknown(block.block_id)
             self._pending[request.request_id].append(
                 _Pending(group_id, block, block.block_hash, end_tokens)
             )

@@ -13,6 +13,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.granule_index import GranuleIndex
+from vllm_ascend.core.kv_event_log import KVEventLog
 from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_record import RequestRecord
 from vllm_ascend.core.retention import align_down
@@ -21,15 +22,24 @@ from vllm_ascend.core.retention import align_down
 class UnwrittenGranules:
     """Request id -> granules that wait for their step to be dispatched."""
 
-    def __init__(self, index: GranuleIndex, *, hash_tokens: int, alignment: int) -> None:
+    def __init__(
+        self,
+        index: GranuleIndex,
+        *,
+        hash_tokens: int,
+        alignment: int,
+        event_log: KVEventLog | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             index: Where they are entered.
             hash_tokens: Tokens per request hash.
             alignment: Hits are multiples of this, in tokens; rows exist up to such multiples.
+            event_log: Told of granules at once: the next step's look-ups will find them.
         """
         self._index = index
+        self._event_log = event_log
         self._hash_tokens = hash_tokens
         self._alignment = alignment
         self._waiting: defaultdict[str, list[tuple[int, KVCacheBlock, list[BlockHash]]]] = (
@@ -48,13 +58,16 @@ class UnwrittenGranules:
         first = record.granules.get(group.id, 0)
         end = align_down(num_tokens, self._alignment) // self._hash_tokens
         blocks = group.manager.req_to_blocks[request.request_id]
+        if self._event_log is not None and first < end:
+            granules = range(first, end)
+            self._event_log.granules_stored(group.id, request, blocks, granules, per_block)
         while first < end:
             ordinal = first // per_block
             block_end = (ordinal + 1) * per_block
             # A hit at a block's end shares it: its last granule needs no entry.
-            granules = request.block_hashes[first : min(end, block_end - 1)]
-            if granules:
-                self._waiting[request.request_id].append((group.id, blocks[ordinal], granules))
+            hashes = request.block_hashes[first : min(end, block_end - 1)]
+            if hashes:
+                self._waiting[request.request_id].append((group.id, blocks[ordinal], hashes))
             first = min(end, block_end)
         record.granules[group.id] = max(first, end)
 
@@ -70,4 +83,6 @@ class UnwrittenGranules:
 
     def forget(self, request_id: str) -> None:
         """Drop what one request waits with: its part of the step will not run."""
-        self._waiting.pop(request_id, None)
+        for _, block, granules in self._waiting.pop(request_id, ()):
+            if self._event_log is not None:
+                self._event_log.granules_withdrawn(block.block_id, granules)

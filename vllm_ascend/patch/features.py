@@ -29,6 +29,13 @@ UNWRITTEN: dict[str, Any] = {
     "remove_when": "never",
     "skip_if_present": None,
 }
+# What routers are told of the cache, and when.
+KV_EVENTS: dict[str, Any] = {
+    "feature": "kv-events",
+    "upstream": "none: part of what this project promises where any of its switches is on",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
 # Hits that end inside a block take a private copy of it.
 PARTIAL_HITS: dict[str, Any] = {
     "feature": "partial-hits",

@@ -153,3 +153,14 @@ def dsv4_rows_tiny(*, mtp: bool = False) -> KVLayout:
     if mtp:
         specs["mtp.0.swa"] = windowed(4, 16, torch.bfloat16)
     return KVLayout("dsv4-rows-tiny", 4, specs)
+
+
+def fine_full(full_block: int = 4, window_block: int = 8, window: int = 24) -> KVLayout:
+    """Full attention whose blocks are finer than the window's, and so than a granule."""
+    specs: dict[str, KVCacheSpec] = {
+        "layers.0": FullAttentionSpec(**_attention(full_block)),
+        "layers.1": SlidingWindowSpec(
+            **_attention(window_block) | {"head_size": 4}, sliding_window=window
+        ),
+    }
+    return KVLayout("fine-full", full_block, specs)

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.scheduler_facts import coordinators_told
-from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION, UNWRITTEN
+from vllm_ascend.patch.features import KV_EVENTS, PARTIAL_HITS, RETENTION, UNWRITTEN
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -65,6 +68,18 @@ def wrap_update_after_schedule(original: Callable) -> Callable:
     return _update_after_schedule
 
 
+def wrap_reset_prefix_cache(original: Callable) -> Callable:
+    def reset_prefix_cache(self: Scheduler, *args, **kwargs) -> bool:
+        is_reset = original(self, *args, **kwargs)
+        if isinstance(self.kv_cache_manager.block_pool, AscendBlockPool):
+            events = self.kv_cache_manager.take_events()
+            if events:
+                self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
+        return is_reset
+
+    return reset_prefix_cache
+
+
 PATCHES: tuple[Patch, ...] = (
     Wrap(
         target=f"{_SCHEDULER}.__init__",
@@ -85,6 +100,15 @@ PATCHES: tuple[Patch, ...] = (
         **UNWRITTEN,
         why="By priority, a request can be preempted in the step that it was just scheduled in; "
         "what it entered is never written.",
+    ),
+    Wrap(
+        target=f"{_SCHEDULER}.reset_prefix_cache",
+        replacement=wrap_reset_prefix_cache,
+        upstream_sha256="cfb9da648143a518",
+        aliases=(),
+        **KV_EVENTS,
+        why="vLLM publishes events behind a step. An engine that is reset while it is idle makes "
+        "none, and routers would go on sending requests to a cache that is gone.",
     ),
     Add(
         target=f"{_OUTPUT}.kv_cache_block_copies",

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subscriber against vLLM's own publisher: late, cut off, restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from vllm.distributed.kv_events import BlockRemoved, KVEventBatch, ZmqEventPublisher
+
+from tests.ut.kv_events.ports import free_ports
+from vllm_ascend.kv_events.subscriber import MissedEventsError, Subscriber
+
+_decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+PATIENCE = 20.0
+
+
+class Source:
+    """A publisher that can be stopped and started on the same ports."""
+
+    def __init__(self) -> None:
+        self.ports = free_ports(2)
+        self.time = 0.0
+        self.publisher: ZmqEventPublisher | None = None
+
+    def start(self, buffer_steps: int = 100) -> None:
+        live, replay = self.ports
+        self.publisher = ZmqEventPublisher(
+            0, f"tcp://*:{live}", f"tcp://*:{replay}", buffer_steps=buffer_steps
+        )
+
+    def stop(self) -> None:
+        if self.publisher is not None:
+            self.publisher.shutdown()
+            self.publisher = None
+
+    def publish(self, *names: int) -> None:
+        assert self.publisher is not None
+        for name in names:
+            self.time += 1.0
+            batch = KVEventBatch(ts=self.time, events=[BlockRemoved([name], "GPU")])
+            self.publisher.publish(batch)
+        self.publisher._event_queue.join()  # they are sent, or in the buffer
+
+    def subscriber(self, *, replays: bool = True) -> Subscriber:
+        live, replay = (f"tcp://127.0.0.1:{port}" for port in self.ports)
+        return Subscriber(live, replay if replays else None, _decode)
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    source = Source()
+    source.start()
+    yield source
+    source.stop()
+
+
+def names(subscriber: Subscriber, count: int) -> list[int]:
+    """The next batches' names; fewer if no more come."""
+    found: list[int] = []
+    for batch in subscriber.batches(PATIENCE):
+        found += batch.events[0].block_hashes
+        if len(found) == count:
+            break
+    return found
+
+
+def publish_until_noticed(source: Source, subscriber: Subscriber, first: int) -> list[int]:
+    """Publish name by name, as connecting takes its time; return what came with the first one."""
+    for name in range(first, first + 200):
+        source.publish(name)
+        found = [batch.events[0].block_hashes[0] for batch in subscriber.batches(0.05)]
+        if found:
+            return found
+    raise AssertionError("nothing came")
+
+
+def test_a_late_subscriber_gets_everything_once(source: Source):
+    source.publish(1, 2, 3)
+    subscriber = source.subscriber()
+    assert names(subscriber, 3) == [1, 2, 3]
+    found = publish_until_noticed(source, subscriber, 4)
+    assert found == list(range(4, 4 + len(found)))
+    subscriber.close()
+
+
+def test_a_gap_is_filled_from_the_buffer(source: Source):
+    source.publish(1)
+    subscriber = source.subscriber()
+    assert names(subscriber, 1) == [1]
+    publish_until_noticed(source, subscriber, 2)
+    last = subscriber._next_sequence
+    subscriber._live.disconnect(f"tcp://127.0.0.1:{source.ports[0]}")
+    source.publish(last + 1, last + 2)
+    subscriber._live.connect(f"tcp://127.0.0.1:{source.ports[0]}")
+    found = publish_until_noticed(source, subscriber, last + 3)
+    assert found == list(range(last + 1, last + 1 + len(found)))
+    subscriber.close()
+
+
+def test_what_the_buffer_has_lost_is_an_error(source: Source):
+    source.stop()
+    source.start(buffer_steps=2)
+    source.publish(1, 2, 3, 4)
+    subscriber = source.subscriber()
+    with pytest.raises(MissedEventsError, match="batches 0 to 1 are not kept"):
+        names(subscriber, 4)
+    assert names(subscriber, 2) == [3, 4]
+    subscriber.close()
+
+
+def test_without_a_buffer_every_gap_is_an_error(source: Source):
+    source.publish(1, 2)
+    subscriber = source.subscriber(replays=False)
+    with pytest.raises(MissedEventsError, match="batches 0 to"):
+        publish_until_noticed(source, subscriber, 3)
+    assert len(names(subscriber, 1)) == 1
+    subscriber.close()
+
+
+def test_a_restart_is_an_error_and_then_followed_from_its_start(source: Source):
+    source.publish(1, 2, 3)
+    subscriber = source.subscriber()
+    assert names(subscriber, 3) == [1, 2, 3]
+    publish_until_noticed(source, subscriber, 4)
+    source.stop()
+    source.start()
+    with pytest.raises(MissedEventsError, match="started anew"):
+        publish_until_noticed(source, subscriber, 11)
+    assert names(subscriber, 1) == [11]
+    subscriber.close()
