@@ -218,7 +218,8 @@ class AscendBlockPool(BlockPool):
             return False
         self.granules.clear()
         self._ranks = bytearray(self.num_gpu_blocks)
-        self.free_block_queue = TieredFreeQueue(self.blocks[1:])
+        handed_out = self.free_block_queue.num_handed_out
+        self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
         return True
 
 

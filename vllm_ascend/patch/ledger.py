@@ -16,7 +16,7 @@ from types import ModuleType
 
 import vllm_ascend.patch
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import AddField, Patch, Wrap
 
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -69,6 +69,8 @@ def render(patches: Sequence[Patch]) -> str:
 
 
 def _kind(patch: Patch) -> str:
+    if isinstance(patch, AddField):
+        return "added field"
     return "changed" if isinstance(patch, Wrap) else "added"
 
 
