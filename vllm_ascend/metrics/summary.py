@@ -55,15 +55,13 @@ def _hits(totals: Counter[str]) -> str:
     if not totals["requests"]:
         return "no request started"
     return (
-        "{rate:.1f} % of {prompt_tokens:,} prompt tokens hit ({requests:,} requests started, "
-        "{partial_hits:,} of them inside a block: {copied_blocks:,} blocks copied; {misses:,} "
-        "junction misses: requests that matched further, but to where no tail was cached)"
-    ).format(
-        rate=100 * totals["hit_tokens"] / max(totals["prompt_tokens"], 1),
-        misses=totals["junction_misses"],
-        **{name: totals[name] for name in (*_SUMMED, "requests") if name != "junction_misses"},
+        f"{100 * totals['hit_tokens'] / max(totals['prompt_tokens'], 1):.1f} % of "
+        f"{totals['prompt_tokens']:,} prompt tokens hit; requests started {totals['requests']:,}, "
+        f"hits inside a block {totals['partial_hits']:,}, blocks copied "
+        f"{totals['copied_blocks']:,}, junction misses (rows matched further than any tail was "
+        f"cached) {totals['junction_misses']:,}"
     )
 
 
 def _list(numbers: dict[str, int], names: Sequence[str]) -> str:
-    return ", ".join(f"{numbers.get(name, 0):,} {name}" for name in names)
+    return ", ".join(f"{name} {numbers.get(name, 0):,}" for name in names)
