@@ -32,8 +32,9 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
 
     Attributes:
         blocks: Blocks in use, then free ones by ``Tier``. A state, not a difference.
-        evicted: Blocks that were handed out with what they held, by ``Tier`` from spare on.
-        kept: Boundaries whose tails were kept, by :class:`BoundaryKind`.
+        evicted: Blocks that were handed out with what they held, by ``Tier`` from spare on; or
+            empty: none of any tier.
+        kept: Boundaries whose tails were kept, by :class:`BoundaryKind`; or empty.
         partial_hits: Requests let in with a hit that ends inside a block.
         copied_blocks: Blocks that workers were told to copy for them.
         junction_misses: Requests that started with a shorter hit than full and compressed groups
@@ -92,9 +93,12 @@ class CacheStats:
             *self.kept,
             *evicted,
         )
-        observed = self.hit_tokens or self.look_up_seconds
-        if counts == self._told_counts and blocks == self._told_blocks and not observed:
-            return None
+        if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
+            if blocks == self._told_blocks:
+                return None
+            # By far the most steps: decodes took blocks, and nothing else happened.
+            self._told_blocks = blocks
+            return CacheUpdate(blocks)
         told = self._told_counts or (0,) * len(counts)
         partial_hits, copied_blocks, junction_misses, prompt_tokens, *rest = map(sub, counts, told)
         self._told_counts, self._told_blocks = counts, blocks

@@ -451,10 +451,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         """Return what was counted since the last call; ``None`` if nothing, or all is stock."""
         if not self._changes_caching:
             return None
-        pool = cast(AscendBlockPool, self.block_pool)
-        queue = pool.free_block_queue
+        queue = self.block_pool.free_block_queue
         # -1: the null block is nobody's.
-        used = pool.num_gpu_blocks - 1 - queue.num_free_blocks
+        used = self.block_pool.num_gpu_blocks - 1 - queue.num_free_blocks
         evicted = queue.num_handed_out[Tier.SPARE :]
         return self.stats.take((used, *queue.num_free_by_tier), evicted)
 

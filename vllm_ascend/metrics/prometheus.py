@@ -96,9 +96,9 @@ class PrefixCacheProm:
         labels = self._engines[engine]
         for tier, blocks in zip(TIERS, update.blocks, strict=True):
             self._blocks.labels(*labels, tier).set(blocks)
-        for tier, number in zip(EVICTED_TIERS, update.evicted, strict=True):
+        for tier, number in zip(EVICTED_TIERS, update.evicted, strict=False):
             _add(self._evictions, number, *labels, tier)
-        for kind, number in zip(KINDS, update.kept, strict=True):
+        for kind, number in zip(KINDS, update.kept, strict=False):
             _add(self._kept, number, *labels, kind)
         _add(self._partial_hits, update.partial_hits, *labels)
         _add(self._copied_blocks, update.copied_blocks, *labels)

@@ -26,8 +26,8 @@ class PrefixCacheSummary:
         """Note what is new of one engine."""
         self._has_news = True
         self._blocks[engine] = update.blocks
-        self._evicted.update(dict(zip(EVICTED_TIERS, update.evicted, strict=True)))
-        self._kept.update(dict(zip(KINDS, update.kept, strict=True)))
+        self._evicted.update(dict(zip(EVICTED_TIERS, update.evicted, strict=False)))
+        self._kept.update(dict(zip(KINDS, update.kept, strict=False)))
         self._totals.update({name: getattr(update, name) for name in _SUMMED})
         self._totals["requests"] += len(update.hit_tokens)
         self._totals["hit_tokens"] += sum(update.hit_tokens)
