@@ -256,6 +256,7 @@ def test_one_line_per_interval_and_none_when_nothing_happened(kind, make_engine,
     wire = Wire(make_engine(**a3(), environment=ZERO))
     config = wire.engine.scheduler.vllm_config
     logger = kind(config, [0]) if kind is AggregatedLoggingStatLogger else kind(config, 0)
+    told.clear()  # the engine has told what is in force
     four_requests(wire)
     wire.record(logger)
     logger.log()
