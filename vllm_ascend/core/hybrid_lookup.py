@@ -249,7 +249,6 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         started = perf_counter()
         blocks, hit = self._find(block_hashes, max_cache_hit_length)
         self.stats.look_up_seconds.append(perf_counter() - started)
-        self._note_hit(hit)
         return blocks, hit
 
     def _find(
@@ -262,21 +261,19 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             prefixes[group.id], limit = look_up.longest_prefix(group, limit)
 
         boundary, ends = self._walk(look_up, limit, self.lcm_block_size)
-        self._note_match(limit, boundary)
+        resumable = boundary
         least = self._config.partial_min_hit_tokens
         if self._ends_inside_blocks and least and boundary % self._whole_block_alignment:
             whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)
             if boundary - whole < least:
                 boundary, ends = whole, whole_ends
+        self._note_look_up(limit, resumable, boundary)
         if not boundary:
             return tuple([] for _ in self._groups), 0
         return self._assemble(boundary, prefixes, ends), boundary
 
-    def _note_match(self, matched: int, resumable: int) -> None:
-        """Called with how far the downward-closed groups match, and where all can resume."""
-
-    def _note_hit(self, hit: int) -> None:
-        """Called with the hit that is handed out."""
+    def _note_look_up(self, matched: int, resumable: int, hit: int) -> None:
+        """Called with how far full groups match, where all can resume, and what is handed out."""
 
     def _walk(
         self, look_up: PrefixLookup, limit: int, step: int

@@ -104,17 +104,16 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             record = self._records[request_id] = RequestRecord()
         return record
 
-    def _note_match(self, matched: int, resumable: int) -> None:
+    def _note_look_up(self, matched: int, resumable: int, hit: int) -> None:
         """Remember where the request leaves what is cached; its tail there is worth keeping."""
         record = self._looking_up
-        if record is not None and self._downward_closed:
+        if record is None:
+            return
+        record.hit = hit
+        if self._downward_closed:
             junction = max(matched - self._lookahead, 0)
             record.junction = align_down(junction, self.lcm_block_size)
             record.missed_junction = record.junction > resumable
-
-    def _note_hit(self, hit: int) -> None:
-        if self._looking_up is not None:
-            self._looking_up.hit = hit
 
     # Allocation
 
