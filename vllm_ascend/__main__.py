@@ -1,30 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m vllm_ascend``: the project's commands."""
+"""``python -m vllm_ascend``: the project's commands, each imported when it is asked for."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from importlib.util import find_spec
 
 try:
+    import click
     import typer
 except ImportError:
     sys.exit(
         "the commands need more libraries than serving: pip install vllm-ascend-backport[replay]"
     )
 
-from vllm_ascend.models.tiny.cli import tiny_model
-from vllm_ascend.replay.cli import replay
-from vllm_ascend.replay.memory_curve import memory_curve
-from vllm_ascend.replay.sweep import sweep
+# Some need no vLLM, and must not import it: the overlay runs before anything is in its place.
+COMMANDS = {
+    "doctor": "vllm_ascend.doctor.cli:doctor",
+    "overlay": "vllm_ascend.overlay.cli:app",
+    "regress": "vllm_ascend.regress.cli:regress",
+    "replay": "vllm_ascend.replay.cli:replay",
+    "sweep": "vllm_ascend.replay.sweep:sweep",
+    "memory-curve": "vllm_ascend.replay.memory_curve:memory_curve",
+    "tiny-model": "vllm_ascend.models.tiny.cli:tiny_model",
+}
 
+
+class _LazyCommands(typer.core.TyperGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands that are there: over a checkout, the CPU's models are not."""
+        return [name for name, target in COMMANDS.items() if _exists(target.partition(":")[0])]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, typer.Typer):
+            function, command = command, typer.Typer(**_OPTIONS)
+            command.command(cmd_name)(function)
+        return typer.main.get_command(command)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+_OPTIONS = {"add_completion": False, "pretty_exceptions_enable": False}
 app = typer.Typer(
+    cls=_LazyCommands,
     help="A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM 0.20.2.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    **_OPTIONS,
 )
-for command in (replay, sweep, memory_curve, tiny_model):
-    app.command()(command)
+
+
+@app.callback()
+def _commands() -> None:
+    """A group has to have a function."""
 
 
 if __name__ == "__main__":

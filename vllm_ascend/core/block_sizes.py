@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from vllm.config import CacheConfig, VllmConfig
+from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config_or_none
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
 from vllm_ascend.core.specs import granule_tokens, group_specs, tokens_per_block
-from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
+from vllm_ascend.prefix_cache_config import (
+    DSV4_COMPRESSED_BLOCK_SIZES,
+    PrefixCacheConfig,
+    load_config,
+)
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
 
@@ -121,3 +125,20 @@ def dsv4_compressed_block_size(config: PrefixCacheConfig, cache_config: CacheCon
     if rows not in DSV4_COMPRESSED_BLOCK_SIZES:
         raise ValueError(f"--block-size {rows} is invalid for DeepSeek-V4: allowed are 32, 64, 128")
     return rows
+
+
+def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
+    """Return the rows per block of a DeepSeek-V4 group; the same for every ratio.
+
+    Args:
+        compress_ratio: Tokens per row: 0 or 1 (sliding window), 4 or 128.
+
+    Raises:
+        ValueError: The ratio is none of DeepSeek-V4's, or the configured sizes contradict each
+            other.
+    """
+    if compress_ratio not in (0, 1, 4, 128):
+        raise ValueError(f"compress_ratio ({compress_ratio}) must be 0, 1, 4 or 128")
+    vllm_config = get_current_vllm_config_or_none()
+    cache_config = None if vllm_config is None else vllm_config.cache_config
+    return dsv4_compressed_block_size(load_config(), cache_config)

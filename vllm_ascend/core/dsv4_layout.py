@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek-V4's block geometry on Ascend A3, as a pure table.
+"""DeepSeek-V4's block geometry on Ascend, as a pure table.
 
 A compressed block stores ``rows`` rows; the other groups share its pages, so their blocks and
 paddings scale with it. Source: the KV cache of DeepSeek-V4-Flash as vllm-ascend lays it out.
@@ -17,8 +17,33 @@ C128_RATIO = 128
 # The C4 compressor's windows overlap, so it looks back over two of them.
 C4_STATE_WINDOW = 2 * C4_RATIO
 C128_STATE_WINDOW = C128_RATIO
-_BF16_BYTES = 2
-_INDEXER_ROW_BYTES = INDEXER_HEAD_SIZE + 2  # int8 keys and one fp16 scale
+
+
+@dataclass(frozen=True)
+class Dsv4Device:
+    """How a device stores rows.
+
+    Attributes:
+        row_bytes: Bytes of a compressed or window row.
+        indexer_row_bytes: Bytes of an indexer key with its scale.
+        c128_state_share: Compressed rows of a page for one row of C128 compressor state in it.
+    """
+
+    row_bytes: int
+    indexer_row_bytes: int
+    c128_state_share: int
+
+
+A3 = Dsv4Device(
+    row_bytes=HEAD_SIZE * 2,  # bf16
+    indexer_row_bytes=INDEXER_HEAD_SIZE + 2,  # int8 and one fp16 scale
+    c128_state_share=4,
+)
+A5 = Dsv4Device(
+    row_bytes=640,  # fp8, with bf16 positions and scales
+    indexer_row_bytes=INDEXER_HEAD_SIZE + 4,  # fp8 and one fp32 scale
+    c128_state_share=8,
+)
 
 
 def state_size(head_size: int, *, overlapping: bool) -> int:
@@ -52,8 +77,8 @@ class Dsv4BlockSizes:
     indexer_page_bytes: int
 
 
-def dsv4_block_sizes(rows: int) -> Dsv4BlockSizes:
-    """Return the A3 geometry for compressed blocks of ``rows`` rows.
+def dsv4_block_sizes(rows: int, device: Dsv4Device = A3) -> Dsv4BlockSizes:
+    """Return a device's geometry for compressed blocks of ``rows`` rows.
 
     Raises:
         ValueError: ``rows`` is not a positive multiple of 16 (the C4-state block would vanish,
@@ -65,7 +90,7 @@ def dsv4_block_sizes(rows: int) -> Dsv4BlockSizes:
         compressed=rows,
         swa=rows,
         c4_state=rows // 16,
-        c128_state=rows // 4,
-        page_bytes=rows * HEAD_SIZE * _BF16_BYTES,
-        indexer_page_bytes=rows * _INDEXER_ROW_BYTES,
+        c128_state=rows // device.c128_state_share,
+        page_bytes=rows * device.row_bytes,
+        indexer_page_bytes=rows * device.indexer_row_bytes,
     )

@@ -48,6 +48,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         self._records: dict[str, RequestRecord] = {}
         self._looking_up: RequestRecord | None = None
         self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
+        self._frees_withdraw = False
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
         if not self._changes_caching:
             return
@@ -351,6 +352,18 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             blocks = group.manager.req_to_blocks[request_id]
             self.block_pool.evict_blocks({blocks[ordinal].block_id for ordinal in ordinals})
 
+    @contextmanager
+    def frees_withdraw(self) -> Iterator[None]:
+        """Within, a request that is freed loses its part of the step; see the method above.
+
+        For schedulers that free a running request themselves while they schedule.
+        """
+        self._frees_withdraw = True
+        try:
+            yield
+        finally:
+            self._frees_withdraw = False
+
     def new_step_starts(self) -> None:
         """Called when a new step is started: the one before has been dispatched."""
         super().new_step_starts()
@@ -417,6 +430,8 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         if not self._changes_caching:
             super().free(request_id)
             return
+        if self._frees_withdraw:
+            self.withdraw_unwritten(request_id)
         self._successors.forget(request_id)
         self._copies.forget(request_id)
         self._unwritten_granules.enter(request_id)

@@ -55,7 +55,7 @@ class CompressAttentionManager(FullAttentionManager):
         super().__init__(kv_cache_spec, block_pool, **kwargs)
         self.compress_ratio = compress_ratio(kv_cache_spec)
         self.tokens_per_block = tokens_per_block(kv_cache_spec)
-        self.block_size = kv_cache_spec.storage_block_size
+        self.block_size = self.tokens_per_block // self.compress_ratio
 
     def get_num_blocks_to_allocate(
         self,
@@ -177,8 +177,9 @@ def get_manager_for_kv_cache_spec(
     spec = unpack_uniform(kv_cache_spec)
     if is_compressed(spec):
         if max_model_len is not None:
-            max_rows = max_model_len // compress_ratio(spec)
-            kwargs["max_admission_blocks_per_request"] = cdiv(max_rows, spec.storage_block_size) + 1
+            ratio = compress_ratio(spec)
+            max_rows, rows = max_model_len // ratio, tokens_per_block(spec) // ratio
+            kwargs["max_admission_blocks_per_request"] = cdiv(max_rows, rows) + 1
         return CompressAttentionManager(spec, **kwargs)
     recycles = isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
     if recycles and max_num_batched_tokens is not None and max_model_len is not None:

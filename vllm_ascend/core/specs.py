@@ -18,6 +18,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_ascend.deployment import is_over_checkout
+
 
 def unpack_uniform(spec: KVCacheSpec) -> KVCacheSpec:
     """Return one layer's spec of a :class:`UniformTypeKVCacheSpecs`, any other spec as it is.
@@ -41,6 +43,8 @@ def tokens_per_block(spec: KVCacheSpec) -> int:
     ``block_size``), vLLM's count tokens (``storage_block_size`` is ``block_size // ratio``).
     """
     spec = unpack_uniform(spec)
+    if counts_rows(spec):
+        return spec.block_size * compress_ratio(spec)
     return spec.storage_block_size * compress_ratio(spec)
 
 
@@ -50,9 +54,14 @@ def group_specs(kv_cache_config: KVCacheConfig) -> list[KVCacheSpec]:
 
 
 def counts_rows(spec: KVCacheSpec) -> bool:
-    """Whether ``block_size`` counts compressed rows (Ascend) although rows cover many tokens."""
+    """Whether ``block_size`` counts compressed rows (Ascend) although rows cover many tokens.
+
+    Over a checkout of vllm-ascend it always does, also in a spec of vLLM's own class.
+    """
     spec = unpack_uniform(spec)
-    return compress_ratio(spec) > 1 and spec.storage_block_size == spec.block_size
+    return compress_ratio(spec) > 1 and (
+        spec.storage_block_size == spec.block_size or is_over_checkout()
+    )
 
 
 def is_compressed(spec: KVCacheSpec) -> bool:

@@ -49,3 +49,9 @@ DSV4_ON_CPU: dict[str, Any] = {
     "remove_when": "never",
     "skip_if_present": None,
 }
+# What the NPU side of vllm-ascend needs for other block sizes than 128; over a checkout only.
+CHECKOUT_BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "feature": "checkout-block-size"}
+# Block copies by vllm-ascend's runner, and what its schedulers must tell; over a checkout only.
+CHECKOUT_CACHE: dict[str, Any] = {**ROW_LAYOUT, "feature": "checkout-cache"}
+# vLLM's names for Ascend's spec classes, which vllm-ascend's modules read at run time.
+CHECKOUT_SPECS: dict[str, Any] = {**ROW_LAYOUT, "feature": "checkout-specs"}

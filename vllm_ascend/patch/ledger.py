@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/patches.md from the patch tables::
+"""Writes docs/patches.md, and the list that the overlay reads, from the patch tables::
 
 python -m vllm_ascend.patch.ledger [--check]
 """
@@ -15,8 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 import vllm_ascend.patch
+from vllm_ascend.overlay import patch_list
+from vllm_ascend.overlay.patch_list import PATCH_LIST
+from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
-from vllm_ascend.patch.table import AddField, Patch, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, Rebind, Wrap
 
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -69,34 +72,44 @@ def render(patches: Sequence[Patch]) -> str:
 
 
 def _kind(patch: Patch) -> str:
-    if isinstance(patch, AddField):
-        return "added field"
-    return "changed" if isinstance(patch, Wrap) else "added"
+    kinds = {Add: "added", AddField: "added field", Wrap: "changed", Rebind: "replaced"}
+    return kinds[type(patch)]
 
 
 def _guard(patch: Patch) -> str:
-    own = (
-        f"source digest `{patch.upstream_sha256}`" if isinstance(patch, Wrap) else "must be absent"
-    )
+    own = "must be absent"
+    if isinstance(patch, Wrap | Rebind):
+        own = f"source digest {' or '.join(f'`{digest}`' for digest in patch.known_digests)}"
     if patch.skip_if_present is None:
         return own
     return f"{own}; left to a vLLM that has `{patch.skip_if_present}`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the ledger, or with ``--check`` return 1 if it is stale."""
+    """Write the ledger and the overlay's list, or with ``--check`` return 1 if one is stale."""
     parser = argparse.ArgumentParser(description="Write docs/patches.md from the patch tables.")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args(arguments).check
-    text = render(collect_patches())
+    patches = collect_patches()
+    texts = {
+        LEDGER: render(patches),
+        PATCH_LIST: patch_list.render(
+            patch for patch in patches if patch.feature != DSV4_ON_CPU["feature"]
+        ),
+    }
     if not check:
-        LEDGER.parent.mkdir(exist_ok=True)
-        LEDGER.write_text(text, encoding="utf-8")
+        for path, text in texts.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
         return 0
-    if LEDGER.is_file() and LEDGER.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{LEDGER.name} is stale: run `make ledger`", file=sys.stderr)
-    return 1
+    stale = [
+        path.name
+        for path, text in texts.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    if stale:
+        print(f"{', '.join(stale)} stale: run `make ledger`", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

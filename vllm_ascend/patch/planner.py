@@ -17,6 +17,7 @@ from vllm_ascend.patch.table import (
     AddField,
     Patch,
     PatchError,
+    Rebind,
     Wrap,
     plain_function,
     source_digest,
@@ -105,7 +106,7 @@ def _find_targets(table: Sequence[Patch]) -> tuple[list[tuple[Patch, Any, str]],
     problems: list[str] = []
     for patch in table:
         try:
-            sites.append((patch, *_resolve(patch.target)))
+            sites.append((patch, *resolve(patch.target)))
         except (ImportError, AttributeError) as error:  # noqa: PERF203 - name them all
             problems.append(f"{patch.target} does not exist ({error})")
     return sites, problems
@@ -118,12 +119,13 @@ def _plan_target(
     if isinstance(patch, Add):
         problems = [] if old is _ABSENT else [f"{patch.target} exists already"]
         return Change(owner, name, _ABSENT, patch.replacement), problems
-    assert isinstance(patch, Wrap)
+    assert isinstance(patch, Wrap | Rebind)
     if old is _ABSENT:
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         return None, [f"{patch.target} is not defined on its owner{inherited}"]
     problems = _check_source(patch, old, holder_prefix)
-    return Change(owner, name, old, _replacement(patch, old)), problems
+    new = patch.replacement if isinstance(patch, Rebind) else replacement(patch, old)
+    return Change(owner, name, old, new), problems
 
 
 def _plan_field(patch: AddField, change: Change) -> tuple[list[Change], list[str]]:
@@ -155,7 +157,7 @@ def _named_twice(table: Sequence[Patch], changes: Sequence[Change]) -> list[str]
     return [f"{where[place]} is set twice" for place, count in places.items() if count > 1]
 
 
-def _resolve(target: str) -> tuple[Any, str]:
+def resolve(target: str) -> tuple[Any, str]:
     """Return (owner of the attribute, attribute name)."""
     module_name, _, path = target.partition(":")
     owner: Any = importlib.import_module(module_name)
@@ -165,12 +167,12 @@ def _resolve(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _check_source(patch: Wrap, original: Any, own_package: str) -> list[str]:
+def _check_source(patch: Wrap | Rebind, original: Any, own_package: str) -> list[str]:
     try:
         digest = source_digest(original)
     except (OSError, TypeError) as error:
         return [f"the source of {patch.target} cannot be read ({error})"]
-    if digest != patch.upstream_sha256:
+    if digest not in patch.known_digests:
         return [f"{patch.target} is not vLLM {SUPPORTED_VLLM}'s (digest {digest})"]
     # A wrapper made with functools.wraps answers with the source of what it wraps.
     strangers = _wrapped_by(plain_function(original), own_package)
@@ -190,7 +192,7 @@ def _wrapped_by(function: Any, own_package: str) -> list[str]:
     return [origin for origin in origins if origin.split(".")[0] not in known]
 
 
-def _replacement(patch: Wrap, original: Any) -> Any:
+def replacement(patch: Wrap, original: Any) -> Any:
     """Call the patch's factory with the plain function; keep the kind of method."""
     new = patch.replacement(plain_function(original))
     if isinstance(original, classmethod | staticmethod):
@@ -263,7 +265,7 @@ def is_present(evidence: str) -> bool:
     """
     target, _, parameter = evidence.removesuffix(")").partition("(")
     try:
-        owner, name = _resolve(target)
+        owner, name = resolve(target)
         attribute = getattr(owner, name)
     except AttributeError:
         return False

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Traffic through the real scheduler or a real server: reader, engine, report."""

@@ -7,7 +7,8 @@ page i of each belongs to block i, so a block is copied by copying its page in e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -20,18 +21,23 @@ class BlockCopyError(RuntimeError):
     """A copy that would destroy rows; raised before any byte has moved."""
 
 
-def unique_pages(raw_tensors: Iterable[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
+# What a runner allocates for a layer: one tensor, or one for each part of its rows.
+RawTensors: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...]"
+
+
+def unique_pages(raw_tensors: Iterable[RawTensors], num_blocks: int) -> list[torch.Tensor]:
     """Return every raw tensor once, as ``[num_blocks, bytes per page]``.
 
     Args:
-        raw_tensors: One-dimensional byte tensors; layers that share memory share a tensor.
+        raw_tensors: One-dimensional byte tensors of the layers; layers that share memory share a
+            tensor.
         num_blocks: Blocks of the pool.
 
     Raises:
         BlockCopyError: A tensor is not made of ``num_blocks`` pages of equal size.
     """
     pages: dict[int, torch.Tensor] = {}
-    for tensor in raw_tensors:
+    for tensor in _flat(raw_tensors):
         if tensor.numel() % num_blocks:
             raise BlockCopyError(
                 f"a KV cache tensor of {tensor.numel()} bytes is not {num_blocks} pages"
@@ -40,12 +46,24 @@ def unique_pages(raw_tensors: Iterable[torch.Tensor], num_blocks: int) -> list[t
     return list(pages.values())
 
 
-def copy_blocks(pages: Sequence[torch.Tensor], copies: Sequence[KVCacheBlockCopy]) -> None:
-    """Copy pages, one batched operation per tensor, on the current stream.
+def _flat(raw_tensors: Iterable[RawTensors]) -> Iterator[torch.Tensor]:
+    for tensors in raw_tensors:
+        parts = tensors if isinstance(tensors, tuple) else (tensors,)
+        yield from (part for part in parts if part is not None)
+
+
+def copy_blocks(
+    pages: Sequence[torch.Tensor],
+    copies: Sequence[KVCacheBlockCopy],
+    *,
+    pin_memory: bool = False,
+) -> None:
+    """Copy pages, one batched operation per tensor, on the current stream, without waiting.
 
     Args:
         pages: Tensors ``[num_blocks, bytes per page]``.
         copies: No destination may be a source or appear twice.
+        pin_memory: Whether the host can pin memory, so that block ids need not be waited for.
 
     Raises:
         BlockCopyError: See :func:`check_copies`; or there are no pages, because the runner's KV
@@ -59,16 +77,15 @@ def copy_blocks(pages: Sequence[torch.Tensor], copies: Sequence[KVCacheBlockCopy
             "copies can reach it: unset VLLM_ASCEND_DSV4_PARTIAL_HITS"
         )
     check_copies(copies, len(pages[0]))
-    sources, destinations = zip(*copies, strict=True)
-    by_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+    block_ids = torch.tensor(copies, dtype=torch.long)
+    if pin_memory:
+        block_ids = block_ids.pin_memory()
+    by_device: dict[torch.device, torch.Tensor] = {}
     for page in pages:
         if page.device not in by_device:
-            by_device[page.device] = (
-                torch.tensor(sources, dtype=torch.long, device=page.device),
-                torch.tensor(destinations, dtype=torch.long, device=page.device),
-            )
-        source_ids, destination_ids = by_device[page.device]
-        page.index_copy_(0, destination_ids, page.index_select(0, source_ids))
+            by_device[page.device] = block_ids.to(page.device, non_blocking=True)
+        sources, destinations = by_device[page.device].unbind(1)
+        page.index_copy_(0, destinations, page.index_select(0, sources))
 
 
 def check_copies(copies: Sequence[KVCacheBlockCopy], num_blocks: int) -> None:

@@ -3,6 +3,9 @@
 
 Row ``p // ratio`` of a compressed group exists once token ``p`` with ``(p + 1) % ratio == 0`` is
 computed: that token's slot is the row's, every other token has none (``PAD_SLOT_ID``).
+
+The classes have the names, arguments and attributes of vllm-ascend's, whose runner, input batch
+and 310P tables build on them.
 """
 
 from __future__ import annotations
@@ -11,16 +14,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from vllm.distributed import get_dcp_group, get_pcp_group
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker import block_table as vllm_block_table
 from vllm.v1.worker.cp_utils import get_total_cp_world_size
 
 from vllm_ascend.core.specs import compress_ratio
+from vllm_ascend.worker.dirty_spans import DirtySpans
 
 
-class BlockTable(vllm_block_table.BlockTable):
+class BlockTable:
     """The block ids of every request of a batch, for one KV cache group.
 
     Args:
@@ -33,8 +39,17 @@ class BlockTable(vllm_block_table.BlockTable):
         kernel_sizes: Block sizes that the kernels support, the preferred one first; none or
             ``[0]``: whole blocks.
         cp_kv_cache_interleave_size: Tokens that lie together on one context-parallel rank.
-        num_speculative_tokens: Draft tokens of a step (room for their slots).
+        num_speculative_tokens: Draft tokens of a step; under context parallelism each has a row
+            of the table.
         kv_cache_group: The group; ``None``: one row per token.
+
+    Attributes:
+        max_num_blocks_per_req: Blocks of the longest request (not kernel blocks).
+        physical_block_size: Rows of a block.
+        block_size: Rows of a kernel block.
+        blocks_per_phys_block: Kernel blocks of a block.
+        block_table: ``[rows of the table, kernel blocks]``, int32, on host and device.
+        slot_mapping: ``[tokens]``, on host and device.
 
     Raises:
         ValueError: No supported kernel size divides ``block_size``.
@@ -54,25 +69,115 @@ class BlockTable(vllm_block_table.BlockTable):
         kv_cache_group: KVCacheGroupSpec | None = None,
     ) -> None:
         spec = None if kv_cache_group is None else kv_cache_group.kv_cache_spec
+        # Inside the packed spec of a group's layers, where vllm-ascend does not look for it.
         self.compress_ratio = 1 if spec is None else compress_ratio(spec)
-        self.kernel_sizes = kernel_sizes
-        self.physical_block_size = block_size
-        super().__init__(
-            block_size,
-            max_num_reqs,
-            max(cdiv(max_num_blocks_per_req, self.compress_ratio), 1),
-            max_num_batched_tokens + 2 * max_num_reqs * max(num_speculative_tokens, 1),
-            pin_memory,
-            device,
-            _kernel_block_size(block_size, kernel_sizes),
-            cp_kv_cache_interleave_size,
-        )
+        self.max_num_reqs = max_num_reqs
+        self.max_num_blocks_per_req = max(cdiv(max_num_blocks_per_req, self.compress_ratio), 1)
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.pin_memory = pin_memory
+        self.device = torch.device(device)
+        self.kernel_sizes = kernel_sizes
+        self.cp_kv_cache_interleave_size = cp_kv_cache_interleave_size
+        self._find_place_among_ranks()
+
+        self.physical_block_size = block_size
+        self.block_size = self.logical_block_size = _kernel_block_size(block_size, kernel_sizes)
+        self.blocks_per_phys_block = block_size // self.block_size
+        self.use_hybrid_blocks = self.blocks_per_phys_block > 1
+        self._kernel_blocks = np.arange(self.blocks_per_phys_block)
+
+        num_rows = max_num_reqs
+        if self._num_ranks > 1:
+            num_rows *= 1 + num_speculative_tokens
+        self.block_table = self._make_buffer(
+            num_rows, self.max_num_blocks_per_req * self.blocks_per_phys_block, dtype=torch.int32
+        )
+        self.num_blocks_per_row = np.zeros(max_num_reqs, dtype=np.int32)
+        self._dirty = DirtySpans(num_rows)
+        self.slot_mapping = self._make_buffer(
+            max_num_batched_tokens + 2 * self.pcp_world_size * max_num_reqs,
+            # vLLM's slot kernel for the CPU writes int64; the NPU's operators read int32.
+            dtype=torch.int64 if self.device.type == "cpu" else torch.int32,
+        )
+
+    def _find_place_among_ranks(self) -> None:
+        try:
+            pcp, dcp = get_pcp_group(), get_dcp_group()
+        except AssertionError:  # outside of an engine there are no groups
+            self.pcp_world_size = self.dcp_world_size = 1
+            self.pcp_rank = self.dcp_rank = 0
+            return
+        self.pcp_world_size, self.dcp_world_size = pcp.world_size, dcp.world_size
+        self.pcp_rank = pcp.rank_in_group if pcp.world_size > 1 else 0
+        self.dcp_rank = dcp.rank_in_group
 
     @property
-    def blocks_per_phys_block(self) -> int:
-        """Kernel blocks that one block is split into."""
-        return self.blocks_per_kv_block
+    def _num_ranks(self) -> int:
+        return self.pcp_world_size * self.dcp_world_size
+
+    @property
+    def _rank(self) -> int:
+        return self.pcp_rank * self.dcp_world_size + self.dcp_rank
+
+    def append_row(self, block_ids: Sequence[int] | np.ndarray, row_idx: int) -> None:
+        """Append blocks to a request's row."""
+        if not len(block_ids):
+            return
+        ids = self._convert_physical_to_logical_blocks(np.asarray(block_ids))
+        start = int(self.num_blocks_per_row[row_idx])
+        end = start + len(ids)
+        self.block_table.np[row_idx, start:end] = ids
+        self.num_blocks_per_row[row_idx] = end
+        self._dirty.mark(row_idx, start, end)
+
+    def add_row(self, block_ids: Sequence[int] | np.ndarray, row_idx: int) -> None:
+        """Fill a row anew."""
+        self.num_blocks_per_row[row_idx] = 0
+        self.append_row(block_ids, row_idx)
+
+    def clear_row(self, row_idx: int) -> None:
+        """Empty a row."""
+        num_blocks = int(self.num_blocks_per_row[row_idx])
+        self.block_table.np[row_idx, :num_blocks] = 0
+        self.num_blocks_per_row[row_idx] = 0
+        self._dirty.mark(row_idx, 0, num_blocks)
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Copy a row over another one."""
+        num_blocks = int(self.num_blocks_per_row[src])
+        table = self.block_table.np
+        table[tgt, :num_blocks] = table[src, :num_blocks]
+        self.num_blocks_per_row[tgt] = num_blocks
+        self._dirty.mark(tgt, 0, num_blocks)
+
+    def swap_row(self, src: int, tgt: int) -> None:
+        """Exchange two rows."""
+        rows, swapped = [src, tgt], [tgt, src]
+        num_blocks = int(self.num_blocks_per_row[rows].max())
+        table = self.block_table.np
+        table[rows, :num_blocks] = table[swapped, :num_blocks]
+        self.num_blocks_per_row[rows] = self.num_blocks_per_row[swapped]
+        for row in rows:
+            self._dirty.mark(row, 0, num_blocks)
+
+    def commit_block_table(self, num_reqs: int) -> None:
+        """Bring the device's table up to date for the first ``num_reqs`` rows.
+
+        Only what has changed is uploaded: of a million tokens a row can take 2 MiB, of which a
+        decode step changes one entry.
+        """
+        spans = self._dirty.take(num_reqs)
+        host, device = self.block_table.cpu, self.block_table.gpu
+        for row, start, end in spans:
+            device[row, start:end].copy_(host[row, start:end], non_blocking=True)
+        # Runners fill the rows behind a padded batch on the device.
+        for row in num_reqs + np.flatnonzero(self.num_blocks_per_row[num_reqs:]):
+            self._dirty.mark(int(row), 0, int(self.num_blocks_per_row[row]))
+
+    def clear(self) -> None:
+        """Empty the table, on host and device."""
+        self.block_table.gpu.fill_(0)
+        self.block_table.cpu.fill_(0)
 
     def compute_slot_mapping(
         self,
@@ -87,15 +192,37 @@ class BlockTable(vllm_block_table.BlockTable):
             query_start_loc: ``[num_reqs + 1]``, where each request's tokens start.
             positions: ``[num_tokens]``, every token's place in its request.
         """
-        if self.compress_ratio == 1:
-            super().compute_slot_mapping(num_reqs, query_start_loc, positions)
+        if self.compress_ratio > 1:
+            self._compute_closing_slots(num_reqs, query_start_loc, positions)
             return
+        # Looked up anew: vLLM's CPU runner puts another one in the place of the Triton kernel.
+        vllm_block_table._compute_slot_mapping_kernel[(num_reqs + 1,)](
+            positions.shape[0],
+            self.max_num_batched_tokens,
+            query_start_loc,
+            positions,
+            self.block_table.gpu,
+            self.block_table.gpu.stride(0),
+            self.block_size,
+            self.slot_mapping.gpu,
+            TOTAL_CP_WORLD_SIZE=self._num_ranks,
+            TOTAL_CP_RANK=self._rank,
+            CP_KV_CACHE_INTERLEAVE_SIZE=self.cp_kv_cache_interleave_size,
+            PAD_ID=PAD_SLOT_ID,
+            BLOCK_SIZE=1024,
+        )
+
+    def _compute_closing_slots(
+        self, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor
+    ) -> None:
         requests = torch.repeat_interleave(
             torch.arange(num_reqs, device=positions.device),
             (query_start_loc[1 : num_reqs + 1] - query_start_loc[:num_reqs]).long(),
             output_size=len(positions),
         )
-        slots = self._slots(self.block_table.gpu, requests, positions // self.compress_ratio)
+        rows = positions // self.compress_ratio
+        blocks = self.block_table.gpu[requests, (rows // self.block_size).long()].long()
+        slots = blocks * self.block_size + rows % self.block_size
         closes_row = (positions + 1) % self.compress_ratio == 0
         mapping = self.slot_mapping.gpu
         mapping[: len(positions)] = torch.where(closes_row, slots, PAD_SLOT_ID)
@@ -108,21 +235,38 @@ class BlockTable(vllm_block_table.BlockTable):
             req_indices: ``[num_rows]``, the request of every row.
             positions: ``[num_rows]``, the row's place in its request.
         """
-        slots = self._slots(
-            self.block_table.cpu, torch.as_tensor(req_indices).long(), torch.as_tensor(positions)
-        )
-        self.slot_mapping.cpu[: len(slots)] = slots
-        self.slot_mapping.copy_to_gpu(len(slots))
+        num_ranks, interleave = self._num_ranks, self.cp_kv_cache_interleave_size
+        across_ranks = self.block_size * num_ranks
+        blocks = self.block_table.np[req_indices, positions // across_ranks]
+        places = positions % across_ranks
+        is_local = places // interleave % num_ranks == self._rank
+        rows = places // (num_ranks * interleave) * interleave + places % interleave
+        slots = np.where(is_local, blocks * self.block_size + rows, PAD_SLOT_ID)
+        self.slot_mapping.np[: len(slots)] = slots
+        if num_ranks == 1:  # else the runner uploads what its ranks have agreed on
+            self.slot_mapping.copy_to_gpu(len(slots))
+
+    def _convert_physical_to_logical_blocks(self, physical_blocks: np.ndarray) -> np.ndarray:
+        """Return the kernel blocks of blocks, in order."""
+        if not self.use_hybrid_blocks:
+            return physical_blocks
+        first = physical_blocks.reshape(-1, 1) * self.blocks_per_phys_block
+        return (first + self._kernel_blocks).reshape(-1)
 
     def get_device_tensor(self, num_reqs: int | None = None) -> torch.Tensor:
         """Return the table on the device: ``[num_reqs, blocks]``, of all rows if ``None``."""
         return self.block_table.gpu if num_reqs is None else self.block_table.gpu[:num_reqs]
 
-    def _slots(
-        self, table: torch.Tensor, requests: torch.Tensor, rows: torch.Tensor
-    ) -> torch.Tensor:
-        blocks = table[requests, (rows // self.block_size).long()].long()
-        return blocks * self.block_size + rows % self.block_size
+    def get_cpu_tensor(self) -> torch.Tensor:
+        """Return the host's table."""
+        return self.block_table.cpu
+
+    def get_numpy_array(self) -> np.ndarray:
+        """Return the host's table."""
+        return self.block_table.np
+
+    def _make_buffer(self, *size: int, dtype: torch.dtype) -> CpuGpuBuffer:
+        return CpuGpuBuffer(*size, dtype=dtype, device=self.device, pin_memory=self.pin_memory)
 
 
 class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):

@@ -13,8 +13,19 @@ import vllm_ascend.patch
 from vllm_ascend.patch import cpu, ledger, platform, worker
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
 from vllm_ascend.patch.table import Add
+from vllm_ascend.patch.upstream import installation as upstream
+from vllm_ascend.patch.upstream import patch_spec_classes
+from vllm_ascend.patch.worker import patch_deepseek_compressor
 
-PATCHES = (*platform.PATCHES, *worker.PATCHES, *cpu.PATCHES)
+# What is in force somewhere: beside vLLM, on the CPU, or over a checkout of vllm-ascend.
+PATCHES = (
+    *platform.PATCHES,
+    *worker.PATCHES,
+    *cpu.PATCHES,
+    *patch_deepseek_compressor.PATCHES,
+    *patch_spec_classes.PATCHES,
+    *upstream.PATCHES,
+)
 
 
 def test_every_patch_module_is_in_force():

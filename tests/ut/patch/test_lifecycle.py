@@ -145,11 +145,13 @@ def test_a_wrong_value_stops_the_plugin_before_anything_is_patched():
     assert result.returncode == 0, result.stderr
 
 
-def test_beside_vllm_ascend_the_import_fails_with_one_sentence(tmp_path):
+def test_beside_vllm_ascend_the_plugin_ends_the_process_with_one_sentence(tmp_path):
+    """An import that fails vLLM would only log: it would serve on, without us."""
+    code = "from vllm.plugins import load_general_plugins; load_general_plugins()"
     info = tmp_path / "vllm_ascend-0.20.2rc1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 0.20.2rc1\n")
-    result = run("import vllm_ascend", {"PYTHONPATH": str(tmp_path)})
+    result = run(code, {"PYTHONPATH": str(tmp_path)})
     assert result.returncode != 0
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: vllm-ascend-backport cannot be installed beside")
+    assert last.startswith("RuntimeError: vllm-ascend-backport cannot be installed beside")

@@ -73,6 +73,8 @@ class Runner(SimpleNamespace):
     """Stands in for a model runner; only what the patched methods touch."""
 
     kv_cache_pages = GPUModelRunner.kv_cache_pages
+    runner_only_attn_layers = frozenset()
+    pin_memory = False
 
 
 def step(runner: Runner, copies: list[KVCacheBlockCopy] | None, zeroed: list[int]) -> None:
@@ -93,7 +95,7 @@ def step(runner: Runner, copies: list[KVCacheBlockCopy] | None, zeroed: list[int
 
 def test_a_runner_copies_behind_the_zeroing():
     tensors = raw_tensors()
-    config = SimpleNamespace(num_blocks=NUM_BLOCKS)
+    config = SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=[], kv_cache_tensors=[])
     runner = Runner()
     allocate = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors(lambda *args: tensors)
     assert allocate(runner, config) is tensors
@@ -101,6 +103,13 @@ def test_a_runner_copies_behind_the_zeroing():
     step(runner, [KVCacheBlockCopy(1, 4)], zeroed=[4])
     wide = tensors["a"].view(NUM_BLOCKS, -1)
     assert torch.equal(wide[4], wide[1]) and wide[4].any()
+
+
+def test_parts_of_a_row_in_tensors_of_their_own_are_pages_as_well():
+    """As vllm-ascend's runner allocates latent and rope; the third part may be missing."""
+    parts = tuple(torch.zeros(NUM_BLOCKS * n, dtype=torch.int8) for n in (4, 2))
+    pages = unique_pages([(*parts, None), parts], NUM_BLOCKS)
+    assert [tuple(page.shape) for page in pages] == [(NUM_BLOCKS, 4), (NUM_BLOCKS, 2)]
 
 
 def test_a_runner_that_bypassed_the_allocator_says_so():

@@ -113,3 +113,83 @@ def test_sizes_that_do_not_fit_are_refused():
         )
     with pytest.raises(ValueError, match="can divide physical block size 32"):
         BlockTable(32, 4, 8, 64, False, torch.device("cpu"), kernel_sizes=[48])
+
+
+ROW_OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 3), st.integers(1, 12)),
+        st.tuples(st.just("add"), st.integers(0, 3), st.integers(1, 12)),
+        st.tuples(st.just("clear"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("move"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("swap"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("commit"), st.integers(1, 4), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(operations=ROW_OPERATIONS, kernel_size=st.sampled_from((32, 8)))
+@settings(max_examples=150, deadline=None)
+def test_the_device_sees_every_row_as_the_host_does(operations, kernel_size):
+    """Although only what has changed is uploaded, and runners fill the rows behind a batch."""
+    table = BlockTable(32, 4, 200, 64, False, torch.device("cpu"), [kernel_size])
+    next_id = iter(range(1, 10_000))
+    for name, row, argument in operations:
+        if name in ("append", "add"):
+            blocks = [next(next_id) for _ in range(argument)]
+            if name == "append" and table.num_blocks_per_row[row] > 60:
+                continue
+            getattr(table, f"{name}_row")(blocks, row)
+        elif name == "clear":
+            table.clear_row(row)
+        elif name in ("move", "swap"):
+            getattr(table, f"{name}_row")(row, argument)
+        else:
+            table.commit_block_table(row)
+            for request in range(row):
+                num_blocks = table.num_blocks_per_row[request]
+                host, device = table.get_cpu_tensor()[request], table.get_device_tensor()[request]
+                assert torch.equal(device[:num_blocks], host[:num_blocks])
+            table.get_device_tensor()[row:].fill_(0)
+
+
+def test_a_decode_step_uploads_one_entry(monkeypatch):
+    table = BlockTable(8, 4, 1 << 17, 64, False, torch.device("cpu"))
+    table.add_row(list(range(1, 100_001)), 0)
+    table.commit_block_table(1)
+    uploaded = []
+    take = table._dirty.take
+    monkeypatch.setattr(table._dirty, "take", lambda n: uploaded.extend(spans := take(n)) or spans)
+    table.append_row([7], 0)
+    table.commit_block_table(1)
+    table.commit_block_table(1)
+    assert uploaded == [(0, 100_000, 100_001)]
+
+
+@given(
+    ranks=st.sampled_from(((1, 1), (2, 1), (1, 2), (2, 2))),
+    interleave=st.sampled_from((1, 4, 32)),
+    positions=st.lists(st.integers(0, 500), min_size=1, max_size=30),
+)
+@settings(max_examples=60, deadline=None)
+def test_under_context_parallelism_every_row_is_on_one_rank(ranks, interleave, positions):
+    """And no two rows have one slot there."""
+    pcp, dcp = ranks
+    rows = np.array(sorted(set(positions)))
+    owners: dict[int, tuple[int, int]] = {}
+    for pcp_rank in range(pcp):
+        for dcp_rank in range(dcp):
+            table = BlockTable(
+                32, 4, 600, 64, False, torch.device("cpu"), [32], interleave, kv_cache_group=None
+            )
+            table.pcp_world_size, table.pcp_rank = pcp, pcp_rank
+            table.dcp_world_size, table.dcp_rank = dcp, dcp_rank
+            table.add_row(list(range(1, 21)), 0)
+            table.compute_slot_mapping_draft(np.zeros_like(rows), rows)
+            slots = table.slot_mapping.np[: len(rows)].tolist()
+            for row, slot in zip(rows.tolist(), slots, strict=True):
+                if slot != PAD:
+                    assert row not in owners
+                    owners[row] = (pcp_rank * dcp + dcp_rank, slot)
+    assert set(owners) == set(rows.tolist())
+    assert len(set(owners.values())) == len(rows)

@@ -5,65 +5,6 @@ Raises:
     PatchError: The running vLLM does not fit; nothing was changed.
 """
 
-# ruff: noqa: E402 - the version is judged before the patch modules are imported
-from vllm.logger import init_logger
+from vllm_ascend.patch.platform.installation import PATCHES, install_all
 
-from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config
-
-# vllm-project/vllm#43447, with which vLLM took over most of what is patched here.
-refuse_unknown_vllm("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n")
-
-from vllm_ascend.patch.platform import (
-    patch_block_pool,
-    patch_engine_core,
-    patch_kv_cache_coordinator,
-    patch_kv_cache_interface,
-    patch_kv_cache_manager,
-    patch_kv_cache_utils,
-    patch_metrics,
-    patch_scheduler,
-    patch_single_type_kv_cache_manager,
-)
-from vllm_ascend.patch.table import Patch
-
-# Under vLLM's own name, whose handlers print it.
-_logger = init_logger("vllm.plugins.vllm_ascend_backport")
-
-PATCHES: tuple[Patch, ...] = (
-    *patch_kv_cache_interface.PATCHES,
-    *patch_kv_cache_utils.PATCHES,
-    *patch_block_pool.PATCHES,
-    *patch_single_type_kv_cache_manager.PATCHES,
-    *patch_kv_cache_coordinator.PATCHES,
-    *patch_kv_cache_manager.PATCHES,
-    *patch_scheduler.PATCHES,
-    *patch_engine_core.PATCHES,
-    *patch_metrics.PATCHES,
-)
-
-
-def _required_features(config: PrefixCacheConfig) -> set[str]:
-    """Return what the switches that are set cannot do without."""
-    required: set[str] = set()
-    if config.apply_dsv4_patch:
-        required.add("dsv4-layout")
-    if config.partial_hits:
-        required.add("partial-hits")
-    if config.sparse_state or config.spare_tails:
-        required.add("retention-exactness")
-    return required
-
-
-def install_all() -> Installation:
-    """Install the platform patches; return the live installation if they are in force.
-
-    Raises:
-        PatchError: See :mod:`vllm_ascend.patch.installer`.
-    """
-    installation = install(PATCHES, required_features=_required_features(load_config()))
-    _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
-    return installation
-
-
-install_all()
+__all__ = ["PATCHES", "install_all"]

@@ -5,20 +5,6 @@ Raises, on import:
     PatchError: See :mod:`vllm_ascend.patch.installer`; nothing was changed.
 """
 
-from vllm_ascend.patch.installer import Installation, install
-from vllm_ascend.patch.table import Patch
-from vllm_ascend.patch.worker import patch_gpu_model_runner
+from vllm_ascend.patch.worker.installation import PATCHES, install_all
 
-PATCHES: tuple[Patch, ...] = (*patch_gpu_model_runner.PATCHES,)
-
-
-def install_all() -> Installation:
-    """Install the worker patches; return the live installation if they are in force.
-
-    Raises:
-        PatchError: See :mod:`vllm_ascend.patch.installer`.
-    """
-    return install(PATCHES, required_features={"partial-hits"})
-
-
-install_all()
+__all__ = ["PATCHES", "install_all"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -14,8 +13,9 @@ from vllm_ascend.core.kv_cache_groups import has_row_layout
 from vllm_ascend.core.specs import group_specs
 from vllm_ascend.patch.features import PARTIAL_HITS, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
-from vllm_ascend.worker.block_copies import copy_blocks, unique_pages
+from vllm_ascend.worker.block_copies import RawTensors, copy_blocks
 from vllm_ascend.worker.block_table import MultiGroupBlockTable
+from vllm_ascend.worker.kv_cache_tensors import allocate_pages
 
 _CLASS = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -24,10 +24,8 @@ _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
 def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
     def _allocate_kv_cache_tensors(
         self: GPUModelRunner, kv_cache_config: KVCacheConfig
-    ) -> dict[str, torch.Tensor]:
-        raw_tensors = original(self, kv_cache_config)
-        self.kv_cache_pages = unique_pages(raw_tensors.values(), kv_cache_config.num_blocks)
-        return raw_tensors
+    ) -> dict[str, RawTensors]:
+        return allocate_pages(self, kv_cache_config, original)
 
     return _allocate_kv_cache_tensors
 
@@ -38,7 +36,11 @@ def wrap_update_states(original: Callable) -> Callable:
         # the cache in this step yet, not even a step without tokens.
         result = original(self, scheduler_output)
         if scheduler_output.kv_cache_block_copies:
-            copy_blocks(self.kv_cache_pages, scheduler_output.kv_cache_block_copies)
+            copy_blocks(
+                self.kv_cache_pages,
+                scheduler_output.kv_cache_block_copies,
+                pin_memory=self.pin_memory,
+            )
         return result
 
     return _update_states

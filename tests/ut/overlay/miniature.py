@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkout of vllm-ascend in miniature: the files that an overlay meets, nearly empty.
+
+It is made here, of no code of vllm-ascend's. Heads and patch digests are its own, too.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vllm_ascend.overlay import checkout as overlay_checkout
+from vllm_ascend.overlay import plan as overlay_plan
+from vllm_ascend.overlay.files import REPLACED
+from vllm_ascend.overlay.patch_list import ListedPatch
+from vllm_ascend.patch.upstream.source import source_digest_in_file
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "__init__.py": "def register():\n    return 'vllm_ascend.platform.NPUPlatform'\n",
+    "envs.py": "NAMES = ()\n",
+    "platform.py": "class NPUPlatform:\n    pass\n",
+    "utils.py": "def refresh_block_size(vllm_config):\n    vllm_config.block_size = 128\n",
+    "models/__init__.py": "",
+    "models/deepseek_v4.py": "class Model:\n    pass\n",
+    "core/__init__.py": "",
+    "patch/__init__.py": "",
+    "patch/platform/__init__.py": (
+        "import vllm_ascend.patch.platform.patch_kv_cache_interface  # noqa\n"
+    ),
+    "patch/worker/__init__.py": (
+        "import vllm_ascend.patch.worker.patch_deepseek_compressor  # noqa\n"
+    ),
+    "worker/__init__.py": "",
+    "worker/npu_input_batch.py": (
+        "from vllm_ascend.worker.block_table import MultiGroupBlockTable\n\n\n"
+        "def make():\n    return MultiGroupBlockTable(max_num_reqs=1, kernel_sizes=None)\n"
+    ),
+    **{path: f"# the original {path}\n" for path in REPLACED},
+}
+
+
+def make_checkout(root: Path) -> Path:
+    """Write a checkout and return its root."""
+    for path, text in FILES.items():
+        file = root / "vllm_ascend" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (root / "vllm_ascend" / "worker" / "block_table.py").chmod(0o640)
+    os.utime(root / "vllm_ascend" / "worker" / "block_table.py", ns=(10**18, 10**18))
+    (root / "setup.py").write_text("# not of the package\n")
+    return root
+
+
+def know(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make this checkout a known head, with one patch of its ``utils.py``."""
+    package = root / "vllm_ascend"
+    target = "vllm_ascend.utils:refresh_block_size"
+    digest = source_digest_in_file(package / "utils.py", "refresh_block_size")
+    assert digest is not None
+    patches = (ListedPatch(target, "block-size", "It forces 128.", (digest,)),)
+    heads = {COMMIT: dict(overlay_checkout.digest_files(package))}
+    patch.setattr(overlay_checkout, "known_heads", lambda: heads)
+    patch.setattr(overlay_checkout, "listed_patches", lambda: patches)
+    patch.setattr(overlay_plan, "listed_patches", lambda: patches)
+
+
+def snapshot(root: Path) -> dict[str, tuple]:
+    """Return everything below a directory: content, mode and time of every file, every folder."""
+    found: dict[str, tuple] = {}
+    for path in sorted(root.rglob("*")):
+        if "__pycache__" in path.parts:
+            continue
+        entry = path.lstat()
+        kind = (entry.st_mode,)
+        if path.is_symlink():
+            kind += (os.readlink(path),)
+        elif path.is_file():
+            kind += (path.read_bytes(), entry.st_mtime_ns)
+        found[path.relative_to(root).as_posix()] = kind
+    return found

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkouts are accepted, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.ut.overlay.miniature import COMMIT, FILES, snapshot
+from vllm_ascend.__main__ import app
+from vllm_ascend.overlay import OverlayError, apply, make_plan
+from vllm_ascend.overlay.checkout import known_heads
+from vllm_ascend.overlay.files import REPLACED
+from vllm_ascend.overlay.patch_list import listed_patches
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["overlay", *arguments])
+
+
+def edit(checkout: Path, path: str, old: str, new: str) -> None:
+    file = checkout / "vllm_ascend" / path
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def refusal(checkout: Path, *, allow_unknown: bool = False) -> str:
+    with pytest.raises(OverlayError) as error:
+        make_plan(checkout).refuse_misfit(allow_unknown=allow_unknown)
+    return str(error.value)
+
+
+def test_a_known_checkout_is_recognised_without_git(checkout):
+    planned = make_plan(checkout)
+    assert planned.checkout.head == COMMIT
+    planned.refuse_misfit(allow_unknown=False)
+    apply(planned)
+    assert make_plan(checkout).checkout.head == COMMIT  # also under the overlay
+
+
+def test_what_builds_write_does_not_count(checkout):
+    (checkout / "vllm_ascend" / "_build_info.py").write_text("__device_type__ = 'A3'\n")
+    assert make_plan(checkout).checkout.head == COMMIT
+
+
+def test_a_changed_checkout_is_refused_unless_told_otherwise(checkout):
+    edit(checkout, "models/deepseek_v4.py", "Model", "MyModel")
+    message = refusal(checkout)
+    assert "models/deepseek_v4.py differ from commit 01234567" in message
+    assert "--allow-unknown" in message
+    make_plan(checkout).refuse_misfit(allow_unknown=True)
+
+
+MISFITS = {
+    "a patched function changed": (
+        ("utils.py", "128", "256"),
+        "vllm_ascend.utils:refresh_block_size is another one",
+    ),
+    "a patched function is gone": (
+        ("utils.py", "refresh_block_size", "other"),
+        "vllm_ascend.utils:refresh_block_size does not exist",
+    ),
+    "a name that ours lacks is imported": (
+        ("models/deepseek_v4.py", "class", "from vllm_ascend.worker.block_table import X\nclass"),
+        "models/deepseek_v4.py imports X of vllm_ascend.worker.block_table, which ours lacks",
+    ),
+    "an argument that ours does not take": (
+        ("worker/npu_input_batch.py", "kernel_sizes", "kernel_shapes"),
+        "passes kernel_shapes to MultiGroupBlockTable",
+    ),
+    "nobody installs the patches": (
+        ("patch/platform/__init__.py", "patch_kv_cache_interface", "patch_other"),
+        "patch/platform/__init__.py does not import",
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_checkout_that_does_not_fit_is_always_refused(checkout, misfit):
+    change, message = MISFITS[misfit]
+    edit(checkout, *change)
+    before = snapshot(checkout)
+    assert message in refusal(checkout, allow_unknown=True)
+    assert snapshot(checkout) == before
+
+
+def test_a_replaced_file_that_is_missing_is_named(checkout):
+    (checkout / "vllm_ascend" / "worker" / "block_table.py").unlink()
+    assert "worker/block_table.py does not exist" in refusal(checkout, allow_unknown=True)
+
+
+def test_a_link_in_the_way_is_refused(checkout, tmp_path):
+    """The overlay would write through it, into somebody else's files."""
+    elsewhere = tmp_path / "elsewhere"
+    (checkout / "vllm_ascend" / "worker").rename(elsewhere)
+    (checkout / "vllm_ascend" / "worker").symlink_to(elsewhere)
+    with pytest.raises(OverlayError, match="worker is a link"):
+        make_plan(checkout)
+
+
+def test_a_link_to_the_checkout_is_followed(checkout, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(checkout)
+    assert make_plan(link).checkout.root == checkout.resolve()
+
+
+def test_a_file_of_the_same_name_is_not_overwritten(checkout):
+    (checkout / "vllm_ascend" / "core" / "retention.py").write_text("# theirs\n")
+    with pytest.raises(OverlayError, match=r"core/retention.py is in the way"):
+        make_plan(checkout)
+
+
+@pytest.mark.parametrize("path", ("nowhere", "."))
+def test_what_is_no_checkout_is_refused_in_one_line(tmp_path, path):
+    result = run("apply", str(tmp_path / path))
+    assert result.exit_code == 2
+    assert len(result.output.strip().splitlines()) == 1 and "error:" in result.output
+
+
+def test_this_projects_own_tree_is_no_checkout():
+    own = Path(__file__).parents[3]
+    assert run("apply", str(own)).exit_code == 2
+
+
+def test_the_commands_say_what_they_did(checkout):
+    assert run("status", str(checkout)).exit_code == 1
+    planned = json.loads(run("plan", str(checkout), "--json").output)
+    assert planned["checkout"]["head"] == COMMIT
+    assert all(entry["why"] for entry in (*planned["files"], *planned["patches"]))
+    text = run("plan", str(checkout)).output
+    assert "replaces" in text and "joins" in text and "refresh_block_size" in text
+    assert "applied:" in run("apply", str(checkout)).output
+    result = run("status", str(checkout), "--json")
+    assert result.exit_code == 0 and json.loads(result.output)["state"] == "applied"
+    assert "nothing to do" in run("apply", str(checkout)).output
+    assert "reverted" in run("revert", str(checkout)).output
+    assert "nothing to do" in run("revert", str(checkout)).output
+
+
+def test_both_heads_are_known_with_every_file_that_is_replaced():
+    """The real digests that ship, not the miniature's."""
+    known_heads.cache_clear()
+    heads = known_heads()
+    assert {head[:8] for head in heads} == {"367b8e62", "792ea0c6"}
+    assert all(set(REPLACED) <= set(files) for files in heads.values())
+
+
+def test_every_patch_says_why():
+    patches = listed_patches()
+    assert any(patch.is_of_checkout for patch in patches)
+    assert all(patch.why and patch.feature for patch in patches)
+    assert set(FILES) > set(REPLACED)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An overlay is put on whole or not at all, and taken off without a trace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.ut.overlay.miniature import COMMIT, snapshot
+from vllm_ascend.deployment import own_package
+from vllm_ascend.overlay import OverlayError, apply, make_plan, revert, status
+from vllm_ascend.overlay.files import REPLACED
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def put_on(checkout: Path) -> bool:
+    plan = make_plan(checkout)
+    plan.refuse_misfit(allow_unknown=False)
+    return apply(plan)
+
+
+def test_every_file_of_ours_is_in_its_place(checkout):
+    before = snapshot(checkout)
+    assert put_on(checkout)
+    package = checkout / "vllm_ascend"
+    for file in make_plan(checkout).files:
+        assert (package / file.path).read_bytes() == (own_package() / file.path).read_bytes()
+    for path in ("__init__.py", "envs.py", "platform.py", "patch/platform/__init__.py"):
+        assert (package / path).read_bytes() == before[f"vllm_ascend/{path}"][1]
+    assert not (package / "models" / "tiny").exists()
+    assert (package / "core" / "retention.py").is_file()
+    found = status(checkout)
+    assert (found.state, found.head, found.modified) == ("applied", COMMIT, ())
+
+
+def test_what_was_there_is_restored_byte_for_byte(checkout):
+    """Content, modes and times, and no file or folder more."""
+    before = snapshot(checkout)
+    put_on(checkout)
+    assert snapshot(checkout) != before
+    compiled = checkout / "vllm_ascend" / "overlay" / "__pycache__"
+    compiled.mkdir()
+    (compiled / "plan.cpython-311.pyc").touch()
+    assert revert(checkout)
+    assert snapshot(checkout) == before
+    assert status(checkout).state == "absent"
+
+
+def test_twice_is_as_good_as_once(checkout):
+    before = snapshot(checkout)
+    assert put_on(checkout)
+    once = snapshot(checkout)
+    assert not put_on(checkout)
+    assert snapshot(checkout) == once
+    assert revert(checkout)
+    assert not revert(checkout)
+    assert snapshot(checkout) == before
+    assert put_on(checkout)
+
+
+FAILING = {"staging": (shutil, "copyfile"), "swapping": (os, "replace"), "linking": (os, "mkdir")}
+
+
+@pytest.mark.parametrize("part", FAILING)
+def test_a_failure_at_any_point_leaves_nothing(checkout, monkeypatch, part):
+    """As on a full disk or a target that turns out to be read-only."""
+    before = snapshot(checkout)
+    module, name = FAILING[part]
+    original = getattr(module, name)
+    plan = make_plan(checkout)
+    for fails_at in (0, 1, 2, len(plan.files) // 2, len(plan.files)):
+        calls = iter(range(10**6))
+
+        def failing(*args, _calls=calls, _at=fails_at, **kwargs):
+            if next(_calls) == _at:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return original(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, failing)
+            try:
+                done = apply(plan)
+            except OverlayError as error:
+                assert "nothing was changed" in str(error) and "No space left" in str(error)
+                done = False
+        if done:  # the call was never made, or one of a directory that was there already
+            revert(checkout)
+        assert snapshot(checkout) == before
+
+
+@pytest.mark.parametrize("renames", (1, 40, 90))
+def test_a_process_killed_in_the_middle_is_recovered(checkout, renames):
+    before = snapshot(checkout)
+    code = f"""
+        import os, sys
+        from pathlib import Path
+        import pytest
+        from tests.ut.overlay.miniature import know
+        from vllm_ascend.overlay import apply, make_plan
+        root = Path(sys.argv[1])
+        know(root, pytest.MonkeyPatch())
+        plan = make_plan(root)
+        placed = iter(range(1, 10**6))
+        apply(plan, progress=lambda path: next(placed) == {renames} and os._exit(9))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(checkout)]
+    killed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert killed.returncode == 9, killed.stderr
+    assert status(checkout).state == "half-applied"
+    with pytest.raises(OverlayError, match="half of an overlay: run `overlay revert` first"):
+        put_on(checkout)
+    assert revert(checkout)
+    assert snapshot(checkout) == before
+
+
+def test_a_revert_that_fails_goes_on_where_it_stopped(checkout, monkeypatch):
+    before = snapshot(checkout)
+    put_on(checkout)
+    original, calls = Path.unlink, iter(range(10**6))
+
+    def failing(self, *args, **kwargs):
+        if next(calls) == 20:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failing)
+        with pytest.raises(OverlayError, match=r"try again: .*Permission denied"):
+            revert(checkout)
+    assert status(checkout).state == "half-applied"
+    assert revert(checkout)
+    assert snapshot(checkout) == before
+
+
+def test_a_change_to_our_files_is_not_lost_silently(checkout):
+    before = snapshot(checkout)
+    put_on(checkout)
+    (checkout / "vllm_ascend" / "core" / "retention.py").write_text("# by hand\n")
+    assert status(checkout).modified == ("core/retention.py",)
+    with pytest.raises(OverlayError, match=r"core/retention\.py"):
+        revert(checkout)
+    with pytest.raises(OverlayError, match="changed since"):
+        put_on(checkout)
+    assert revert(checkout, discard_changes=True)
+    assert snapshot(checkout) == before
+
+
+def test_files_of_others_in_our_folders_stay(checkout):
+    put_on(checkout)
+    note = checkout / "vllm_ascend" / "overlay" / "note.txt"
+    note.write_text("mine")
+    assert revert(checkout)
+    assert note.read_text() == "mine"
+
+
+def test_an_original_is_kept_for_every_file_replaced(checkout):
+    assert {file.path for file in make_plan(checkout).files if file.replaces} == set(REPLACED)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this package runs: beside vLLM, or over a checkout of vllm-ascend."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+# A module of vllm-ascend that this project has none of: the NPU platform.
+_MARK = "platform.py"
+
+
+def own_package() -> Path:
+    """Return the directory of the package that this module is part of."""
+    return Path(__file__).resolve().parent
+
+
+def is_checkout(package: Path) -> bool:
+    """Whether a package directory is vllm-ascend's, with or without our modules in it."""
+    return (package / _MARK).is_file()
+
+
+@cache
+def is_over_checkout() -> bool:
+    """Whether this package is part of a checkout of vllm-ascend."""
+    return is_checkout(own_package())

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkout of vllm-ascend is: which head, changed or not, fit for the patches or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from vllm_ascend.deployment import is_checkout
+from vllm_ascend.overlay.errors import OverlayError
+from vllm_ascend.overlay.files import sha256
+from vllm_ascend.overlay.patch_list import listed_patches
+from vllm_ascend.overlay.surface import missing_names
+from vllm_ascend.patch.upstream.source import PACKAGE, misfits
+
+HEADS = Path(__file__).with_name("heads.json")
+# Written by builds; no two checkouts agree on them.
+_GENERATED = ("_build_info.py", "_version.py")
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout, judged by its files.
+
+    Attributes:
+        root: Its directory.
+        head: The commit whose files it has; ``None`` if they are no known commit's.
+        changed: Files that differ from the known head that is nearest, if ``head`` is ``None``.
+        nearest: That head.
+        problems: What our patches and modules miss in it; empty if they fit.
+    """
+
+    root: Path
+    head: str | None
+    nearest: str
+    changed: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def package(self) -> Path:
+        """The ``vllm_ascend`` directory."""
+        return self.root / PACKAGE
+
+
+def find_root(path: Path) -> Path:
+    """Return the real directory of a checkout.
+
+    Raises:
+        OverlayError: There is none, or it is this project's own tree.
+    """
+    if not path.exists():
+        raise OverlayError(f"{path} does not exist")
+    root = path.resolve()
+    if not (root / PACKAGE / "__init__.py").is_file() or not is_checkout(root / PACKAGE):
+        raise OverlayError(f"{path} is not a checkout of vllm-ascend (no {PACKAGE}/platform.py)")
+    if (root / PACKAGE).is_symlink():
+        raise OverlayError(f"{root / PACKAGE} is a link: name the checkout that it points to")
+    return root
+
+
+@cache
+def known_heads() -> dict[str, dict[str, str]]:
+    """Return commit -> Python file of the package -> digest of its content."""
+    return json.loads(HEADS.read_text(encoding="utf-8"))
+
+
+def digest_files(package: Path) -> Iterator[tuple[str, str]]:
+    """Yield every Python file of a package that is not generated, with its short digest."""
+    for path in sorted(package.rglob("*.py")):
+        relative = path.relative_to(package).as_posix()
+        if relative not in _GENERATED and not path.is_symlink():
+            yield relative, sha256(path)[:16]
+
+
+def inspect(
+    root: Path, originals: Path | None = None, ours: frozenset[str] = frozenset()
+) -> Checkout:
+    """Judge a checkout.
+
+    Args:
+        root: See :func:`find_root`.
+        originals: Where the originals of replaced files are, if an overlay is in force.
+        ours: Files that the overlay has added, relative to the package.
+    """
+    package = root / PACKAGE
+    found = {path: digest for path, digest in digest_files(package) if path not in ours}
+    if originals is not None:
+        found.update(digest_files(originals))
+    differences = {head: _changed(found, files) for head, files in known_heads().items()}
+    nearest = min(differences, key=lambda head: len(differences[head]))
+    head = None if differences[nearest] else nearest
+    problems = () if originals is not None else (*missing_names(package), *_misfits(package))
+    return Checkout(root, head, nearest, tuple(differences[nearest]), problems)
+
+
+def _misfits(package: Path) -> list[str]:
+    return misfits(package, {patch.target: patch.digests for patch in listed_patches()})
+
+
+def _changed(found: dict[str, str], expected: dict[str, str]) -> list[str]:
+    paths = sorted(found.keys() | expected.keys())
+    return [path for path in paths if found.get(path) != expected.get(path)]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m vllm_ascend overlay {plan, apply, revert, status} CHECKOUT``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Column, Table
+
+from vllm_ascend.overlay import state, transaction
+from vllm_ascend.overlay.errors import OverlayError
+from vllm_ascend.overlay.plan import OverlayPlan, make_plan
+
+app = typer.Typer(
+    name="overlay",
+    help="Put this package over an editable checkout of vllm-ascend, or take it away again.",
+    no_args_is_help=True,
+)
+_console = Console()
+
+CheckoutArgument = Annotated[
+    Path, typer.Argument(help="The checkout, e.g. /vllm-workspace/vllm-ascend.", metavar="CHECKOUT")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    try:
+        yield
+    except OverlayError as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def plan(checkout: CheckoutArgument, as_json: JsonOption = False) -> None:
+    """Print every file and every patch with its reason; change nothing."""
+    with _one_error():
+        planned = make_plan(checkout)
+    if as_json:
+        typer.echo(json.dumps(_as_json(planned), indent=1))
+        return
+    _print_plan(planned)
+
+
+@app.command()
+def apply(
+    checkout: CheckoutArgument,
+    allow_unknown: Annotated[
+        bool,
+        typer.Option(help="Accept a checkout whose files are no known commit's, if all fits."),
+    ] = False,
+) -> None:
+    """Put all files in their places, or none."""
+    with _one_error():
+        planned = make_plan(checkout)
+        planned.refuse_misfit(allow_unknown=allow_unknown)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("overlay", total=len(planned.files))
+            done = transaction.apply(planned, progress=lambda _path: progress.advance(task))
+    files = f"{len(planned.files)} files"
+    print_line(f"applied: {files}" if done else f"applied already: {files}, nothing to do")
+
+
+@app.command()
+def revert(
+    checkout: CheckoutArgument,
+    discard_changes: Annotated[
+        bool, typer.Option(help="Lose what was changed in our files since.")
+    ] = False,
+) -> None:
+    """Put every file of vllm-ascend back, byte for byte."""
+    with _one_error():
+        done = transaction.revert(checkout, discard_changes=discard_changes)
+    print_line("reverted" if done else "no overlay there, nothing to do")
+
+
+@app.command()
+def status(checkout: CheckoutArgument, as_json: JsonOption = False) -> None:
+    """Say what is there. Exit code 0 if an overlay is in force as it was put there, else 1."""
+    with _one_error():
+        found = state.status(checkout)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1))
+    else:
+        on = f" on commit {found.head[:8]}" if found.head else ""
+        print_line(f"{found.state}{on}: {found.files} files of ours")
+        for path in found.modified:
+            print_line(f"  changed since: {path}")
+    raise typer.Exit(0 if found.state == state.APPLIED else 1)
+
+
+def print_line(text: str) -> None:
+    """Print a line as it is, without wrapping."""
+    _console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _as_json(planned: OverlayPlan) -> dict:
+    checkout = planned.checkout
+    return {
+        "checkout": {**asdict(checkout), "root": str(checkout.root)},
+        "files": [asdict(file) for file in planned.files],
+        "patches": [asdict(patch) for patch in planned.patches],
+    }
+
+
+def _print_plan(planned: OverlayPlan) -> None:
+    checkout = planned.checkout
+    known = f"commit {checkout.head[:8]}" if checkout.head else "no known commit"
+    print_line(f"{checkout.root}: {known}")
+    for problem in checkout.problems:
+        print_line(f"  does not fit: {problem}")
+    for path in checkout.changed:
+        print_line(f"  differs from {checkout.nearest[:8]}: {path}")
+    files = Table(
+        Column("file", overflow="fold"),
+        "",
+        "why",
+        title=f"{len(planned.files)} files",
+        title_justify="left",
+    )
+    for file in sorted(planned.files, key=lambda file: (not file.replaces, file.path)):
+        files.add_row(file.path, "replaces" if file.replaces else "joins", file.why)
+    _console.print(files)
+    patches = Table(
+        Column("target", overflow="fold"),
+        "why",
+        title=f"{len(planned.patches)} patches",
+        title_justify="left",
+    )
+    for patch in planned.patches:
+        patches.add_row(patch.target.replace(":", ":\n"), patch.why)
+    _console.print(patches)
+
+
+def _table(title: str, name: str, *columns: str) -> Table:
+    # Names are folded, not cut: they are what a reader searches for.
+    return Table(Column(name, overflow="fold"), *columns, title=title, title_justify="left")

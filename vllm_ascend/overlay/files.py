@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of this package's files go into a checkout, and in whose place."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+# Modules of vllm-ascend that ours take the place of, with the reason.
+REPLACED = {
+    "core/single_type_kv_cache_manager.py": (
+        "Managers that hash what a block covers, keep what can be hit, and know retention."
+    ),
+    "patch/platform/patch_kv_cache_coordinator.py": (
+        "The coordinator: exact look-ups at every granule instead of every 16,384 tokens."
+    ),
+    "patch/platform/patch_kv_cache_interface.py": (
+        "Specs that keep every field when merged. The first module imported: installs the patches."
+    ),
+    "patch/platform/patch_kv_cache_utils.py": (
+        "Groups, tensors and block sizes in tokens, at 32, 64 and 128 rows per block."
+    ),
+    "patch/worker/patch_deepseek_compressor.py": (
+        "DeepSeek-V4's cache layers in blocks of the configured size."
+    ),
+    "worker/block_table.py": (
+        "Tables no longer than the compressed rows need, of which only changes are uploaded."
+    ),
+}
+# The CPU's data plane: the NPU has vllm-ascend's.
+_LEFT_OUT = ("models", "patch/cpu")
+_SUFFIXES_LEFT_OUT = (".pyc",)
+
+
+@dataclass(frozen=True)
+class OverlayFile:
+    """One file of ours.
+
+    Attributes:
+        path: Relative to the package directory, with slashes.
+        replaces: It takes the place of a module of vllm-ascend.
+        why: The reason, in a sentence.
+    """
+
+    path: str
+    replaces: bool
+    why: str
+
+
+def overlay_files(
+    source: Path, package: Path, added: frozenset[str] = frozenset()
+) -> list[OverlayFile]:
+    """Return the files of ours that go into a checkout, sorted by path.
+
+    ``__init__.py`` files that vllm-ascend has stay its own.
+
+    Args:
+        source: Our package directory.
+        package: The checkout's.
+        added: Files that an overlay in force has put there, and vllm-ascend does not have.
+    """
+    files: list[OverlayFile] = []
+    for path in sorted(source.rglob("*")):
+        relative = path.relative_to(source).as_posix()
+        if not path.is_file() or _is_left_out(relative):
+            continue
+        if relative in REPLACED:
+            files.append(OverlayFile(relative, True, REPLACED[relative]))
+        elif path.name != "__init__.py" or relative in added or not (package / relative).exists():
+            files.append(OverlayFile(relative, False, _purpose(path)))
+    return files
+
+
+def _is_left_out(relative: str) -> bool:
+    folders = tuple(f"{folder}/" for folder in _LEFT_OUT)
+    return (
+        relative.startswith(folders)
+        or "__pycache__" in relative
+        or relative.endswith(_SUFFIXES_LEFT_OUT)
+    )
+
+
+def _purpose(path: Path) -> str:
+    """Return the first sentence of a module's docstring."""
+    if path.suffix != ".py":
+        return "Data of the module beside it."
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(docstring.split("\n\n")[0].split())
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

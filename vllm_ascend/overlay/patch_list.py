@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The patches of vLLM and vllm-ascend as data, so that nothing of either has to be imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from vllm_ascend.patch.table import Add, Patch
+from vllm_ascend.patch.upstream.source import PACKAGE
+
+PATCH_LIST = Path(__file__).with_name("patches.json")
+
+
+@dataclass(frozen=True)
+class ListedPatch:
+    """What a report says of a patch, and what it needs to be judged by source.
+
+    Attributes:
+        target: As in :class:`~vllm_ascend.patch.table.Patch`.
+        feature: What it belongs to.
+        why: The reason, in a sentence.
+        digests: Those that the original may have; none if it must not exist.
+    """
+
+    target: str
+    feature: str
+    why: str
+    digests: tuple[str, ...]
+
+    @property
+    def is_of_checkout(self) -> bool:
+        """Whether it changes a module of vllm-ascend, not of vLLM."""
+        return self.target.startswith(f"{PACKAGE}.")
+
+
+@cache
+def listed_patches() -> tuple[ListedPatch, ...]:
+    """Return every patch that is in force over a checkout."""
+    rows = json.loads(PATCH_LIST.read_text(encoding="utf-8"))
+    return tuple(ListedPatch(**{**row, "digests": tuple(row["digests"])}) for row in rows)
+
+
+def render(patches: Iterable[Patch]) -> str:
+    """Return the list as JSON; the same tables give the same text."""
+    rows = [
+        asdict(
+            ListedPatch(
+                target=patch.target,
+                feature=patch.feature,
+                why=patch.why,
+                digests=() if isinstance(patch, Add) else patch.known_digests,
+            )
+        )
+        for patch in patches
+    ]
+    return json.dumps(rows, indent=1) + "\n"

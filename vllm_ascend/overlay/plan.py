@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an overlay would do to a checkout, decided before anything is touched."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_ascend.deployment import own_package
+from vllm_ascend.overlay import state
+from vllm_ascend.overlay.checkout import Checkout, find_root, inspect
+from vllm_ascend.overlay.errors import OverlayError
+from vllm_ascend.overlay.files import OverlayFile, overlay_files
+from vllm_ascend.overlay.patch_list import ListedPatch, listed_patches
+
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class OverlayPlan:
+    """Everything that :func:`~vllm_ascend.overlay.transaction.apply` does.
+
+    Attributes:
+        checkout: Where.
+        source: Our package directory.
+        files: What is put there.
+        patches: What is changed when it is imported.
+    """
+
+    checkout: Checkout
+    source: Path
+    files: tuple[OverlayFile, ...]
+    patches: tuple[ListedPatch, ...]
+
+    def refuse_misfit(self, *, allow_unknown: bool) -> None:
+        """Refuse a checkout that the overlay does not fit, or may not.
+
+        Args:
+            allow_unknown: Accept files that are no known head's, as long as nothing is missing.
+
+        Raises:
+            OverlayError: Says what is wrong and what to do.
+        """
+        checkout = self.checkout
+        if checkout.problems:
+            raise OverlayError(
+                f"{checkout.root} does not fit, nothing was changed: {'; '.join(checkout.problems)}"
+            )
+        if checkout.head is None and not allow_unknown:
+            names = ", ".join(checkout.changed[:_NAMES_SHOWN])
+            more = len(checkout.changed) - _NAMES_SHOWN
+            raise OverlayError(
+                f"{checkout.root} is no known state of vllm-ascend: {names}"
+                f"{f' and {more} more files' if more > 0 else ''} differ from commit "
+                f"{checkout.nearest[:8]}. Nothing was changed. All that the overlay needs is "
+                "there; to go on anyway, say --allow-unknown"
+            )
+
+
+def make_plan(path: Path) -> OverlayPlan:
+    """Plan an overlay; also over a checkout that has one, as if it had not.
+
+    Raises:
+        OverlayError: ``path`` is no checkout, or one in which links or a file of vllm-ascend
+            stand where a file of ours has to go.
+    """
+    root = find_root(path)
+    manifest = state.read_manifest(root)
+    added = frozenset(f.path for f in manifest.files if not f.replaces) if manifest else frozenset()
+    checkout = inspect(root, state.originals(root) if manifest else None, added)
+    source = own_package()
+    files = tuple(overlay_files(source, checkout.package, added))
+    for file in files:
+        _refuse_obstacle(checkout.package, file, is_ours=file.path in added)
+    return OverlayPlan(checkout, source, files, listed_patches())
+
+
+def _refuse_obstacle(package: Path, file: OverlayFile, *, is_ours: bool) -> None:
+    target = package / file.path
+    for path in (target, *target.parents):
+        if path == package:
+            break
+        if path.is_symlink():
+            raise OverlayError(f"{path} is a link; the overlay would write somewhere else")
+    if not file.replaces and not is_ours and os.path.lexists(target):
+        raise OverlayError(f"{target} is in the way: vllm-ascend has a file of that name")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an overlay leaves in a checkout to be judged and taken back: manifest and originals."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from vllm_ascend.overlay.checkout import find_root
+from vllm_ascend.overlay.errors import OverlayError
+from vllm_ascend.overlay.files import sha256
+from vllm_ascend.patch.upstream.source import PACKAGE
+
+STATE_DIRECTORY = ".vllm-ascend-backport"
+
+ABSENT = "absent"
+APPLYING = "applying"
+APPLIED = "applied"
+REVERTING = "reverting"
+HALF_APPLIED = "half-applied"
+MODIFIED = "modified"
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """One file of ours in a checkout.
+
+    Attributes:
+        path: Relative to the package.
+        replaces: An original of this path is kept.
+        sha256: Of our file.
+        original_sha256: Of the original; ``None`` if there was none.
+    """
+
+    path: str
+    replaces: bool
+    sha256: str
+    original_sha256: str | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an overlay has done, or was doing when it was interrupted.
+
+    Attributes:
+        state: ``applying``, ``applied`` or ``reverting``.
+        head: Commit of the checkout, ``None`` if unknown.
+        files: Everything put there.
+        directories: Directories made for it, relative to the package, parents first.
+    """
+
+    state: str
+    head: str | None
+    files: tuple[ManifestFile, ...]
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OverlayStatus:
+    """What is there.
+
+    Attributes:
+        state: ``absent``, ``applied``, ``half-applied`` or ``modified``.
+        head: Commit that the overlay was put on, ``None`` if there is none or it is unknown.
+        files: Files of ours.
+        modified: Files of ours that are not as they were put there.
+    """
+
+    state: str
+    head: str | None = None
+    files: int = 0
+    modified: tuple[str, ...] = ()
+
+
+def directory(root: Path) -> Path:
+    """Return where a checkout's overlay keeps its state."""
+    return root / STATE_DIRECTORY
+
+
+def originals(root: Path) -> Path:
+    """Return where the replaced files are kept, with their paths."""
+    return directory(root) / "originals"
+
+
+def read_manifest(root: Path) -> Manifest | None:
+    """Return the manifest of a checkout; ``None`` if no overlay was begun.
+
+    Raises:
+        OverlayError: It cannot be read.
+    """
+    path = directory(root) / "manifest.json"
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        files = tuple(ManifestFile(**file) for file in content.pop("files"))
+        return Manifest(**{**content, "files": files, "directories": tuple(content["directories"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise OverlayError(f"{path} cannot be read ({error}); nothing was changed") from error
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write the manifest so that it is either the old one or the new one, also after a crash."""
+    path = directory(root) / "manifest.json"
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(asdict(manifest), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def in_state(manifest: Manifest, state: str) -> Manifest:
+    """Return the manifest with another state."""
+    return replace(manifest, state=state)
+
+
+def status(path: Path) -> OverlayStatus:
+    """Say what is there.
+
+    Raises:
+        OverlayError: ``path`` is no checkout, or the overlay's manifest cannot be read.
+    """
+    root = find_root(path)
+    manifest = read_manifest(root)
+    if manifest is None:
+        return OverlayStatus(ABSENT)
+    if manifest.state != APPLIED:
+        return OverlayStatus(HALF_APPLIED, manifest.head, len(manifest.files))
+    modified = tuple(file.path for file in manifest.files if not _is_intact(root, file))
+    state = MODIFIED if modified else APPLIED
+    return OverlayStatus(state, manifest.head, len(manifest.files), modified)
+
+
+def _is_intact(root: Path, file: ManifestFile) -> bool:
+    if file.replaces and digest_of(originals(root) / file.path) != file.original_sha256:
+        return False
+    return digest_of(root / PACKAGE / file.path) == file.sha256
+
+
+def digest_of(path: Path) -> str | None:
+    """Return the digest of a plain file; ``None`` if there is none."""
+    return sha256(path) if path.is_file() and not path.is_symlink() else None

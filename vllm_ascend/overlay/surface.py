@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the rest of a checkout and our modules still fit each other, by their source alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from vllm_ascend.deployment import own_package
+from vllm_ascend.overlay.files import REPLACED
+from vllm_ascend.patch.upstream.source import PACKAGE
+
+# Who must import one of our modules, so that the patches are installed.
+_HOOKS = {
+    "patch/platform/__init__.py": f"{PACKAGE}.patch.platform.patch_kv_cache_interface",
+    "patch/worker/__init__.py": f"{PACKAGE}.patch.worker.patch_deepseek_compressor",
+}
+# A class of ours that another module constructs, with keywords that it must take.
+_CONSTRUCTED = ("worker/npu_input_batch.py", "worker/block_table.py", "MultiGroupBlockTable")
+
+
+def missing_names(package: Path) -> list[str]:
+    """Say what the checkout expects of the modules that we replace and would not find.
+
+    Args:
+        package: The checkout's ``vllm_ascend`` directory, without an overlay.
+
+    Returns:
+        One sentence each; none if everything fits.
+    """
+    problems = [f"{path} does not exist" for path in REPLACED if not (package / path).is_file()]
+    problems += [
+        f"{path} does not import {module}, which installs the patches"
+        for path, module in _HOOKS.items()
+        if module not in set(_imported_modules(package / path))
+    ]
+    ours = {_module_name(path): _defined_names(own_package() / path) for path in REPLACED}
+    for path in sorted(package.rglob("*.py")):
+        relative = path.relative_to(package).as_posix()
+        if relative in REPLACED:
+            continue
+        for module, name in _imported_names(path):
+            if module in ours and name not in ours[module]:
+                problems.append(f"{relative} imports {name} of {module}, which ours lacks")
+    return [*problems, *_foreign_keywords(package)]
+
+
+def _foreign_keywords(package: Path) -> Iterator[str]:
+    caller, module, name = _CONSTRUCTED
+    taken = _constructor_arguments(own_package() / module, name)
+    for node in ast.walk(_parse(package / caller)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            for keyword in node.keywords:
+                if keyword.arg is not None and keyword.arg not in taken:
+                    yield f"{caller} passes {keyword.arg} to {name}, which ours does not take"
+
+
+def _module_name(path: str) -> str:
+    return f"{PACKAGE}.{path.removesuffix('.py').replace('/', '.')}"
+
+
+def _parse(path: Path) -> ast.Module:
+    if not path.is_file():
+        return ast.Module(body=[], type_ignores=[])
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _imported_names(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(_parse(path)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(_parse(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _defined_names(path: Path) -> set[str]:
+    """Return the names of a module's top level, imported ones as well."""
+    names: set[str] = set()
+    for node in _parse(path).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def _constructor_arguments(path: Path, class_name: str) -> set[str]:
+    for node in _parse(path).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                    arguments = member.args
+                    return {a.arg for a in (*arguments.args, *arguments.kwonlyargs)}
+    return set()

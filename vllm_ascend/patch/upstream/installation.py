@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables that are in force over a checkout of vllm-ascend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vllm_ascend.patch.planner import APPLIED, NOT_AVAILABLE, PatchStatus
+from vllm_ascend.patch.table import Patch, PatchError
+from vllm_ascend.patch.upstream import (
+    late,
+    patch_dsa_attention,
+    patch_model_runner,
+    patch_schedulers,
+    patch_utils,
+)
+from vllm_ascend.patch.upstream.source import known_digests, misfits
+
+PATCHES: tuple[Patch, ...] = (
+    *patch_utils.PATCHES,
+    *patch_dsa_attention.PATCHES,
+    *patch_schedulers.PATCHES,
+    *patch_model_runner.PATCHES,
+)
+
+
+def check(package: Path) -> None:
+    """Check the patches against a checkout's source files; nothing is imported or changed.
+
+    Args:
+        package: Its ``vllm_ascend`` directory.
+
+    Raises:
+        PatchError: One message with everything that does not fit.
+    """
+    problems = misfits(package, known_digests(PATCHES))
+    if problems:
+        raise PatchError(
+            f"the patches do not fit the vllm-ascend in {package.parent}; nothing was changed: "
+            f"{'; '.join(problems)}"
+        )
+
+
+def install_when_imported() -> None:
+    """Let every patch be set as soon as its module is imported. Idempotent.
+
+    Raises:
+        PatchError: See :func:`vllm_ascend.patch.upstream.late.install_when_imported`.
+    """
+    late.install_when_imported(PATCHES)
+
+
+def statuses(package: Path) -> list[PatchStatus]:
+    """Return what becomes of every patch over a checkout, for reports."""
+    rows: list[PatchStatus] = []
+    for patch in PATCHES:
+        problems = misfits(package, known_digests([patch]))
+        status = NOT_AVAILABLE if problems else APPLIED
+        rows.append(
+            PatchStatus(patch.target, patch.feature, status, problems[0] if problems else patch.why)
+        )
+    return rows

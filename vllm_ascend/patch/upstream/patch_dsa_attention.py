@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``models/layer/attention/layer.py`` and ``attention/``: block sizes other than 128."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vllm.v1.kv_cache_interface import KVCacheSpec
+
+from vllm_ascend.core.block_sizes import get_dsv4_compressed_kv_block_size
+from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
+from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.worker.draft_slots import write_draft_slots
+
+# Rows of every kind of DeepSeek-V4 block at 128, 64 and 32 rows per compressed block.
+KERNEL_BLOCK_SIZES = (8, 32, 128, 64, 16, 4, 2)
+
+_LAYER = "vllm_ascend.models.layer.attention.layer:DSAAttention"
+_BACKEND = "vllm_ascend.attention.dsa_v1:AscendDSABackend"
+_BUILDERS = {
+    "vllm_ascend.attention.dsa_v1:AscendDSAMetadataBuilder": (
+        "8a227dac0925acc7",
+        "ea0e3c83a0192849",
+    ),
+    "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder": (
+        "356d4c9389220ea3",
+        "42094cec95506ecf",
+    ),
+}
+
+
+def wrap_get_kv_cache_spec(original: Callable) -> Callable:
+    def get_kv_cache_spec(self, vllm_config) -> KVCacheSpec | None:
+        spec = original(self, vllm_config)
+        if spec is None or not load_config().apply_dsv4_patch:
+            return spec
+        return replace(spec, block_size=get_dsv4_compressed_kv_block_size(spec.compress_ratio))
+
+    return get_kv_cache_spec
+
+
+def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
+    def get_supported_kernel_block_sizes() -> list[int]:
+        sizes = original()
+        # vllm-ascend's own sizes stay in front: others take the first for the preferred one.
+        return [*sizes, *(size for size in KERNEL_BLOCK_SIZES if size not in sizes)]
+
+    return get_supported_kernel_block_sizes
+
+
+def wrap_build(original: Callable) -> Callable:
+    def build(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("block_size", self.kv_cache_spec.block_size)
+        return original(self, *args, **kwargs)
+
+    return build
+
+
+def wrap_build_for_drafting(original: Callable) -> Callable:
+    def build_for_drafting(self, draft_step: int, common_attn_metadata, *args: Any, **kwargs: Any):
+        self.block_size = self.kv_cache_spec.block_size
+        write_draft_slots(
+            common_attn_metadata.slot_mapping,
+            common_attn_metadata.block_table_tensor,
+            common_attn_metadata.positions,
+            block_size=self.block_size,
+        )
+        return original(self, draft_step, common_attn_metadata, *args, **kwargs)
+
+    return build_for_drafting
+
+
+def _builder_patches(builder: str, build: str, build_for_drafting: str) -> tuple[Patch, ...]:
+    return (
+        Wrap(
+            target=f"{builder}.build",
+            replacement=wrap_build,
+            upstream_sha256=build,
+            aliases=(),
+            **CHECKOUT_BLOCK_SIZE,
+            why="Slots are split into block and row by 128 where the caller names no block size.",
+        ),
+        Wrap(
+            target=f"{builder}.build_for_drafting",
+            replacement=wrap_build_for_drafting,
+            upstream_sha256=build_for_drafting,
+            aliases=(),
+            **CHECKOUT_BLOCK_SIZE,
+            why="From the second draft token on, the proposer looks blocks of 128 tokens up in a "
+            "table of smaller ones, and would write into another place, or another request.",
+        ),
+    )
+
+
+PATCHES: tuple[Patch, ...] = (
+    Wrap(
+        target=f"{_LAYER}.get_kv_cache_spec",
+        replacement=wrap_get_kv_cache_spec,
+        upstream_sha256="acbaac96850e5432",
+        aliases=(),
+        **CHECKOUT_BLOCK_SIZE,
+        why="Compressed blocks of 128 rows are hard-coded.",
+    ),
+    Wrap(
+        target=f"{_BACKEND}.get_supported_kernel_block_sizes",
+        replacement=wrap_get_supported_kernel_block_sizes,
+        upstream_sha256="010b1e62ddbefba9",
+        aliases=(),
+        **CHECKOUT_BLOCK_SIZE,
+        why="The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; "
+        "the kernels take them.",
+    ),
+    *(
+        patch
+        for builder, digests in _BUILDERS.items()
+        for patch in _builder_patches(builder, *digests)
+    ),
+)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkout of vllm-ascend judged by its source files, none of which is imported."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import textwrap
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from vllm_ascend.patch.table import Patch, Rebind, Wrap
+
+PACKAGE = "vllm_ascend"
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def module_path(package: Path, module: str) -> Path:
+    """Return the file of a module of vllm-ascend, whether it exists or not."""
+    path = package.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def source_digest_in_file(path: Path, qualified_name: str) -> str | None:
+    """Return what :func:`~vllm_ascend.patch.table.source_digest` would say, without an import.
+
+    Args:
+        path: A source file.
+        qualified_name: ``"function"``, ``"Class"`` or ``"Class.method"``.
+
+    Returns:
+        The digest; ``None`` if the file has no such definition.
+
+    Raises:
+        OSError, SyntaxError: The file cannot be read or parsed.
+    """
+    lines, tree = _parsed(path, path.stat().st_mtime_ns)
+    node: ast.AST = tree
+    for name in qualified_name.split("."):
+        found = _definition(node, name)
+        if found is None:
+            return None
+        node = found
+    assert isinstance(node, _Definition)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+@cache
+def _parsed(path: Path, _mtime: int) -> tuple[list[str], ast.Module]:
+    text = path.read_text(encoding="utf-8")
+    return text.splitlines(keepends=True), ast.parse(text, filename=str(path))
+
+
+def _definition(parent: ast.AST, name: str) -> ast.AST | None:
+    """Return the last definition of a name in a body, as an import would leave it."""
+    found: ast.AST | None = None
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, _Definition) and node.name == name:
+            found = node
+    return found
+
+
+def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
+    """Say which patches do not fit the checkout whose package this is, and why.
+
+    Args:
+        package: The ``vllm_ascend`` directory.
+        digests: Target -> digests that the original may have. Only targets in vllm-ascend's own
+            modules are looked at.
+
+    Returns:
+        One sentence each; none if all fit.
+    """
+    problems: list[str] = []
+    for target, known in digests.items():
+        module, _, name = target.partition(":")
+        if module.partition(".")[0] != PACKAGE:
+            continue
+        path = module_path(package, module)
+        try:
+            digest = source_digest_in_file(path, name)
+        except (OSError, SyntaxError) as error:
+            problems.append(f"{target}: {path.name} cannot be read ({error})")
+            continue
+        if digest is None:
+            problems.append(f"{target} does not exist")
+        elif digest not in known:
+            problems.append(f"{target} is another one than was patched (digest {digest})")
+    return problems
+
+
+def known_digests(patches: Iterable[Patch]) -> dict[str, tuple[str, ...]]:
+    """Return target -> digests, of the patches whose originals must exist."""
+    return {p.target: p.known_digests for p in patches if isinstance(p, Wrap | Rebind)}

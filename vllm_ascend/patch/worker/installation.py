@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of the workers' side. Importing this module installs it, all or none.
+
+Raises, on import:
+    PatchError: See :mod:`vllm_ascend.patch.installer`; nothing was changed.
+"""
+
+from vllm_ascend.patch.installer import Installation, install
+from vllm_ascend.patch.table import Patch
+from vllm_ascend.patch.worker import patch_gpu_model_runner
+
+PATCHES: tuple[Patch, ...] = (*patch_gpu_model_runner.PATCHES,)
+
+
+def install_all() -> Installation:
+    """Install the worker patches; return the live installation if they are in force.
+
+    Raises:
+        PatchError: See :mod:`vllm_ascend.patch.installer`.
+    """
+    return install(PATCHES, required_features={"partial-hits"})
+
+
+install_all()
