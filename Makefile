@@ -58,6 +58,7 @@ lint: setup  ## ruff, mypy, and the generated patch ledger.
 bench: setup  ## What the scheduler spends: unset against unpatched vLLM, and ours beside stock.
 	$(BIN)/python -m benchmarks.unset_overhead
 	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.metrics_cost
 
 ledger: setup  ## Write docs/patches.md from the patch tables.
 	$(BIN)/python -m vllm_ascend.patch.ledger

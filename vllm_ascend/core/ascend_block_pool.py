@@ -220,7 +220,8 @@ class AscendBlockPool(BlockPool):
             return False
         self.granules.clear()
         self._ranks = self._no_ranks()
-        self.free_block_queue = TieredFreeQueue(self.blocks[1:])
+        handed_out = self.free_block_queue.num_handed_out
+        self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
         if self.event_log is not None:
             self.event_log.cleared()
         return True

@@ -26,14 +26,20 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
     Attributes:
         num_free_blocks: Free blocks over all tiers; pinned ones count, so that nobody waits for
             memory that pins hold.
+        num_handed_out: By tier, how many blocks of it were handed out so far. It outlives the
+            queue: the one that follows it goes on counting.
     """
 
-    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def __init__(
+        self, blocks: Sequence[KVCacheBlock], num_handed_out: list[int] | None = None
+    ) -> None:
         """Put all blocks, in their order, into the scratch tier.
 
         Args:
             blocks: Blocks with consecutive ids, none of them in another queue.
+            num_handed_out: The counters of the queue that this one follows.
         """
+        self.num_handed_out = num_handed_out or [0] * len(Tier)
         self._tiers = [
             FreeKVCacheBlockQueue(list(blocks) if tier is Tier.SCRATCH else []) for tier in Tier
         ]
@@ -48,6 +54,11 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
     def num_expendable_blocks(self) -> int:
         """Free blocks that can be handed out without losing anything kept."""
         return self._tiers[Tier.SCRATCH].num_free_blocks + self._tiers[Tier.SPARE].num_free_blocks
+
+    @property
+    def num_free_by_tier(self) -> list[int]:
+        """Free blocks of every tier, the one given up first at the front."""
+        return [tier.num_free_blocks for tier in self._tiers]
 
     @property
     def tiers(self) -> Sequence[FreeKVCacheBlockQueue]:
@@ -69,10 +80,11 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         assert self.num_free_blocks >= n
         self.num_free_blocks -= n
         taken: list[KVCacheBlock] = []
-        for tier in self._tiers:
+        for rank, tier in enumerate(self._tiers):
             wanted = min(n - len(taken), tier.num_free_blocks)
             if wanted:
                 taken += tier.popleft_n(wanted)
+                self.num_handed_out[rank] += wanted
         return taken
 
     def remove(self, block: KVCacheBlock) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import lcm
+from time import perf_counter
 from typing import Any
 
 from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
@@ -24,10 +25,11 @@ from vllm.v1.request import Request
 from vllm_ascend.core.announcement import announced_groups
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_sizes import Granularity
+from vllm_ascend.core.cache_stats import CacheStats
 from vllm_ascend.core.kv_event_log import KVEventLog
 from vllm_ascend.core.kv_event_queue import HitRules
 from vllm_ascend.core.pinning import check_pinning
-from vllm_ascend.core.prefix_lookup import CacheView, Group, LookUpStats, PrefixLookup
+from vllm_ascend.core.prefix_lookup import CacheView, Group, PrefixLookup
 from vllm_ascend.core.retention import align_down, resolve_retention_interval, tail_blocks
 from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.specs import (
@@ -54,7 +56,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         local_kv_retention_interval: ``None`` (every boundary's tail is cached, as in stock
             vLLM), or the retention interval in tokens.
         eagle_group_ids: Groups that may hold layers of a draft model.
-        look_up_stats: What look-ups found so far, and what they lacked.
+        stats: What was counted so far.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             successors=self._successors,
             unwritten_block_ids=self._state_blocks_entered_this_step,
         )
-        self.look_up_stats = LookUpStats()
+        self.stats = CacheStats()
         self._whole_block_alignment = lcm(*(group.block_tokens for group in self._groups))
         self._probe = self._pick_probe()
         if event_log is not None:
@@ -262,26 +264,34 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             ends inside a block, that block is the group's last one; it is to be copied, not
             shared. Nothing is referenced yet; the blocks are only safe until the next allocation.
         """
+        started = perf_counter()
+        blocks, hit = self._find(block_hashes, max_cache_hit_length)
+        self.stats.look_up_seconds.append(perf_counter() - started)
+        return blocks, hit
+
+    def _find(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
         look_up = PrefixLookup(self._view, block_hashes)
         prefixes: dict[int, list[KVCacheBlock]] = {}
         limit = max_cache_hit_length
         for group in self._downward_closed:
             prefixes[group.id], limit = look_up.longest_prefix(group, limit)
-        self._note_match(limit, block_hashes)
 
         boundary, ends = self._walk(look_up, limit, self.lcm_block_size)
-        self.look_up_stats.add(align_down(limit, self.lcm_block_size), boundary)
+        resumable = boundary
         least = self._config.partial_min_hit_tokens
         if self._ends_inside_blocks and least and boundary % self._whole_block_alignment:
             whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)
             if boundary - whole < least:
                 boundary, ends = whole, whole_ends
+        self._note_look_up(limit, resumable, boundary)
         if not boundary:
             return tuple([] for _ in self._groups), 0
         return self._assemble(boundary, prefixes, ends), boundary
 
-    def _note_match(self, matched: int, block_hashes: list[BlockHash]) -> None:
-        """Called with how far the downward-closed groups match, before tails are looked for."""
+    def _note_look_up(self, matched: int, resumable: int, hit: int) -> None:
+        """Called with how far full groups match, where all can resume, and what is handed out."""
 
     def _walk(
         self, look_up: PrefixLookup, limit: int, step: int

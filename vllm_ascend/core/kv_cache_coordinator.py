@@ -15,11 +15,13 @@ from operator import itemgetter
 from typing import cast
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
+from vllm_ascend.core.cache_stats import CacheUpdate
+from vllm_ascend.core.free_queue import Tier
 from vllm_ascend.core.hybrid_lookup import HybridLookupCoordinator
 from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_record import RequestRecord, TailBlock
@@ -79,6 +81,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             keeps_fallback=self._keeps_fallback,
             keeps_spares=self._config.spare_tails or (pins and is_dense),
             pin_min_drop=self._config.pin_min_drop_size if pins else None,
+            stats=self.stats,
         )
         self._sparse_state = SparseState(
             pool,
@@ -110,11 +113,16 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             record = self._records[request_id] = RequestRecord()
         return record
 
-    def _note_match(self, matched: int, block_hashes: list[BlockHash]) -> None:
+    def _note_look_up(self, matched: int, resumable: int, hit: int) -> None:
         """Remember where the request leaves what is cached; its tail there is worth keeping."""
-        if self._looking_up is not None and self._downward_closed:
+        record = self._looking_up
+        if record is None:
+            return
+        record.hit = hit
+        if self._downward_closed:
             junction = max(matched - self._lookahead, 0)
-            self._looking_up.junction = align_down(junction, self.lcm_block_size)
+            record.junction = align_down(junction, self.lcm_block_size)
+            record.missed_junction = record.junction > resumable
 
     # Allocation
 
@@ -226,6 +234,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         super().allocate_new_computed_blocks(
             request_id, tuple(shared), num_local_computed_tokens, num_external_computed_tokens
         )
+        self.stats.partial_hits += bool(sources)
         for group, source in sources:
             (private,) = self.block_pool.get_new_blocks(1)
             group.manager.req_to_blocks[request_id].append(private)
@@ -281,7 +290,10 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
 
     def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
         """Return the copies that the step just scheduled must make first, ``None`` if none."""
-        return self._copies.take() if self._changes_caching else None
+        copies = self._copies.take() if self._changes_caching else None
+        if copies is not None:
+            self.stats.copied_blocks += len(copies)
+        return copies
 
     # Caching
 
@@ -298,6 +310,8 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         if num_computed_tokens < record.next_cache:
             return
         record.request = request
+        if not record.next_cache:
+            self._note_start(request, record)
         # A block can be named once the hash that covers it is complete.
         named = align_down(num_computed_tokens, self.hash_block_size)
         record.next_cache = named + self.hash_block_size
@@ -314,6 +328,13 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             self._note_tails(request, group, ordinals)
         entered += tails
         record.cached = named
+
+    def _note_start(self, request: Request, record: RequestRecord) -> None:
+        """Count a request that is scheduled for the first time, if it looked for a hit at all."""
+        if record.hit is not None and not request.num_preemptions:
+            self.stats.note_start(
+                request.num_prompt_tokens, record.hit, missed_junction=record.missed_junction
+            )
 
     def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
         """Remember of the blocks of tails what a later look-up must know."""
@@ -447,6 +468,16 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         if blocks:
             blocks.sort(key=itemgetter(0), reverse=True)
             self.block_pool.free_blocks([block for _, block in blocks])
+
+    def take_stats(self) -> CacheUpdate | None:
+        """Return what was counted since the last call; ``None`` if nothing, or all is stock."""
+        if not self._changes_caching:
+            return None
+        queue = self.block_pool.free_block_queue
+        # -1: the null block is nobody's.
+        used = self.block_pool.num_gpu_blocks - 1 - queue.num_free_blocks
+        evicted = queue.num_handed_out[Tier.SPARE :]
+        return self.stats.take((used, *queue.num_free_by_tier), evicted)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group, for cascade attention.

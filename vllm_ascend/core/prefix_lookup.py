@@ -90,26 +90,6 @@ class CacheView:
         return BlockNames(block_hashes, self.hash_tokens, block_tokens)
 
 
-@dataclass
-class LookUpStats:
-    """What look-ups found, in tokens, over all requests and also while they wait.
-
-    Attributes:
-        matched_tokens: Tokens whose rows were all cached in full and compressed groups.
-        hit_tokens: Those of them that could be used; the others lacked a tail.
-    """
-
-    num_look_ups: int = 0
-    matched_tokens: int = 0
-    hit_tokens: int = 0
-
-    def add(self, matched_tokens: int, hit_tokens: int) -> None:
-        """Count one look-up."""
-        self.num_look_ups += 1
-        self.matched_tokens += matched_tokens
-        self.hit_tokens += hit_tokens
-
-
 class PrefixLookup:
     """One request's look-up. It changes nothing, and is valid until the next allocation."""
 

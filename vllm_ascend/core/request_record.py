@@ -38,6 +38,8 @@ class RequestRecord:
         request: The request itself: its prompt may still grow (streaming input). ``None`` until
             somebody has named it.
         junction: A boundary at which this request was seen to leave a cached prefix, 0 if none.
+        hit: What its last look-up found, ``None`` if it never looked.
+        missed_junction: That look-up found no tail where the request leaves the cached prefix.
         capacity: All groups have blocks for so many tokens; 0 where nobody can tell.
         next_free: No window leaves a block behind before so many tokens are computed.
         next_cache: Nothing can be entered before so many tokens are scheduled.
@@ -51,6 +53,8 @@ class RequestRecord:
 
     request: Request | None = None
     junction: int = 0
+    hit: int | None = None
+    missed_junction: bool = False
     capacity: int = 0
     next_free: int = 0
     next_cache: int = 0

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.cache_stats import BoundaryKind, CacheStats
 from vllm_ascend.core.pinning import leaves_by_chunk
 from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_record import RequestRecord, Tail, TailBlock
@@ -48,6 +49,7 @@ class TailCache:
         lookahead: int,
         keeps_fallback: bool,
         keeps_spares: bool,
+        stats: CacheStats,
         pin_min_drop: int | None = None,
     ) -> None:
         """Prepare.
@@ -59,6 +61,7 @@ class TailCache:
             lookahead: Tokens behind a boundary that a hit must know, for draft layers; or 0.
             keeps_fallback: Keep a boundary shortly before the replay boundary as well.
             keeps_spares: Enter the tails of boundaries that nothing asks to keep.
+            stats: Where kept boundaries are counted.
             pin_min_drop: See ``pinning.leaves_by_chunk``; ``None`` pins nothing.
         """
         self._pool = pool
@@ -70,6 +73,7 @@ class TailCache:
         self._keeps_spares = keeps_spares and interval is not None
         self._pin_min_drop = pin_min_drop
         self._windows = [(group.window, group.block_tokens) for group in groups]
+        self._num_kept = stats.kept
 
     @property
     def keeps_spares(self) -> bool:
@@ -78,18 +82,21 @@ class TailCache:
 
     def kept(self, record: RequestRecord, start: int, end: int) -> list[int]:
         """Return the boundaries in ``(start, end]`` whose tails the request keeps."""
-        prompt_tokens = 0 if record.request is None else record.request.num_prompt_tokens
-        replay = replay_boundary(prompt_tokens, self._alignment, max(self._lookahead, 1))
-        fallback = 0
-        if self._keeps_fallback:
-            fallback = fallback_boundary(replay, self._alignment, self._lookahead)
         return kept_boundaries(
             start,
             end,
             alignment_tokens=self._alignment,
             interval_tokens=self._interval,
-            singled_out=(replay, fallback, record.junction),
+            singled_out=(*self._replay(record), record.junction),
         )
+
+    def _replay(self, record: RequestRecord) -> set[int]:
+        """Return the boundaries kept for a prompt that comes again; 0 is none."""
+        prompt_tokens = 0 if record.request is None else record.request.num_prompt_tokens
+        replay = replay_boundary(prompt_tokens, self._alignment, max(self._lookahead, 1))
+        if not self._keeps_fallback:
+            return {replay}
+        return {replay, fallback_boundary(replay, self._alignment, self._lookahead)}
 
     def rolling(self, end: int) -> range:
         """Return the boundaries at which a request that ends around ``end`` may be resumed."""
@@ -119,6 +126,8 @@ class TailCache:
         entered += self._enter(record, rolling, Rank.ROLLING)
         entered += self._enter(record, kept, Rank.KEPT)
         record.kept += [self._tail(record, boundary) for boundary in kept]
+        if kept:
+            self._count(record, kept)
         rolled = [self._tail(record, boundary) for boundary in rolling]
         self._roll(record, rolled, finish_boundary(end, self._alignment, self._lookahead))
         return entered
@@ -147,6 +156,7 @@ class TailCache:
             if tail.boundary == boundary:
                 self._set_rank(tail, Rank.KEPT)
                 record.kept.append(tail)
+                self._num_kept[BoundaryKind.FINISH] += 1
             else:
                 self._let_go(tail, needed=set())
         record.rolling.clear()
@@ -158,6 +168,14 @@ class TailCache:
         tail = Tail(boundary, tuple(blocks))
         self._set_rank(tail, Rank.KEPT)
         record.kept.append(tail)
+
+    def _count(self, record: RequestRecord, kept: Sequence[int]) -> None:
+        """Count boundaries by the first reason for which each is kept."""
+        replay = self._replay(record).intersection(kept)
+        junction = record.junction in kept and record.junction not in replay
+        self._num_kept[BoundaryKind.REPLAY] += len(replay)
+        self._num_kept[BoundaryKind.JUNCTION] += junction
+        self._num_kept[BoundaryKind.INTERVAL] += len(kept) - len(replay) - junction
 
     def _roll(self, record: RequestRecord, tails: list[Tail], finish: int) -> None:
         """Let go of tails that the request has left behind: it would be resumed further on."""

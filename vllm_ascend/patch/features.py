@@ -42,6 +42,13 @@ PARTIAL_HITS: dict[str, Any] = {
     "upstream": "vllm-project/vllm-ascend#10193",
     "remove_when": "vllm>=0.33",
 }
+# What the cache did and holds, for Prometheus and the log.
+METRICS: dict[str, Any] = {
+    "feature": "metrics",
+    "upstream": "none: part of this project",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
 # DeepSeek-V4 on the CPU, to try and to prove what is served elsewhere.
 DSV4_ON_CPU: dict[str, Any] = {
     "feature": "dsv4-on-cpu",

@@ -19,7 +19,7 @@ from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
-from vllm_ascend.patch.table import Add, Patch, Rebind, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, Rebind, Wrap
 
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -72,7 +72,8 @@ def render(patches: Sequence[Patch]) -> str:
 
 
 def _kind(patch: Patch) -> str:
-    return {Add: "added", Wrap: "changed", Rebind: "replaced"}[type(patch)]
+    kinds = {Add: "added", AddField: "added field", Wrap: "changed", Rebind: "replaced"}
+    return kinds[type(patch)]
 
 
 def _guard(patch: Patch) -> str:

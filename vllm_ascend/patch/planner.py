@@ -8,12 +8,13 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
 
 from vllm_ascend.patch.table import (
     Add,
+    AddField,
     Patch,
     PatchError,
     Rebind,
@@ -93,6 +94,10 @@ def plan_supported(table: Sequence[Patch], holder_prefix: str) -> tuple[list[Cha
             alias_changes, complaints = _plan_aliases(patch, change, holder_prefix)
             changes.extend(alias_changes)
             problems.extend(complaints)
+        elif isinstance(patch, AddField):
+            declaration, complaints = _plan_field(patch, change)
+            changes.extend(declaration)
+            problems.extend(complaints)
     return changes, [*_named_twice(table, changes), *problems]
 
 
@@ -121,6 +126,24 @@ def _plan_target(
     problems = _check_source(patch, old, holder_prefix)
     new = patch.replacement if isinstance(patch, Rebind) else replacement(patch, old)
     return Change(owner, name, old, new), problems
+
+
+def _plan_field(patch: AddField, change: Change) -> tuple[list[Change], list[str]]:
+    """Declare the field where dataclasses and msgspec look; the attribute itself is planned."""
+    owner, name = change.owner, change.name
+    fields = vars(owner).get("__dataclass_fields__")
+    if fields is None:
+        return [], [f"{patch.target} is not on a dataclass"]
+    # init=False: dataclasses.replace() must not hand it to a constructor that does not know it.
+    new_field = field(default=patch.replacement, init=False, repr=False, compare=False)
+    made = make_dataclass(owner.__name__, [(name, patch.type, new_field)])
+    return [
+        Change(owner, attribute, vars(owner)[attribute], {**vars(owner)[attribute], **extra})
+        for attribute, extra in (
+            ("__dataclass_fields__", vars(made)["__dataclass_fields__"]),
+            ("__annotations__", vars(made)["__annotations__"]),
+        )
+    ], []
 
 
 def _named_twice(table: Sequence[Patch], changes: Sequence[Change]) -> list[str]:

@@ -16,7 +16,7 @@ class PatchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """What :class:`Add`, :class:`Wrap` and :class:`Rebind` have in common. Every field is required.
+    """What all kinds of patches have in common. Every field is required.
 
     Attributes:
         target: ``"module:function"`` or ``"module:Class.attribute"``.
@@ -42,6 +42,21 @@ class Patch:
 @dataclass(frozen=True, kw_only=True)
 class Add(Patch):
     """A new attribute on a class or module of vLLM; ``replacement`` is its value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddField(Add):
+    """A new field of a dataclass of vLLM that is sent between processes.
+
+    Who encodes or decodes the class (msgspec) takes it for declared; a process without the patch
+    passes over it. ``replacement`` is its default, which the class carries as an attribute: the
+    constructor stays vLLM's own and does not take the field.
+
+    Attributes:
+        type: What msgspec decodes the value as.
+    """
+
+    type: Any
 
 
 @dataclass(frozen=True, kw_only=True)

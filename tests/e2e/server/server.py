@@ -86,9 +86,13 @@ class Server:
         fixed = {"model": str(self.model), "temperature": 0, "ignore_eos": True}
         return {**fixed, "return_token_ids": True, **body}
 
+    def get(self, path: str) -> str:
+        """Return what the server answers."""
+        return httpx.get(f"{self.url}{path}", timeout=_PATIENCE_S).text
+
     def metric(self, name: str) -> float:
         """Return a Prometheus metric of the server, summed over its labels."""
-        text = httpx.get(f"{self.url}/metrics", timeout=_PATIENCE_S).text
+        text = self.get("/metrics")
         values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"there is no metric {name}"
         return sum(map(float, values))

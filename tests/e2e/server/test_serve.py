@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from vllm.benchmarks.datasets import PrefixRepetitionRandomDataset
 
+from tests.e2e.scraping import difference, own_metrics
 from tests.e2e.server.server import (
     GRANULE,
     MAX_MODEL_LEN,
@@ -123,6 +125,38 @@ def test_metrics_count_what_requests_should_have_hit(server):
     hits, queries = server.metric(HITS) - before[0], server.metric(QUERIES) - before[1]
     assert queries == sum(map(len, prompts * 2))
     assert hits == expected_hits(prompts * 2) == sum(map(cached, answers))
+
+
+def test_own_metrics_over_http(server):
+    """What ``/metrics`` shows grows by exactly what the requests did."""
+    first = tokens(1000, seed=30)
+    prompts = [first, first, first[:512] + tokens(488, seed=31), first[:640] + tokens(1, seed=32)]
+    server.complete(tokens(200, seed=33))  # blocks are not known before the first step
+    before = own_metrics(server.get("/metrics"))
+    hits = [cached(server.complete(prompt)) for prompt in prompts]
+    change = difference(own_metrics(server.get("/metrics")), before)
+    blocks = {name: change.pop(name) for name in list(change) if name.startswith("kv_cache_blocks")}
+    assert hits == [0, 896, 512, 640]
+    assert change == {
+        "prefix_hit_tokens_count": 4,
+        "prefix_hit_tokens_sum": sum(hits),
+        "prefix_lookup_seconds_count": 4,
+        # All end inside a C128 block (16,384 tokens); 896 and 640 inside a C4 block (512) as well.
+        "partial_hits_total": 3,
+        "copied_blocks_total": 2 + 1 + 2,
+        # 896 and, because retention is `auto`, 512 before it; where a hit starts nothing is new.
+        "kept_boundaries_total.replay": 3,
+    }
+    assert sum(blocks.values()) == 0, "a pool neither grows nor shrinks"
+    assert blocks["kv_cache_blocks.cached"] > 0
+
+
+def test_the_log_sums_up_every_interval(server):
+    deadline = time.monotonic() + 30
+    while not (lines := re.findall(r"Prefix cache: (.*)", server.log.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert all(re.search(r"blocks: used [\d,]+, scratch [\d,]+, spare ", line) for line in lines)
 
 
 def test_concurrent_clients(server):

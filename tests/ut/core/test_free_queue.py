@@ -131,3 +131,20 @@ def test_an_empty_queue_says_so():
     queue.popleft()
     with pytest.raises(ValueError, match="No free blocks"):
         queue.popleft()
+
+
+def test_what_is_handed_out_is_counted_by_tier():
+    blocks = [KVCacheBlock(i) for i in range(6)]
+    queue = TieredFreeQueue(blocks)
+    taken = queue.popleft_n(6)
+    queue.prepend_n(taken[:1])
+    queue.append_n(taken[1:3], Tier.SPARE)
+    queue.append_n(taken[3:])
+    assert queue.num_free_by_tier[:3] == [1, 2, 3]
+    queue.popleft_n(4)
+    assert queue.num_handed_out[:3] == [7, 2, 1]
+    queue.remove(taken[5])
+    assert queue.num_handed_out[:3] == [7, 2, 1], "a hit takes it back with what it holds"
+    following = TieredFreeQueue(blocks, queue.num_handed_out)
+    following.popleft()
+    assert following.num_handed_out[:3] == [8, 2, 1]

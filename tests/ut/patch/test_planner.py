@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning finds out beyond the table's own words, on fake modules."""
 
+import dataclasses
 import functools
 import hashlib
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from vllm_ascend.patch.installer import Plan, install, plan
 from vllm_ascend.patch.planner import is_present
-from vllm_ascend.patch.table import Add, Patch, PatchError, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, PatchError, Wrap
 
 CORE = (
     "def free(blocks):\n    return blocks\n\n\nclass Pool:\n    def size(self):\n        return 1\n"
@@ -157,3 +159,47 @@ def test_evidence_in_a_module_that_cannot_be_imported_is_an_error(fake: Path, st
     )
     with pytest.raises(PatchError, match="cannot tell"):
         plan([patch], vllm_version="0.23.0", holder_prefix="fakeplan")
+
+
+MESSAGE = """
+from dataclasses import dataclass
+
+@dataclass
+class Message:
+    number: int = 1
+"""
+
+
+def add_field(target: str = "fakeplan.user:Message.note") -> AddField:
+    return AddField(target=target, replacement=None, type=str | None, **COMMON)
+
+
+def test_a_new_field_is_sent_and_received(fake):
+    """As if it had been declared; and it can be taken back."""
+    (fake / "user.py").write_text(MESSAGE)
+    from fakeplan.user import Message  # type: ignore[import-not-found]
+
+    before = dict(vars(Message))
+    installation = install((add_field(),), vllm_version="0.20.2", holder_prefix="fakeplan")
+    message = Message(2)
+    assert message.note is None
+    message.note = "new"
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message)
+    assert (received.number, received.note) == (2, "new")
+    assert dataclasses.asdict(message) == {"number": 2, "note": "new"}
+    assert dataclasses.replace(message, number=3).number == 3, "its constructor knows no note"
+    installation.undo()
+    assert {name: vars(Message)[name] for name in before} == before
+    assert not hasattr(Message, "note")
+    assert b"note" not in msgspec.msgpack.encode(message)
+
+
+def test_a_field_is_for_dataclasses(fake):
+    with pytest.raises(PatchError, match=r"Pool\.note is not on a dataclass"):
+        do_plan(add_field("fakeplan.core:Pool.note"))
+
+
+def test_a_field_that_exists_is_refused(fake):
+    (fake / "user.py").write_text(MESSAGE)
+    with pytest.raises(PatchError, match=r"Message\.number exists already"):
+        do_plan(add_field("fakeplan.user:Message.number"))

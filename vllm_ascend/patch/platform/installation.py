@@ -25,6 +25,7 @@ from vllm_ascend.patch.platform import (
     patch_kv_cache_coordinator,
     patch_kv_cache_manager,
     patch_kv_cache_utils,
+    patch_metrics,
     patch_scheduler,
     patch_single_type_kv_cache_manager,
 )
@@ -43,6 +44,7 @@ PATCHES: tuple[Patch, ...] = (
     *patch_kv_cache_manager.PATCHES,
     *patch_scheduler.PATCHES,
     *patch_engine_core.PATCHES,
+    *patch_metrics.PATCHES,
     *(patch_spec_classes.PATCHES if is_over_checkout() else ()),
 )
 

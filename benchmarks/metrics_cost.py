@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counting and telling cost the scheduler's thread, with 64 running requests.
+
+    python -m benchmarks.metrics_cost [--requests 64] [--steps 3000] [--repeats 4]
+
+Two schedulers in one process, every switch on, serve the same traffic, a step of the one beside the
+same step of the other: decodes, and for each request that ends a new one of up to 1,000 tokens with
+a shared prefix. From one of them everything that counts was taken out. What is compared are the CPU
+times of each pair of steps, so that neither traffic nor a busy machine makes a difference: of
+schedule(), where things are counted, and of make_stats(), where they are collected and which is not
+part of schedule().
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+SWITCHES = {
+    "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
+    "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+PARTS = ("schedule", "make_stats")
+_WARM_UP_STEPS = 1000
+_LOOK_UPS = "steps with a new request"
+_DECODES = "steps of decodes alone"
+
+
+def build(num_requests: int):
+    """Return a scheduler of DeepSeek-V4-Flash's layout with every switch on."""
+    import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+    from vllm_ascend.replay.layouts import dsv4_flash_a3
+    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+
+    options = SchedulerOptions(num_blocks=60_000, max_num_seqs=num_requests, max_model_len=20_000)
+    return build_scheduler(dsv4_flash_a3(128), options)
+
+
+def take_counting_out(scheduler) -> None:
+    """Make a scheduler do what it did before anything was counted."""
+    from vllm_ascend.core.free_queue import TieredFreeQueue
+
+    class UncountedQueue(TieredFreeQueue):
+        def popleft_n(self, n: int):
+            assert self.num_free_blocks >= n
+            self.num_free_blocks -= n
+            taken: list = []
+            for tier in self._tiers:
+                wanted = min(n - len(taken), tier.num_free_blocks)
+                if wanted:
+                    taken += tier.popleft_n(wanted)
+            return taken
+
+    coordinator = scheduler.kv_cache_manager.coordinator
+    coordinator.block_pool.free_block_queue.__class__ = UncountedQueue
+    coordinator.find_longest_cache_hit = coordinator._find
+    coordinator._note_start = lambda *_: None
+    coordinator._tails._count = lambda *_: None
+    coordinator.take_stats = lambda: None
+
+
+def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[str, int, int]]:
+    """Step for ever; yield the kind of step and the nanoseconds of its two parts."""
+    from vllm_ascend.replay.scheduler import make_request
+
+    rng = random.Random(0)
+    shared = [rng.randrange(100_000) for _ in range(900)]
+    make_stats, took = scheduler.make_stats, [0]
+
+    def timed_make_stats(*args):
+        start = time.thread_time_ns()
+        stats = make_stats(*args)
+        took[0] = time.thread_time_ns() - start
+        return stats
+
+    scheduler.make_stats = timed_make_stats
+    for number in itertools.count():
+        kind = _DECODES
+        while len(scheduler.requests) < num_requests:
+            kind = _LOOK_UPS
+            prompt = shared[: rng.randrange(900)] + [rng.randrange(100_000) for _ in range(100)]
+            name = f"r{number}-{len(scheduler.requests)}"
+            request = make_request(scheduler, name, prompt, max_tokens=rng.randrange(200, 800))
+            scheduler.add_request(request)
+        start = time.thread_time_ns()
+        output = scheduler.schedule()
+        elapsed = time.thread_time_ns() - start
+        scheduler.update_from_output(output, _answer(scheduler, output))
+        yield kind, elapsed, took[0]
+
+
+def _answer(scheduler, output):
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    ids = list(output.num_scheduled_tokens)
+    requests = [scheduler.requests[i] for i in ids]
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={name: i for i, name in enumerate(ids)},
+        sampled_token_ids=[[1] if r.num_computed_tokens >= r.num_tokens else [] for r in requests],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+
+
+Rows = dict[str, list[dict[str, tuple[int, int]]]]
+
+
+def measure(num_requests: int, num_steps: int, *, off_first: bool) -> Rows:
+    """Return the times of every pair of steps, by kind of step: part -> (off, on).
+
+    Args:
+        off_first: Build the scheduler without counting first. Where its objects lie makes a
+            difference of its own, so half of the repeats should.
+    """
+    schedulers = [build(num_requests) for _ in range(2)]
+    off, on = schedulers if off_first else schedulers[::-1]
+    take_counting_out(off)
+    pair = (timed_steps(off, num_requests), timed_steps(on, num_requests))
+    for _ in track(range(_WARM_UP_STEPS), "warming up"):
+        for steps in pair:
+            next(steps)
+    gc.collect()
+    gc.disable()
+    rows: Rows = {_DECODES: [], _LOOK_UPS: []}
+    for step in track(range(num_steps), "measuring"):
+        # The one that comes second finds a warmer machine.
+        first, second = pair if step % 2 else pair[::-1]
+        one, two = next(first), next(second)
+        (kind, *off_times), (_, *on_times) = (one, two) if step % 2 else (two, one)
+        rows[kind].append(dict(zip(PARTS, zip(off_times, on_times, strict=True), strict=True)))
+    gc.enable()
+    return rows
+
+
+def show(repeats: list[Rows], console: Console) -> None:
+    """Print medians by kind of step, and what the metrics cost relative to schedule()."""
+    for kind in (_DECODES, _LOOK_UPS):
+        pairs = [pair for rows in repeats for pair in rows[kind]]
+        table = Table(f"{kind} ({len(pairs):,}), p50 in us", "off", "on", "difference", box=None)
+        added = 0.0
+        for part in PARTS:
+            off, on = (statistics.median(pair[part][i] for pair in pairs) / 1e3 for i in (0, 1))
+            difference = statistics.fmean(_median_difference(rows[kind], part) for rows in repeats)
+            added += difference
+            table.add_row(f"{part}()", f"{off:.1f}", f"{on:.1f}", f"{difference:+.2f}")
+        schedule = statistics.median(pair["schedule"][0] for pair in pairs) / 1e3
+        console.print(table)
+        console.print(f"cost: {added:+.2f} us, {100 * added / schedule:+.2f} % of schedule()\n")
+
+
+def _median_difference(pairs: list[dict[str, tuple[int, int]]], part: str) -> float:
+    """Return how much longer a part takes with metrics, in microseconds."""
+    return statistics.median(pair[part][1] - pair[part][0] for pair in pairs) / 1e3
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=64, help="running requests")
+    parser.add_argument("--steps", type=int, default=3000, help="pairs of steps in a repeat")
+    parser.add_argument("--repeats", type=int, default=4, help="even numbers are fair")
+    args = parser.parse_args()
+    os.environ.update(SWITCHES)
+    console = Console()
+    repeats = [
+        measure(args.requests, args.steps, off_first=i % 2 == 0) for i in range(args.repeats)
+    ]
+    console.print(f"{args.requests} running requests")
+    show(repeats, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rendered overlays, and the parts of them that the tests ask about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.ut.deploy.kustomize import render
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+OVERLAYS = ("single-node", "baseline", "canary", "multi-node-pd")
+
+
+@cache
+def objects(overlay: str) -> tuple[dict[str, Any], ...]:
+    """Return the objects of one overlay, or of ``monitoring``."""
+    folder = DEPLOY / overlay if overlay == "monitoring" else DEPLOY / "overlays" / overlay
+    return tuple(render(folder))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One Deployment or LeaderWorkerSet.
+
+    Attributes:
+        body: The object.
+        template: Its pod template.
+        container: The one container of that template.
+    """
+
+    body: dict[str, Any]
+    template: dict[str, Any]
+    container: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self.body["metadata"]["name"]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of its pods."""
+        return self.template["metadata"]["labels"]
+
+
+def workloads(overlay: str) -> list[Workload]:
+    """Return every Deployment and LeaderWorkerSet of an overlay."""
+    found = []
+    for body in objects(overlay):
+        if body["kind"] not in ("Deployment", "LeaderWorkerSet"):
+            continue
+        spec = body["spec"]
+        template = spec.get("template") or spec["leaderWorkerTemplate"]["workerTemplate"]
+        (container,) = template["spec"]["containers"]
+        found.append(Workload(body, template, container))
+    return found
+
+
+def engines(overlay: str) -> list[Workload]:
+    """Return the workloads that run vLLM's engine."""
+    return [
+        workload
+        for workload in workloads(overlay)
+        if workload.labels["app.kubernetes.io/component"] == "engine"
+    ]
+
+
+def config_map(overlay: str, prefix: str) -> dict[str, Any]:
+    """Return the one config map of an overlay whose name starts with ``prefix``."""
+    (found,) = (
+        body
+        for body in objects(overlay)
+        if body["kind"] == "ConfigMap" and body["metadata"]["name"].startswith(prefix)
+    )
+    return found
+
+
+def environment(overlay: str, workload: Workload) -> dict[str, str]:
+    """Return the variables that Kubernetes would set in a workload's container, by value."""
+    variables: dict[str, str] = {}
+    for source in workload.container.get("envFrom", []):
+        variables |= config_map(overlay, source["configMapRef"]["name"])["data"]
+    for entry in workload.container.get("env", []):
+        if "value" in entry:
+            variables[entry["name"]] = entry["value"]
+    return variables
+
+
+def serve_config(overlay: str) -> str:
+    """Return serve.yaml as the pods of an overlay see it."""
+    return config_map(overlay, "vllm-launch")["data"]["serve.yaml"]
+
+
+def rules() -> list[dict[str, Any]]:
+    """Return every alerting and recording rule."""
+    (body,) = (body for body in objects("monitoring") if body["kind"] == "PrometheusRule")
+    return [rule for group in body["spec"]["groups"] for rule in group["rules"]]
+
+
+def dashboard_text() -> str:
+    """Return the dashboard's JSON."""
+    return (DEPLOY / "monitoring" / "dashboard.json").read_text()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation: it builds, it is up to date, and what it shows can be typed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from vllm_ascend.__main__ import app
+
+REPOSITORY = Path(__file__).parents[3]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+COMMANDS = typer.main.get_command(app).commands
+# Described already, while their commands are still being written.
+TO_BE_REGISTERED = {"doctor", "overlay", "regress"}
+# `python -m PACKAGE[.MODULE] ...`, up to what ends a command in a shell or in a sentence.
+_INVOCATION = re.compile(r"python3? -m ((?:vllm_ascend|benchmarks|tools)[\w.]*)([^`|#\n]*)")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def invocations() -> Iterator[tuple[str, str, str]]:
+    """Yield (file, module, arguments) of every command of ours in the pages and the README."""
+    for page in [*PAGES, REPOSITORY / "README.md"]:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for match in _INVOCATION.finditer(text):
+            # Behind ` -- ` stands a command of somebody else.
+            yield page.name, match[1].rstrip("."), match[2].split(" -- ")[0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = run("mkdocs", "build", "--strict", "--site-dir", str(folder))
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_the_site_builds_strictly(site: Path) -> None:
+    for page in PAGES:
+        assert (site / f"{page.stem}.html").is_file()
+
+
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("[page](nowhere.md), [source](../nowhere.py)")
+    (tmp_path / "mkdocs.yml").write_text(
+        f"INHERIT: {REPOSITORY}/mkdocs.yml\n"
+        f"hooks: [{REPOSITORY}/tools/site_hooks.py]\n"
+        "nav: [index.md]\n"
+    )
+    built = run("mkdocs", "build", "--config-file", str(tmp_path / "mkdocs.yml"))
+    assert built.returncode != 0
+    assert "nowhere.md" in built.stderr and "nowhere.py" in built.stderr
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    loads = re.compile(
+        r'<(?:script|img|iframe|source|link)\b[^>]*?(?:src|href)="(?:https?:)?//[^"]*'
+    )
+    for page in site.glob("*.html"):
+        assert not loads.findall(page.read_text(encoding="utf-8")), page.name
+
+
+def test_chinese_pages_say_that_they_are_chinese(site: Path) -> None:
+    for name in ("quick-start.zh.html", "settings.zh.html"):
+        assert '<html lang="zh"' in (site / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "generator", ["tools.settings_page", "tools.drawings", "vllm_ascend.patch.ledger"]
+)
+def test_generated_pages_are_up_to_date(generator: str) -> None:
+    checked = run(generator, "--check")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_every_picture_is_shown_somewhere() -> None:
+    texts = [page.read_text(encoding="utf-8") for page in [*PAGES, REPOSITORY / "README.md"]]
+    for picture in (DOCS / "images").iterdir():
+        assert any(f"images/{picture.name}" in text for text in texts), picture.name
+
+
+def test_every_command_shown_exists() -> None:
+    for page, module, arguments in invocations():
+        assert importlib.util.find_spec(module) is not None, f"{page}: {module}"
+        words = re.findall(r"^ +([a-z][a-z-]*)", arguments)
+        if module == "vllm_ascend" and words:
+            assert words[0] in {*COMMANDS, *TO_BE_REGISTERED}, f"{page}: {module} {words[0]}"
+
+
+def test_every_option_shown_exists() -> None:
+    for page, module, arguments in invocations():
+        command = typer.main.get_command(app)
+        words = arguments.split()
+        if module != "vllm_ascend" or not words or words[0] in TO_BE_REGISTERED - set(COMMANDS):
+            continue
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        known = {name for option in command.params for name in option.opts + option.secondary_opts}
+        shown = {word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)}
+        assert shown <= known | {"--help"}, f"{page}: {command.name} {sorted(shown - known)}"
+
+
+def test_every_make_target_shown_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        shown = set(re.findall(r"(?:\$ |`)make ([a-z-]+)", page.read_text(encoding="utf-8")))
+        assert shown <= targets, f"{page.name}: make {sorted(shown - targets)}"

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlay over a checkout: whole, or wrong where something is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_ascend.doctor.findings import OverlayFacts, Severity
+from vllm_ascend.doctor.overlay import check_overlay, overlay_facts
+from vllm_ascend.overlay.state import Manifest, ManifestFile, directory, write_manifest
+
+PARTIAL = {"VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    package = tmp_path / "vllm_ascend"
+    package.mkdir()
+    for name in ("__init__.py", "platform.py"):
+        (package / name).touch()
+    return tmp_path
+
+
+def severities(facts: OverlayFacts, environ: dict[str, str]) -> set[Severity]:
+    return {finding.severity for finding in check_overlay(facts, environ)}
+
+
+def leave_manifest(checkout: Path, state: str) -> None:
+    """Leave what an overlay of one file would, which was changed since."""
+    directory(checkout).mkdir()
+    file = ManifestFile("doctor.py", replaces=False, sha256="0" * 64, original_sha256=None)
+    write_manifest(checkout, Manifest(state, "792ea0c6", (file,), ()))
+
+
+def test_a_package_of_its_own_lies_over_nothing(tmp_path):
+    for package in (None, tmp_path / "vllm_ascend"):
+        facts = overlay_facts(None, package)
+        assert facts.state == "none"
+        assert not severities(facts, PARTIAL)
+
+
+def test_the_checkout_that_serving_imports_is_looked_at(checkout):
+    assert overlay_facts(None, checkout / "vllm_ascend").checkout == str(checkout)
+
+
+def test_a_checkout_that_is_named_is_looked_at(checkout):
+    assert overlay_facts(checkout, None).checkout == str(checkout)
+
+
+def test_a_checkout_without_overlay_is_wrong_where_something_is_asked_for(checkout):
+    facts = overlay_facts(checkout, None)
+    assert facts.state == "absent"
+    assert Severity.WRONG not in severities(facts, {})
+    assert Severity.WRONG in severities(facts, PARTIAL)
+
+
+def test_a_checkout_that_the_overlay_does_not_fit_is_told(checkout):
+    (finding,) = check_overlay(overlay_facts(checkout, None), {})
+    assert finding.severity is Severity.WARNING
+    assert "does not fit" in finding.text or "cannot be applied" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("left", "state", "text"),
+    [("applying", "half-applied", "interrupted"), ("applied", "modified", "doctor.py")],
+)
+def test_anything_but_a_whole_overlay_is_wrong(checkout, left, state, text):
+    leave_manifest(checkout, left)
+    facts = overlay_facts(checkout, None)
+    assert (facts.state, facts.head) == (state, "792ea0c6")
+    assert text in facts.text
+    assert severities(facts, {}) == {Severity.WRONG}
+
+
+def test_a_manifest_that_cannot_be_read_is_told(checkout):
+    directory(checkout).mkdir()
+    (directory(checkout) / "manifest.json").write_text("{")
+    facts = overlay_facts(checkout, None)
+    assert facts.state == "unknown"
+    assert severities(facts, {}) == {Severity.WARNING}

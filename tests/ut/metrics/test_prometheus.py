@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, labels and buckets are what docs/metrics.md says."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from vllm_ascend.core.cache_stats import CacheUpdate
+from vllm_ascend.core.free_queue import Tier
+from vllm_ascend.metrics.prometheus import (
+    EVICTED_TIERS,
+    HIT_TOKENS_BUCKETS,
+    KINDS,
+    LOOK_UP_SECONDS_BUCKETS,
+    TIERS,
+    PrefixCacheProm,
+)
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> PrefixCacheProm:
+    """Two engines' metrics in a registry of their own, of the classes that vLLM's logger names."""
+
+    def into(metric):
+        return lambda **arguments: metric(registry=registry, **arguments)
+
+    return PrefixCacheProm(
+        SimpleNamespace(
+            per_engine_labelvalues={0: ["model", "0"], 1: ["model", "1"]},
+            _gauge_cls=into(Gauge),
+            _counter_cls=into(Counter),
+            _histogram_cls=into(Histogram),
+        )
+    )
+
+
+def update(**fields) -> CacheUpdate:
+    zeros = {"evicted": (0,) * len(EVICTED_TIERS), "kept": (0,) * len(KINDS)}
+    return CacheUpdate(**{"blocks": tuple(range(len(TIERS))), **zeros, **fields})
+
+
+def value(registry: CollectorRegistry, name: str, engine: int = 0, **labels: str) -> float | None:
+    every = {"model_name": "model", "engine": str(engine), **labels}
+    return registry.get_sample_value(f"vllm_ascend:{name}", every)
+
+
+def test_engines_are_told_apart(metrics, registry):
+    metrics.record(update(partial_hits=2, copied_blocks=3), 1)
+    metrics.record(update(partial_hits=1), 1)
+    assert value(registry, "partial_hits_total", 1) == 3
+    assert value(registry, "copied_blocks_total", 1) == 3
+    assert value(registry, "partial_hits_total", 0) == 0
+    assert value(registry, "kv_cache_blocks", 1, tier="cached") == TIERS.index("cached")
+    assert value(registry, "kv_cache_blocks", 0, tier="cached") is None, "not known yet"
+
+
+def test_labels_belong_to_their_numbers(metrics, registry):
+    metrics.record(update(kept=(1, 2, 3, 4), evicted=tuple(range(5, 5 + len(EVICTED_TIERS)))), 0)
+    for kind, number in {"replay": 1, "finish": 2, "interval": 3, "junction": 4}.items():
+        assert value(registry, "kept_boundaries_total", kind=kind) == number
+    for tier, number in zip(Tier, [None, 5, 6, 7], strict=False):
+        label = tier.name.lower()
+        assert value(registry, "kv_cache_evictions_total", tier=label) == number
+
+
+def test_a_miss_is_in_the_first_bucket(metrics, registry):
+    metrics.record(update(hit_tokens=(0, 0, 128, 1 << 20)), 0)
+    buckets = {le: value(registry, "prefix_hit_tokens_bucket", le=le) for le in ("1.0", "64.0")}
+    assert buckets == {"1.0": 2, "64.0": 2}
+    assert value(registry, "prefix_hit_tokens_bucket", le="128.0") == 3
+    assert value(registry, "prefix_hit_tokens_bucket", le="1.048576e+06") == 4
+    assert value(registry, "prefix_hit_tokens_sum") == 128 + (1 << 20)
+
+
+def test_buckets_ascend():
+    assert tuple(2**i for i in range(21)) == HIT_TOKENS_BUCKETS
+    assert list(LOOK_UP_SECONDS_BUCKETS) == sorted(set(LOOK_UP_SECONDS_BUCKETS))
+
+
+def test_the_document_names_every_metric_and_no_other(metrics, registry):
+    metrics.record(update(), 0)
+    served = re.findall(r"^# TYPE (vllm_ascend:\w+)", generate_latest(registry).decode(), re.M)
+    names = {name for name in served if not name.endswith("_created")}
+    text = DOCUMENT.read_text()
+    told = {
+        re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"vllm_ascend:\w+", text)
+    }
+    assert told == names

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server on a real socket: a model's name, counters, and scripted answers to questions."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class ChatServer:
+    """Serves in threads while it is entered.
+
+    Attributes:
+        answer: Number of the request, from 0 -> the model's text.
+        fails_from: Number of the request from which on all get status 500.
+        prompt_tokens: Look-ups that each completion counts.
+        hit_tokens: Hits that each completion counts.
+        max_model_len: As ``/v1/models`` says.
+        has_cache_counters: Whether ``/metrics`` has those of the prefix cache.
+        bodies: Of all requests, with their paths.
+    """
+
+    answer: Callable[[int], str | None] = lambda _: "ANSWER: A"
+    fails_from: int | None = None
+    prompt_tokens: int = 1000
+    hit_tokens: int = 750
+    max_model_len: int = 100_000
+    has_cache_counters: bool = True
+    bodies: list = field(default_factory=list)
+
+    def __enter__(self):
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self._reply(*outer.get(self.path))
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._reply(*outer.post(self.path, body))
+
+            def log_message(self, *_):
+                pass
+
+            def _reply(self, status, content):
+                text = content if isinstance(content, str) else json.dumps(content)
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+        self._lock = threading.Lock()
+        self._completions = 0
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def questions(self):
+        """Bodies of the chat completions."""
+        return [body for path, body in self.bodies if path == "/v1/chat/completions"]
+
+    def get(self, path):
+        """Answer a GET."""
+        model = {"id": "tiny", "root": "/models/tiny", "max_model_len": self.max_model_len}
+        pages = {
+            "/v1/models": {"data": [model]},
+            "/version": {"version": "0.20.2"},
+            "/metrics": self._metrics(),
+        }
+        return (200, pages[path]) if path in pages else (404, "no such page")
+
+    def post(self, path, body):
+        """Answer a POST."""
+        with self._lock:
+            number = len(self.bodies)
+            self.bodies.append((path, body))
+            fails = self.fails_from is not None and number >= self.fails_from
+            self._completions += not fails and path == "/v1/completions"
+        if fails:
+            return 500, "the engine died"
+        if path == "/v1/completions":
+            return 200, {"choices": [{"text": "x"}]}
+        choice = {"message": {"content": self.answer(number)}, "finish_reason": "stop"}
+        return 200, {"choices": [choice]}
+
+    def _metrics(self):
+        counts = {
+            "vllm:request_success_total": self._completions,
+            "vllm_ascend:partial_hits_total": 2 * self._completions,
+        }
+        if self.has_cache_counters:
+            counts["vllm:prefix_cache_queries_total"] = self.prompt_tokens * self._completions
+            counts["vllm:prefix_cache_hits_total"] = self.hit_tokens * self._completions
+        lines = [
+            f'# TYPE {name} counter\n{name}{{engine="0",model_name="tiny"}} {count:.1f}\n'
+            for name, count in counts.items()
+        ]
+        return "".join(lines)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as values, with what a test wants to be different."""
+
+from dataclasses import replace
+
+from vllm_ascend.regress.results import (
+    Accuracy,
+    AccuracySettings,
+    CacheUse,
+    Measured,
+    Performance,
+    PerformanceSettings,
+    Target,
+    Times,
+)
+
+TARGET = Target("http://127.0.0.1:8000", "tiny", "0.20.2")
+LOAD = PerformanceSettings("vllm", 1000, 8, 4, 12, 90)
+ASKING = AccuracySettings("vllm", 198, "0123456789abcdef", 100, 0.0, 4)
+TIMES = Times(12, 12_000, 96, 2.0, 200.0, 400.0, 30.0, 35.0, 48.0)
+WHEN = "2026-01-02T03:04:05+00:00"
+
+
+def performance(*, hits: int = 9000, **times: float) -> Performance:
+    """Return a performance step of 12,000 looked-up tokens."""
+    return Performance(LOAD, replace(TIMES, **times), CacheUse(12_000, hits, {}), WHEN)
+
+
+def accuracy(correct: int = 170, questions: int = 198) -> Accuracy:
+    """Return an accuracy step."""
+    return Accuracy(replace(ASKING, questions=questions), correct, 0, 0, WHEN)
+
+
+def measured(**steps: object) -> Measured:
+    """Return finished steps."""
+    return Measured(TARGET, **steps)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole command against a scripted server, with a stand-in for ``ais_bench``."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.ut.regress.chat_server import ChatServer
+from vllm_ascend.regress.cli import regress
+
+REPOSITORY = Path(__file__).parents[3]
+QUESTIONS = REPOSITORY / "tests/e2e/regress/questions.csv"
+NUM_QUESTIONS = 8
+ACCURACY = ("--suite", "accuracy", "--gpqa-file", str(QUESTIONS), "--tool", "vllm")
+PERFORMANCE = (
+    *("--suite", "performance", "--tool", "ais_bench", "--requests", "6"),
+    *("--input-tokens", "1000", "--output-tokens", "8", "--concurrency", "2"),
+    *("--tokenizer", "."),
+)
+BOTH = (*PERFORMANCE, "--suite", "performance,accuracy", "--gpqa-file", str(QUESTIONS))
+app = typer.Typer()
+app.command()(regress)
+
+
+@pytest.fixture(autouse=True)
+def fake_ais_bench(tmp_path, monkeypatch):
+    """Put the stand-in on the path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    command = folder / "ais_bench"
+    command.write_text(
+        f"#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m "
+        'tests.ut.regress.fake_ais_bench "$@"\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("FAKE_AIS_BENCH", raising=False)
+
+
+def invoke(server, folder, *arguments):
+    url = server if isinstance(server, str) else server.url
+    arguments = ("--url", url, "--out", str(folder / "out"), *map(str, arguments))
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+
+
+def report_of(folder):
+    return json.loads((folder / "out" / "regress.json").read_text())
+
+
+def outcomes(folder):
+    return {v["metric"]: v["outcome"] for v in report_of(folder)["verdicts"]}
+
+
+def correct_letter(number):
+    return "DCBA"[number % 4]
+
+
+def test_without_a_baseline_it_measures_and_says_so(tmp_path):
+    with ChatServer() as server:
+        result = invoke(server, tmp_path, *BOTH)
+    assert result.exit_code == 0, result.output
+    assert "there is no baseline to compare with" in result.output
+    report = report_of(tmp_path)
+    assert report["passed"] is None and set(outcomes(tmp_path).values()) == {"not compared"}
+    cache = report["performance"]["cache"]
+    assert (cache["query_tokens"], cache["hit_tokens"]) == (7000, 5250)
+    assert cache["hit_rate_percent"] == 75
+    assert cache["counters"] == {"vllm_ascend:partial_hits_total": 14}
+    assert report["performance"]["times"]["ttft_avg_ms"] == 193.3
+    assert (report["accuracy"]["correct"], report["accuracy"]["unanswered"]) == (2, 0)
+    assert report["target"]["vllm_version"] == "0.20.2"
+    assert report["notes"] == []
+    page = (tmp_path / "out" / "regress.html").read_text()
+    assert "<td>75.00</td>" in page and "hit rate, % of tokens" in page
+
+
+def test_against_its_own_baseline_it_passes(tmp_path):
+    base = tmp_path / "base.json"
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *BOTH, "--save-baseline", base).exit_code == 0
+        result = invoke(server, tmp_path, *BOTH, "--baseline", base, "--restart")
+    assert result.exit_code == 0, result.output
+    assert "no regression in 7 metrics" in result.output
+    assert report_of(tmp_path)["passed"] is True
+    assert set(outcomes(tmp_path).values()) == {"pass"}
+
+
+def test_a_lower_hit_rate_is_a_regression(tmp_path):
+    base, new = tmp_path / "base.json", tmp_path / "new.json"
+    with ChatServer() as server:
+        invoke(server, tmp_path, *PERFORMANCE, "--save-baseline", base)
+        server.hit_tokens -= 6  # of 1,000: 0.6 points in the second run
+        worse = (*PERFORMANCE, "--restart", "--baseline", base)
+        result = invoke(server, tmp_path, *worse, "--save-baseline", new)
+        assert result.exit_code == 1, result.output
+        assert (
+            "1 of 6 metrics regressed: hit rate" in result.output and "REGRESSION" in result.output
+        )
+        assert report_of(tmp_path)["passed"] is False
+        assert outcomes(tmp_path)["hit-rate"] == "REGRESSION"
+        assert 'class="bad"' in (tmp_path / "out" / "regress.html").read_text()
+        assert not new.exists() and "not saved" in result.output
+        # The same measurement, judged anew.
+        lenient = (*PERFORMANCE, "--baseline", base, "--tolerance", "hit-rate=20")
+        assert invoke(server, tmp_path, *lenient).exit_code == 0
+
+
+def test_a_lower_accuracy_is_a_regression(tmp_path):
+    base = tmp_path / "base.json"
+    with ChatServer(answer=lambda number: f"ANSWER: {correct_letter(number)}") as server:
+        arguments = (*ACCURACY, "--concurrency", "1")
+        result = invoke(server, tmp_path, *arguments, "--save-baseline", base)
+        assert result.exit_code == 0, result.output
+        assert report_of(tmp_path)["accuracy"]["percent"] == 100
+        server.answer = lambda _: None  # such is a reasoning that never ends
+        result = invoke(server, tmp_path, *arguments, "--baseline", base, "--restart")
+    assert result.exit_code == 1, result.output
+    assert report_of(tmp_path)["accuracy"]["unanswered"] == NUM_QUESTIONS
+    assert "8 of 8 texts have no answer in them" in result.output
+
+
+def test_questions_are_asked_as_told(tmp_path):
+    with ChatServer() as server:
+        arguments = ("--gpqa-max-tokens", "77", "--temperature", "0.6", "--concurrency", "3")
+        assert invoke(server, tmp_path, *ACCURACY, *arguments).exit_code == 0
+    assert len(server.questions) == NUM_QUESTIONS
+    for body in server.questions:
+        assert (body["model"], body["max_tokens"], body["temperature"]) == ("tiny", 77, 0.6)
+        ((message),) = body["messages"]
+        assert message["role"] == "user" and "A) " in message["content"]
+    assert len({body["messages"][0]["content"] for body in server.questions}) == NUM_QUESTIONS
+
+
+def test_a_server_that_dies_among_questions(tmp_path):
+    """What was answered is kept; the same command asks the rest."""
+    arguments = (*ACCURACY, "--concurrency", "2")
+    with ChatServer(fails_from=5) as server:
+        result = invoke(server, tmp_path, *arguments)
+        assert result.exit_code == 2, result.output
+        assert "/v1/chat/completions: status 500: the engine died" in result.output
+        assert "the same command goes on with it" in result.output
+        assert not (tmp_path / "out" / "regress.json").exists()
+        server.fails_from = None
+        already = len(server.questions)
+        result = invoke(server, tmp_path, *arguments)
+        assert result.exit_code == 0, result.output
+    assert len(server.questions) - already == NUM_QUESTIONS - 5
+    assert report_of(tmp_path)["accuracy"]["settings"]["questions"] == NUM_QUESTIONS
+
+
+def test_a_server_that_dies_behind_the_load(tmp_path):
+    """The finished step is kept and is not measured again."""
+    with ChatServer(fails_from=7) as server:
+        result = invoke(server, tmp_path, *BOTH)
+        assert result.exit_code == 2, result.output
+        assert "0 of 8 questions were answered" in result.output
+        assert not (tmp_path / "out" / "regress.json").exists()
+        server.fails_from = None
+        result = invoke(server, tmp_path, *BOTH)
+        assert result.exit_code == 0, result.output
+    assert "performance was measured at 20" in result.output
+    assert [path for path, _ in server.bodies].count("/v1/completions") == 7
+    assert any("performance was measured at" in note for note in report_of(tmp_path)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "what"),
+    [
+        ("fail", "ends with\nfake ais_bench\nno such model"),
+        ("lose", "5 of 6 requests were answered"),
+    ],
+)
+def test_a_tool_that_fails(tmp_path, monkeypatch, behaviour, what):
+    monkeypatch.setenv("FAKE_AIS_BENCH", behaviour)
+    with ChatServer() as server:
+        result = invoke(server, tmp_path, *PERFORMANCE)
+    assert result.exit_code == 2, result.output
+    assert what in result.output and "ais_bench" in result.output
+    assert not (tmp_path / "out" / "finished.json").exists()
+
+
+def test_an_interrupted_load_leaves_no_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_AIS_BENCH", "hang")
+    runs = tmp_path / "out/tools/performance-ais_bench/runs"
+
+    def interrupt():
+        while not runs.is_dir():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    with ChatServer() as server:
+        thread.start()
+        result = invoke(server, tmp_path, *PERFORMANCE)
+    assert result.exit_code == 130, result.output
+    assert "the same command goes on with it" in result.output
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(runs) not in listing
+
+
+def test_an_interruption_among_questions(tmp_path):
+    def answer(number):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return "ANSWER: A"
+
+    with ChatServer(answer=answer) as server:
+        arguments = (*ACCURACY, "--concurrency", "1")
+        assert invoke(server, tmp_path, *arguments).exit_code == 130
+        server.answer = lambda _: "ANSWER: A"
+        assert invoke(server, tmp_path, *arguments).exit_code == 0
+    # The fourth was under way when it was interrupted, and was asked again.
+    assert len(server.questions) == NUM_QUESTIONS + 1
+
+
+def test_ais_bench_goes_on_with_its_own_run(tmp_path):
+    arguments = ("--suite", "accuracy", "--gpqa-file", QUESTIONS, "--tokenizer", ".")
+    with ChatServer(fails_from=2) as server:
+        assert invoke(server, tmp_path, *arguments).exit_code == 2
+        server.fails_from = None
+        result = invoke(server, tmp_path, *arguments)
+    assert result.exit_code == 0, result.output
+    assert report_of(tmp_path)["accuracy"]["settings"]["tool"] == "ais_bench"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--suite", "speed"), "--suite speed: allowed are performance, accuracy"),
+        (("--suite", "accuracy"), "--gpqa-file: accuracy needs"),
+        (("--tool", "evalscope"), "--tool evalscope: allowed are auto, ais_bench and vllm"),
+        ((*PERFORMANCE, "--model", "big"), "--model big: http://127.0.0.1"),
+        ((*PERFORMANCE, "--baseline", "none.json"), "--baseline none.json: "),
+        ((*PERFORMANCE, "--save-baseline", "no/b.json"), "--save-baseline no/b.json: there is no"),
+        ((*PERFORMANCE, "--tolerance", "x=1"), "--tolerance x=1: expected"),
+        ((*PERFORMANCE, "--input-tokens", "99993"), "--input-tokens 99993 and --output-tokens 8"),
+        ((*ACCURACY, "--gpqa-max-tokens", "100000"), "--gpqa-max-tokens 100000: tiny takes"),
+        ((*PERFORMANCE, "--shared-percent", "100"), "--shared-percent"),
+        ((*PERFORMANCE, "--tokenizer", "org/model"), "--tokenizer org/model: ais_bench needs a"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, arguments, what):
+    with ChatServer() as server:
+        result = invoke(server, tmp_path, *arguments)
+    assert (result.exit_code, server.bodies) == (2, [])
+    assert what in result.output and "Traceback" not in result.output
+
+
+def test_an_address_that_is_none(tmp_path):
+    result = invoke("127.0.0.1:8000", tmp_path, *PERFORMANCE)
+    assert result.exit_code == 2 and "--url 127.0.0.1:8000: expected http://" in result.output
+
+
+def test_a_server_that_is_not_there(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        result = invoke(url, tmp_path, *PERFORMANCE)
+    assert result.exit_code == 2 and f"{url}/v1/models: cannot be reached" in result.output
+
+
+def test_a_server_without_a_prefix_cache(tmp_path):
+    with ChatServer(has_cache_counters=False) as server:
+        result = invoke(server, tmp_path, *PERFORMANCE)
+    assert (result.exit_code, server.bodies) == (2, [])
+    assert "there is no vllm:prefix_cache_queries_total" in result.output
+
+
+def test_another_run_is_not_mixed_in(tmp_path):
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *PERFORMANCE).exit_code == 0
+        other = (*PERFORMANCE, "--requests", "7")
+        result = invoke(server, tmp_path, *other)
+        assert result.exit_code == 2 and "requests 6, now 7" in result.output
+        assert invoke(server, tmp_path, *other, "--restart").exit_code == 0
+    assert report_of(tmp_path)["performance"]["times"]["requests"] == 7
+
+
+def test_another_load_is_not_compared(tmp_path):
+    base = tmp_path / "base.json"
+    with ChatServer() as server:
+        invoke(server, tmp_path, *PERFORMANCE, "--save-baseline", base)
+        already = len(server.bodies)
+        other = (*PERFORMANCE, "--baseline", base, "--restart", "--requests", "7")
+        result = invoke(server, tmp_path, *other)
+        assert result.exit_code == 2
+        assert "performance was measured otherwise" in result.output
+        result = invoke(server, tmp_path, *BOTH, "--baseline", base, "--restart")
+        assert result.exit_code == 2 and "accuracy was not measured then" in result.output
+    assert len(server.bodies) == already
+
+
+def test_prompts_of_another_length_are_noticed(tmp_path):
+    with ChatServer() as server:
+        result = invoke(server, tmp_path, *PERFORMANCE, "--input-tokens", "500")
+    assert result.exit_code == 0, result.output
+    assert "the prompts had 6,000 tokens, 3,000 were asked for" in result.output
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "what"),
+    [(1100, "looked up 7,700 prompt tokens, the tool sent 7,000"), (0, "looked nothing up")],
+)
+def test_other_look_ups_are_noticed(tmp_path, prompt_tokens, what):
+    with ChatServer(prompt_tokens=prompt_tokens, hit_tokens=0) as server:
+        result = invoke(server, tmp_path, *PERFORMANCE)
+    assert result.exit_code == 0, result.output
+    assert what in result.output
+    assert [what in note for note in report_of(tmp_path)["notes"]] == [True]

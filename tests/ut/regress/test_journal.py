@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run goes on where it ended, and only that run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.ut.regress.samples import ASKING, LOAD, TARGET, accuracy, performance
+from vllm_ascend.regress.journal import Answer, Journal
+from vllm_ascend.regress.results import Measured, read_measured
+from vllm_ascend.replay.report.json_file import write_json
+from vllm_ascend.replay.trace import BadInputError
+
+
+def reopen(folder, target=TARGET, *, restart=False):
+    return Journal(folder, target, restart=restart)
+
+
+def test_finished_steps_are_kept(tmp_path):
+    first = reopen(tmp_path / "a" / "b")
+    first.begin("performance", LOAD)
+    first.finish(performance())
+    second = reopen(tmp_path / "a" / "b")
+    assert second.measured == first.measured == Measured(TARGET, performance())
+    second.begin("performance", LOAD)
+    second.begin("accuracy", ASKING)
+    second.finish(accuracy())
+    assert reopen(tmp_path / "a" / "b").measured == Measured(TARGET, performance(), accuracy())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"input_tokens": 1001}, "input_tokens 1000, now 1001"),
+        ({"tool": "ais_bench"}, "tool 'vllm', now 'ais_bench'"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path, change, what):
+    reopen(tmp_path).begin("performance", LOAD)
+    with pytest.raises(BadInputError, match=rf"--out .*performance: {what}.*--restart"):
+        reopen(tmp_path).begin("performance", replace(LOAD, **change))
+
+
+def test_another_server_is_refused(tmp_path):
+    reopen(tmp_path).begin("performance", LOAD)
+    with pytest.raises(BadInputError, match="server: model 'tiny', now 'other'"):
+        reopen(tmp_path, replace(TARGET, model="other"))
+
+
+def test_restart_forgets_everything_of_ours_and_nothing_else(tmp_path):
+    (tmp_path / "mine.txt").write_text("")
+    journal = reopen(tmp_path)
+    journal.begin("accuracy", ASKING)
+    journal.keep(Answer(1, "A", True, False))
+    journal.finish(accuracy())
+    (tmp_path / "tools" / "x").mkdir(parents=True)
+    fresh = reopen(tmp_path, replace(TARGET, model="other"), restart=True)
+    assert fresh.answers() == {} and fresh.measured.accuracy is None
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_answers_survive_a_line_that_was_not_finished(tmp_path):
+    answers = [
+        Answer(1, "A", True, False),
+        Answer(2, None, False, True),
+        Answer(3, "B", True, False),
+    ]
+    journal = reopen(tmp_path)
+    for answer in answers[:2]:
+        journal.keep(answer)
+    file = tmp_path / "answers.jsonl"
+    whole = file.read_bytes()
+    for cut in range(1, len(json.dumps(vars(answers[1]))) + 2):
+        file.write_bytes(whole[:-cut])
+        assert set(reopen(tmp_path).answers()) in ({1}, {1, 2})
+        reopen(tmp_path).keep(answers[2])
+        assert reopen(tmp_path).answers()[3] == answers[2]
+
+
+def test_a_report_or_a_baseline_is_read_back(tmp_path):
+    whole = Measured(TARGET, performance(), accuracy())
+    write_json(whole, tmp_path / "baseline.json")
+    assert read_measured(tmp_path / "baseline.json", "--baseline") == whole
+    data = json.loads((tmp_path / "baseline.json").read_text())
+    assert data["performance"]["cache"]["hit_rate_percent"] == 75
+    assert data["accuracy"]["percent"] == pytest.approx(85.8586, abs=1e-4)
+
+
+def spoil(data, place, value):
+    *path, last = place.split(".")
+    for name in path:
+        data = data[name]
+    data[last] = value
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        ("performance.times.ttft_avg_ms", "fast", r"performance\.times\.ttft_avg_ms: .*number"),
+        ("performance.times.ttft_avg_ms", -1, "greater than or equal to 0"),
+        ("performance.times.ttft_avg_ms", float("nan"), "finite"),
+        ("performance.cache", None, r"performance\.cache"),
+        ("accuracy.correct", 199, "199 of 198 questions are right"),
+        ("accuracy.settings.questions", 0, "greater than or equal to 1"),
+        ("schema_version", 9, "schema_version 9, expected 1"),
+        ("target", [], "target"),
+    ],
+)
+def test_a_spoilt_file_is_refused(tmp_path, place, value, what):
+    data = Measured(TARGET, performance(), accuracy()).to_dict()
+    spoil(data, place, value)
+    (tmp_path / "b.json").write_text(json.dumps(data))
+    with pytest.raises(BadInputError, match=rf"--baseline .*b\.json: .*{what}"):
+        read_measured(tmp_path / "b.json", "--baseline")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"a": 1}'])
+def test_another_file_is_refused(tmp_path, text):
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(BadInputError, match=r"--baseline .*b\.json: "):
+        read_measured(tmp_path / "b.json", "--baseline")

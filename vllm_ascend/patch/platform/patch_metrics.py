@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/metrics``: what the prefix cache counted, from the scheduler to Prometheus and the log.
+
+The numbers travel as a field of their own of vLLM's ``SchedulerStats``. vLLM's plugin group for
+stat loggers is no way to receive them: offline engines do not load it, a checkout has no entry
+points, loading one switches statistics on that the user switched off, and vLLM's own Prometheus
+logger, which is built after all plugins, takes every metric called ``vllm*`` out of the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.loggers import LoggingStatLogger, PrometheusStatLogger
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+
+from vllm_ascend.core.cache_stats import CacheUpdate
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.metrics.prometheus import PrefixCacheProm
+from vllm_ascend.metrics.summary import PrefixCacheSummary
+from vllm_ascend.patch.features import METRICS
+from vllm_ascend.patch.table import Add, AddField, Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
+
+_STATS = "vllm.v1.metrics.stats:SchedulerStats"
+_PROMETHEUS = "vllm.v1.metrics.loggers:PrometheusStatLogger"
+_LOGGING = "vllm.v1.metrics.loggers:LoggingStatLogger"
+
+# Under vLLM's own name, whose handlers print it.
+_logger = init_logger("vllm.plugins.vllm_ascend_backport")
+
+
+def wrap_make_stats(original: Callable) -> Callable:
+    def make_stats(self: Scheduler, *args, **kwargs) -> SchedulerStats | None:
+        stats = original(self, *args, **kwargs)
+        coordinator = self.kv_cache_manager.coordinator
+        if stats is not None and isinstance(coordinator, AscendHybridKVCacheCoordinator):
+            stats.ascend_prefix_cache = coordinator.take_stats()
+        return stats
+
+    return make_stats
+
+
+def wrap_prometheus_init(original: Callable) -> Callable:
+    def __init__(self: PrometheusStatLogger, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        if load_config().changes_caching:
+            self.ascend_prefix_cache = PrefixCacheProm(self)
+
+    return __init__
+
+
+def wrap_prometheus_record(original: Callable) -> Callable:
+    def record(
+        self: PrometheusStatLogger,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        metrics, update = self.ascend_prefix_cache, _update_in(scheduler_stats)
+        if metrics is not None and update is not None:
+            metrics.record(update, engine_idx)
+
+    return record
+
+
+def wrap_logging_record(original: Callable) -> Callable:
+    def record(
+        self: LoggingStatLogger,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        update = _update_in(scheduler_stats)
+        if update is not None:
+            if self.ascend_prefix_cache is None:
+                self.ascend_prefix_cache = PrefixCacheSummary()
+            self.ascend_prefix_cache.observe(update, engine_idx)
+
+    return record
+
+
+def wrap_log(original: Callable) -> Callable:
+    def log(self: LoggingStatLogger) -> None:
+        original(self)
+        summary = self.ascend_prefix_cache
+        line = None if summary is None else summary.take_line()
+        if line is not None:
+            _logger.info("%sPrefix cache: %s", self.log_prefix, line)
+
+    return log
+
+
+def _update_in(scheduler_stats: SchedulerStats | None) -> CacheUpdate | None:
+    return None if scheduler_stats is None else scheduler_stats.ascend_prefix_cache
+
+
+PATCHES: tuple[Patch, ...] = (
+    AddField(
+        target=f"{_STATS}.ascend_prefix_cache",
+        replacement=None,
+        type=CacheUpdate | None,
+        **METRICS,
+        why="What the cache counted must reach the API server, which is another process; no field "
+        "of vLLM's own is open to others.",
+    ),
+    Wrap(
+        target="vllm.v1.core.sched.scheduler:Scheduler.make_stats",
+        replacement=wrap_make_stats,
+        upstream_sha256="c495855b2fac9c07",
+        aliases=(),
+        **METRICS,
+        why="The one place where every scheduler makes the statistics of a step.",
+    ),
+    Add(
+        target=f"{_PROMETHEUS}.ascend_prefix_cache",
+        replacement=None,
+        **METRICS,
+        why="Holds the metrics; a default on the class for loggers without.",
+    ),
+    Wrap(
+        target=f"{_PROMETHEUS}.__init__",
+        replacement=wrap_prometheus_init,
+        upstream_sha256="34121638e857f1f7",
+        aliases=(),
+        **METRICS,
+        why="It empties the registry first, so metrics can only be registered after it.",
+    ),
+    Wrap(
+        target=f"{_PROMETHEUS}.record",
+        replacement=wrap_prometheus_record,
+        upstream_sha256="e06a5b11d5c6624b",
+        aliases=(),
+        **METRICS,
+        why="Called with the statistics of every step, in every API server that is told of it.",
+    ),
+    Add(
+        target=f"{_LOGGING}.ascend_prefix_cache",
+        replacement=None,
+        **METRICS,
+        why="Holds what the next line will tell; a default on the class for loggers without.",
+    ),
+    Wrap(
+        target=f"{_LOGGING}.record",
+        replacement=wrap_logging_record,
+        upstream_sha256="349a6a9dd4b880aa",
+        aliases=(),
+        **METRICS,
+        why="Sums up a logging interval.",
+    ),
+    Wrap(
+        target=f"{_LOGGING}.log",
+        replacement=wrap_log,
+        upstream_sha256="ff885767ae08b2fe",
+        aliases=(),
+        **METRICS,
+        why="One line more, behind vLLM's own, when anything happened.",
+    ),
+)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The regressions before a roll-out: measured on a running server, judged against a baseline."""

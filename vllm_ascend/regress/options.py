@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ``regress`` as one value, checked before anything is sent."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_ascend.regress import ais_bench
+from vllm_ascend.regress.gpqa import QuestionFile
+from vllm_ascend.regress.judge import Tolerances
+from vllm_ascend.regress.results import (
+    ACCURACY,
+    AIS_BENCH,
+    PERFORMANCE,
+    VLLM,
+    AccuracySettings,
+    Measured,
+    PerformanceSettings,
+    read_measured,
+)
+from vllm_ascend.regress.server import ServedModel
+from vllm_ascend.replay.trace import BadInputError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes:
+        url: The server.
+        out: Folder of the run.
+        performance: The load, if it is in the suite.
+        accuracy: How to ask, if that is in the suite.
+        gpqa: The questions, if they are to be asked.
+        model: Name of the model; by default the server's first.
+        tokenizer: Folder or repository; by default what the server was started with.
+        baseline_file: What to compare with.
+        save_baseline: Where to keep what was measured.
+        tolerances: How much worse a metric may be.
+        timeout_s: Longest time for the answer to one question.
+        restart: Forget what is in ``out``.
+    """
+
+    url: str
+    out: Path
+    performance: PerformanceSettings | None
+    accuracy: AccuracySettings | None
+    gpqa: QuestionFile | None
+    model: str | None
+    tokenizer: str | None
+    baseline_file: Path | None
+    save_baseline: Path | None
+    tolerances: Tolerances
+    timeout_s: float
+    restart: bool
+
+    def read_baseline(self) -> Measured | None:
+        """Return what to compare with, if there is anything.
+
+        Raises:
+            BadInputError: It cannot be read, or cannot be compared with this suite.
+        """
+        if self.baseline_file is None:
+            return None
+        baseline = read_measured(self.baseline_file, "--baseline")
+        for step, now, before in (
+            (PERFORMANCE, self.performance, baseline.performance),
+            (ACCURACY, self.accuracy, baseline.accuracy),
+        ):
+            if now is None:
+                continue
+            if before is None:
+                raise BadInputError(
+                    f"--baseline {self.baseline_file}: {step} was not measured then: choose "
+                    "another --suite or another baseline"
+                )
+            differences = [
+                f"{name} {old!r}, now {getattr(now, name)!r}"
+                for name, old in vars(before.settings).items()
+                if old != getattr(now, name)
+            ]
+            if differences:
+                raise BadInputError(
+                    f"--baseline {self.baseline_file}: {step} was measured otherwise and cannot "
+                    f"be compared: {'; '.join(differences)}"
+                )
+        return baseline
+
+    def find_tokenizer(self, model: ServedModel) -> str:
+        """Return the tokenizer that the tools are to cut prompts with: a folder or a repository.
+
+        Raises:
+            BadInputError: AISBench is to measure, which needs a folder.
+        """
+        name = self.tokenizer or model.root
+        folder = Path(name)
+        if folder.is_dir():
+            return str(folder.resolve())  # tools run in folders of their own
+        steps = [step for step in (self.performance, self.accuracy) if step is not None]
+        if any(step.tool == AIS_BENCH for step in steps):
+            raise BadInputError(f"--tokenizer {name}: {ais_bench.NAME} needs a folder that is here")
+        return name
+
+    def check_fits(self, model: ServedModel) -> None:
+        """Check that the model takes what will be sent.
+
+        Raises:
+            BadInputError: It does not; names the option.
+        """
+        limit = model.max_model_len
+        if limit is None:
+            return
+        load = self.performance
+        if load is not None and load.input_tokens + load.output_tokens > limit:
+            raise BadInputError(
+                f"--input-tokens {load.input_tokens} and --output-tokens {load.output_tokens}: "
+                f"{model.name} takes {limit} together"
+            )
+        if self.accuracy is not None and self.accuracy.max_tokens >= limit:
+            raise BadInputError(
+                f"--gpqa-max-tokens {self.accuracy.max_tokens}: {model.name} takes {limit} with "
+                "the question"
+            )
+
+
+def parse_suite(text: str) -> list[str]:
+    """Read the steps to run.
+
+    Raises:
+        BadInputError: There is no such step.
+    """
+    steps = [step.strip() for step in text.split(",")]
+    if not set(steps) <= {PERFORMANCE, ACCURACY}:
+        raise BadInputError(
+            f"--suite {text}: allowed are {PERFORMANCE}, {ACCURACY}, or both with a comma"
+        )
+    return steps
+
+
+def choose_tool(name: str, *, needs_vllm: bool) -> str:
+    """Return the tool to measure with.
+
+    Args:
+        name: ``auto``, ``ais_bench`` or ``vllm``.
+        needs_vllm: Whether vLLM itself would be needed, which its own client is not.
+
+    Raises:
+        BadInputError: It is not installed, or there is no such tool.
+    """
+    has_ais_bench = shutil.which(ais_bench.NAME) is not None
+    if name not in (AUTO, AIS_BENCH, VLLM):
+        raise BadInputError(f"--tool {name}: allowed are {AUTO}, {AIS_BENCH} and {VLLM}")
+    if name == AIS_BENCH and not has_ais_bench:
+        raise BadInputError(f"--tool {name}: there is no command {ais_bench.NAME}")
+    tool = (AIS_BENCH if has_ais_bench else VLLM) if name == AUTO else name
+    if tool == VLLM and needs_vllm and importlib.util.find_spec("vllm") is None:
+        raise BadInputError(f"--tool {name}: neither {ais_bench.NAME} nor vllm is installed")
+    return tool

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured, with what settings: the form of finished steps, reports and baselines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from vllm_ascend.replay.trace import BadInputError
+
+SCHEMA_VERSION = 1
+# The steps, by their names in JSON.
+PERFORMANCE = "performance"
+ACCURACY = "accuracy"
+AIS_BENCH = "ais_bench"
+VLLM = "vllm"
+# Requests sent ahead of a load, of its first prompt. Behind it the common beginning is cached:
+# without it, chance decides how many of the first requests are looked up before it is.
+WARM_UPS = 1
+
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server.
+
+    Attributes:
+        url: Its address.
+        model: Name of the model.
+        vllm_version: As the server says; empty if it does not.
+    """
+
+    url: str
+    model: str
+    vllm_version: str = ""
+
+
+@dataclass(frozen=True)
+class PerformanceSettings:
+    """The load; only results of the same load are compared.
+
+    Attributes:
+        tool: ``ais_bench`` or ``vllm`` (``vllm bench serve``).
+        input_tokens: Tokens of a prompt.
+        output_tokens: Tokens of an answer.
+        concurrency: Requests in flight.
+        requests: Requests in all.
+        shared_percent: Share of a prompt that all prompts begin with.
+    """
+
+    tool: str
+    input_tokens: Count
+    output_tokens: Count
+    concurrency: Count
+    requests: Count
+    shared_percent: Count
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that all prompts begin with."""
+        return self.input_tokens * self.shared_percent // 100
+
+
+@dataclass(frozen=True)
+class Times:
+    """What the tool measured, over all requests.
+
+    Attributes:
+        requests: Requests answered.
+        prompt_tokens: Their prompts' tokens.
+        output_tokens: Their answers' tokens.
+        seconds: From the first request to the last token.
+        ttft_avg_ms: Time to first token, mean.
+        ttft_p90_ms: The same, 90th percentile.
+        tpot_avg_ms: Time per token behind the first; ``None`` if no answer had two.
+        tpot_p90_ms: The same, 90th percentile.
+        output_tokens_per_s: Answers' tokens per second of the run.
+    """
+
+    requests: Count
+    prompt_tokens: Count
+    output_tokens: Count
+    seconds: Number
+    ttft_avg_ms: Number
+    ttft_p90_ms: Number
+    tpot_avg_ms: Number | None
+    tpot_p90_ms: Number | None
+    output_tokens_per_s: Number
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What the server's counters say of the same time, summed over its engines.
+
+    Attributes:
+        query_tokens: Prompt tokens looked up in the prefix cache.
+        hit_tokens: Those found.
+        counters: Other counters that grew or could have, by name.
+    """
+
+    query_tokens: Count
+    hit_tokens: Count
+    counters: dict[str, Number]
+
+    @property
+    def hit_rate_percent(self) -> float:
+        """Hits per looked-up token; 0 if nothing was looked up."""
+        return 100.0 * self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Performance:
+    """The performance step.
+
+    Attributes:
+        settings: The load.
+        times: As the tool measured them.
+        cache: As the server counted.
+        finished: When, ISO 8601.
+    """
+
+    settings: PerformanceSettings
+    times: Times
+    cache: CacheUse
+    finished: str
+
+
+@dataclass(frozen=True)
+class AccuracySettings:
+    """How questions are asked; only results of the same settings are compared.
+
+    Attributes:
+        tool: ``ais_bench``, or ``vllm`` for the questions' own client.
+        questions: Questions in the file.
+        digest: SHA-256 prefix of the file.
+        max_tokens: Longest answer.
+        temperature: Of sampling.
+        concurrency: Requests in flight.
+    """
+
+    tool: str
+    questions: Annotated[int, Field(ge=1)]
+    digest: str
+    max_tokens: Count
+    temperature: Number
+    concurrency: Count
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The accuracy step.
+
+    Attributes:
+        settings: How it was asked.
+        correct: Questions answered rightly.
+        unanswered: Texts without an answer; ``None`` if the tool does not say.
+        cut: Texts that ended at ``max_tokens``; ``None`` if the tool does not say.
+        finished: When, ISO 8601.
+
+    Raises:
+        ValueError: More are right than there are.
+    """
+
+    settings: AccuracySettings
+    correct: Count
+    unanswered: int | None
+    cut: int | None
+    finished: str
+
+    def __post_init__(self) -> None:
+        if self.correct > self.settings.questions:
+            raise ValueError(f"{self.correct} of {self.settings.questions} questions are right")
+
+    @property
+    def percent(self) -> float:
+        """Questions answered rightly, in percent."""
+        return 100.0 * self.correct / self.settings.questions
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All finished steps."""
+
+    target: Target
+    performance: Performance | None = None
+    accuracy: Accuracy | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, with derived rates beside the counts they come from."""
+        data = _ADAPTER.dump_python(self)
+        if self.performance is not None:
+            cache = self.performance.cache
+            data[PERFORMANCE]["cache"]["hit_rate_percent"] = cache.hit_rate_percent
+        if self.accuracy is not None:
+            data[ACCURACY]["percent"] = self.accuracy.percent
+        return data
+
+
+_ADAPTER = TypeAdapter(Measured)
+
+
+def read_measured(path: Path, what: str) -> Measured:
+    """Read finished steps, a report or a baseline.
+
+    Args:
+        path: The file.
+        what: How the user knows it, for errors.
+
+    Raises:
+        BadInputError: It is none; says what is wrong.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        measured = _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise BadInputError(f"{what} {path}: {place}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"{what} {path}: {error}") from error
+    if measured.schema_version != SCHEMA_VERSION:
+        raise BadInputError(
+            f"{what} {path}: schema_version {measured.schema_version}, expected {SCHEMA_VERSION}"
+        )
+    return measured

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running server says of itself: its model, and its counters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_ascend.regress.results import CacheUse, Target
+from vllm_ascend.replay.http_client import ServerError
+from vllm_ascend.replay.trace import BadInputError
+
+QUERIES = "vllm:prefix_cache_queries_total"
+HITS = "vllm:prefix_cache_hits_total"
+ANSWERED = "vllm:request_success_total"
+# Not judged, but they tell why a hit rate changed. Those of ours exist with our metrics only.
+OTHER_COUNTERS = (
+    "vllm:num_preemptions_total",
+    "vllm:external_prefix_cache_hits_total",
+    "vllm_ascend:partial_hits_total",
+    "vllm_ascend:kv_cache_evictions_total",
+    "vllm_ascend:junction_misses_total",
+)
+_PATIENCE_S = 30.0
+_BODY_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that the server offers.
+
+    Attributes:
+        name: As requests name it.
+        root: Its folder or repository, as the server was started with.
+        max_model_len: Tokens that a prompt and its answer may have; ``None`` if it does not say.
+    """
+
+    name: str
+    root: str
+    max_model_len: int | None
+
+
+@contextlib.contextmanager
+def server_errors(url: str) -> Iterator[None]:
+    """Say what failed in a request.
+
+    Raises:
+        ServerError: In place of any error of httpx, and if the answer makes no sense.
+    """
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise ServerError(f"{url}: no answer in time ({type(error).__name__})") from error
+    except httpx.HTTPStatusError as error:
+        text = error.response.text[:_BODY_CHARACTERS].strip()
+        raise ServerError(f"{url}: status {error.response.status_code}: {text}") from error
+    except httpx.HTTPError as error:
+        what = str(error) or type(error).__name__
+        raise ServerError(f"{url}: cannot be reached ({what})") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ServerError(f"{url}: the answer makes no sense ({error!r})") from error
+
+
+class Server:
+    """Asks one server."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args:
+            url: As :func:`vllm_ascend.replay.http_client.base_url` returns it.
+        """
+        self.url = url
+        # A proxy in between would count as part of the server.
+        self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False)
+
+    def model(self, name: str | None) -> ServedModel:
+        """Return a model of the server, by default its first.
+
+        Raises:
+            ServerError: The server cannot be reached.
+            BadInputError: It has no such model.
+        """
+        url = f"{self.url}/v1/models"
+        with server_errors(url):
+            models = [
+                ServedModel(entry["id"], entry.get("root") or entry["id"], _max_model_len(entry))
+                for entry in self._get(url).json()["data"]
+            ]
+            first = models[0]
+        if name is None:
+            return first
+        by_name = {model.name: model for model in models}
+        if name not in by_name:
+            raise BadInputError(f"--model {name}: {self.url} offers {', '.join(by_name)}")
+        return by_name[name]
+
+    def target(self, model: ServedModel) -> Target:
+        """Return what is measured."""
+        try:
+            version = str(self._get(f"{self.url}/version").json()["version"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            version = ""  # other servers than vLLM's need not have it
+        return Target(self.url, model.name, version)
+
+    def counters(self) -> dict[str, float]:
+        """Return all counters, summed over engines and other labels.
+
+        Raises:
+            ServerError: The server cannot be reached or counts no look-ups of a prefix cache.
+        """
+        url = f"{self.url}/metrics"
+        with server_errors(url):
+            counters = parse_counters(self._get(url).text)
+        if QUERIES not in counters or HITS not in counters:
+            raise ServerError(f"{url}: there is no {QUERIES} and {HITS}; vLLM serves both")
+        return counters
+
+    def _get(self, url: str) -> httpx.Response:
+        return self._http.get(url).raise_for_status()
+
+
+def _max_model_len(entry: Mapping[str, Any]) -> int | None:
+    value = entry.get("max_model_len")
+    return value if isinstance(value, int) else None
+
+
+def parse_counters(text: str) -> dict[str, float]:
+    """Return the counters of a Prometheus page by name, summed over their labels.
+
+    Raises:
+        ValueError: It is no such page.
+    """
+    counters: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                counters[sample.name] += sample.value
+    return dict(counters)
+
+
+def cache_use(before: Mapping[str, float], after: Mapping[str, float]) -> CacheUse:
+    """Return what the server's caches did between two readings of its counters.
+
+    Raises:
+        ServerError: A counter went backwards: the server was started anew in between.
+    """
+    names = [QUERIES, HITS, *(name for name in OTHER_COUNTERS if name in after)]
+    grown = {name: after[name] - before.get(name, 0.0) for name in names}
+    if min(grown.values()) < 0:
+        raise ServerError("the server's counters went backwards: it was started anew meanwhile")
+    queries, hits = int(grown.pop(QUERIES)), int(grown.pop(HITS))
+    return CacheUse(queries, hits, grown)

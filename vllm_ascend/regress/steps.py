@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two steps of a run: put a load on the server, and ask it questions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vllm_ascend.regress import ais_bench, chat, vllm_bench
+from vllm_ascend.regress.gpqa import QuestionFile
+from vllm_ascend.regress.journal import TOOLS, Answer, Journal
+from vllm_ascend.regress.results import (
+    ACCURACY,
+    AIS_BENCH,
+    PERFORMANCE,
+    Accuracy,
+    AccuracySettings,
+    Performance,
+    PerformanceSettings,
+)
+from vllm_ascend.regress.server import ANSWERED, Server, cache_use
+from vllm_ascend.replay.http_client import ServerError
+
+
+@dataclass(frozen=True)
+class Run:
+    """What both steps need.
+
+    Attributes:
+        server: The server.
+        journal: Where results go.
+        tokenizer: Of the model: a folder or, for ``vllm bench serve``, a repository.
+        timeout_s: Longest time for the answer to one question.
+    """
+
+    server: Server
+    journal: Journal
+    tokenizer: str
+    timeout_s: float
+
+
+def measure_performance(run: Run, settings: PerformanceSettings) -> None:
+    """Put the load on the server, unless that is done already.
+
+    Raises:
+        ServerError: It cannot be reached.
+        ToolError: The tool failed.
+        BadInputError: The step was begun with other settings.
+    """
+    run.journal.begin(PERFORMANCE, settings)
+    if run.journal.measured.performance is not None:
+        return
+    measure = ais_bench.measure if settings.tool == AIS_BENCH else vllm_bench.measure
+    before = run.server.counters()
+    with _requests_bar(run.server, PERFORMANCE, settings.requests) as tick:
+        times = measure(
+            run.journal.measured.target,
+            settings,
+            tokenizer=run.tokenizer,
+            folder=_tool_folder(run, PERFORMANCE, settings.tool),
+            tick=tick,
+        )
+    cache = cache_use(before, run.server.counters())
+    run.journal.finish(Performance(settings, times, cache, _now()))
+
+
+def measure_accuracy(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -> None:
+    """Have the questions answered that are not answered yet.
+
+    Args:
+        run: The run.
+        settings: How to ask.
+        gpqa: The questions.
+
+    Raises:
+        ServerError: It cannot be reached.
+        ToolError: The tool failed.
+        BadInputError: The step was begun with other settings.
+    """
+    run.journal.begin(ACCURACY, settings)
+    if run.journal.measured.accuracy is not None:
+        return
+    ask = _ask_with_ais_bench if settings.tool == AIS_BENCH else _ask
+    run.journal.finish(ask(run, settings, gpqa))
+
+
+def _ask_with_ais_bench(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -> Accuracy:
+    with _requests_bar(run.server, ACCURACY, settings.questions) as tick:
+        correct, unanswered = ais_bench.ask(
+            run.journal.measured.target,
+            settings,
+            tokenizer=run.tokenizer,
+            questions=gpqa.path,
+            folder=_tool_folder(run, ACCURACY, settings.tool),
+            tick=tick,
+        )
+    return Accuracy(settings, correct, unanswered, cut=None, finished=_now())
+
+
+def _ask(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -> Accuracy:
+    done = run.journal.answers()
+    with _progress() as progress:
+        bar = progress.add_task(ACCURACY, total=settings.questions, completed=len(done))
+
+        def keep(answer: Answer) -> None:
+            done[answer.number] = answer
+            run.journal.keep(answer)
+            progress.update(bar, completed=len(done))
+
+        chat.ask(
+            run.journal.measured.target,
+            settings,
+            [question for question in gpqa.questions if question.number not in done],
+            timeout_s=run.timeout_s,
+            keep=keep,
+        )
+    return Accuracy(
+        settings,
+        correct=sum(answer.is_correct for answer in done.values()),
+        unanswered=sum(answer.letter is None for answer in done.values()),
+        cut=sum(answer.is_cut for answer in done.values()),
+        finished=_now(),
+    )
+
+
+def _tool_folder(run: Run, step: str, tool: str) -> Path:
+    # The tool runs in it, where a relative path would mean another place.
+    return (run.journal.folder / TOOLS / f"{step}-{tool}").resolve()
+
+
+@contextlib.contextmanager
+def _requests_bar(server: Server, name: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yield what shows how many requests the server has answered so far."""
+    before = server.counters().get(ANSWERED, 0.0)
+    with _progress() as progress:
+        bar = progress.add_task(name, total=total)
+
+        def tick() -> None:
+            # Only a picture: if the server is gone, the tool finds out by itself.
+            with contextlib.suppress(ServerError):
+                answered = server.counters().get(ANSWERED, 0.0) - before
+                progress.update(bar, completed=min(int(answered), total))
+
+        yield tick
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, emoji=False),
+    )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
