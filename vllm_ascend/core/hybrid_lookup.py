@@ -107,7 +107,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self._max_num_batched_tokens = max_num_batched_tokens or max_model_len
         self._changes_caching = enable_caching and (config.changes_caching or retention is not None)
         self._ends_inside_blocks = (
-            enable_caching and config.partial_hits and not facts.has_connector
+            enable_caching and config.partial_hits and facts.hits_may_end_inside_blocks
         )
         granularity = Granularity.of(specs, ends_inside_blocks=self._ends_inside_blocks)
         if enable_caching:
@@ -161,6 +161,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             interval=self.local_kv_retention_interval,
             changes_caching=self._changes_caching,
             has_connector=self._facts.has_connector,
+            connector_knows_granules=self._facts.connector_knows_granules,
         )
 
     def _make_managers(self) -> tuple[SingleTypeKVCacheManager, ...]:
@@ -253,17 +254,30 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
 
         boundary, ends = self._walk(look_up, limit, self.lcm_block_size)
         self.look_up_stats.add(align_down(limit, self.lcm_block_size), boundary)
-        least = self._config.partial_min_hit_tokens
-        if self._ends_inside_blocks and least and boundary % self._whole_block_alignment:
-            whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)
-            if boundary - whole < least:
-                boundary, ends = whole, whole_ends
+        if self._ends_inside_blocks and boundary % self._whole_block_alignment:
+            boundary, ends = self._settle(look_up, boundary, ends)
         if not boundary:
             return tuple([] for _ in self._groups), 0
         return self._assemble(boundary, prefixes, ends), boundary
 
     def _note_match(self, matched: int, block_hashes: list[BlockHash]) -> None:
         """Called with how far the downward-closed groups match, before tails are looked for."""
+
+    def _settle(
+        self, look_up: PrefixLookup, boundary: int, ends: dict[int, list[KVCacheBlock]]
+    ) -> tuple[int, dict[int, list[KVCacheBlock]]]:
+        """Decide between a hit that ends inside a block and the last one that does not."""
+        least = self._config.partial_min_hit_tokens
+        if not (least or self._facts.has_connector):
+            return boundary, ends
+        whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)
+        if boundary - whole < least or self._external_tokens_follow(whole):
+            return whole, whole_ends
+        return boundary, ends
+
+    def _external_tokens_follow(self, num_local_tokens: int) -> bool:
+        """Whether a connector brings tokens behind a local hit, or may."""
+        return self._facts.has_connector
 
     def _walk(
         self, look_up: PrefixLookup, limit: int, step: int

@@ -20,11 +20,13 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
+from vllm_ascend.core.connector_rules import ConnectorQuery, look_up_limit
 from vllm_ascend.core.hybrid_lookup import HybridLookupCoordinator
 from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_record import RequestRecord, TailBlock
 from vllm_ascend.core.retention import align_down
 from vllm_ascend.core.sparse_state import SparseState
+from vllm_ascend.core.specs import group_specs, is_compressed
 from vllm_ascend.core.tail_cache import Entered, TailCache
 from vllm_ascend.core.unwritten_granules import UnwrittenGranules
 
@@ -45,6 +47,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         super().__init__(*args, **kwargs)
         self._records: dict[str, RequestRecord] = {}
         self._looking_up: RequestRecord | None = None
+        self._request_looked_up: Request | None = None
+        self._connector: ConnectorQuery | None = None
+        self._has_compressed_group = any(map(is_compressed, group_specs(self.kv_cache_config)))
         self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
         if not self._changes_caching:
@@ -85,15 +90,37 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
     @contextmanager
     def looking_up(self, request: Request) -> Iterator[None]:
         """Say whose hashes are looked up inside."""
-        if not self._changes_caching:
-            yield
-            return
-        self._looking_up = record = self._record(request.request_id)
-        record.request = request
+        self._request_looked_up = request
+        if self._connector is not None:
+            self._connector.forget()
+        if self._changes_caching:
+            self._looking_up = record = self._record(request.request_id)
+            record.request = request
         try:
             yield
         finally:
-            self._looking_up = None
+            self._looking_up = self._request_looked_up = None
+
+    def ask_connector(self, query: ConnectorQuery) -> None:
+        """Ask before a hit ends inside a block; without it none does where there is a connector."""
+        self._connector = query
+
+    def find_longest_cache_hit(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Return the longest hit; see the base class."""
+        request = self._request_looked_up
+        # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
+        if request is not None and self._has_compressed_group:
+            limit = look_up_limit(request.num_tokens, request.kv_transfer_params)
+            max_cache_hit_length = min(max_cache_hit_length, limit)
+        return super().find_longest_cache_hit(block_hashes, max_cache_hit_length)
+
+    def _external_tokens_follow(self, num_local_tokens: int) -> bool:
+        request = self._request_looked_up
+        if self._connector is None or request is None:
+            return super()._external_tokens_follow(num_local_tokens)
+        return self._connector.brings_tokens(request, num_local_tokens)
 
     def _record(self, request_id: str) -> RequestRecord:
         record = self._records.get(request_id)

@@ -35,6 +35,18 @@ PARTIAL_HITS: dict[str, Any] = {
     "upstream": "vllm-project/vllm-ascend#10193",
     "remove_when": "vllm>=0.33",
 }
+# KV connectors beside several groups and partial hits.
+CONNECTORS: dict[str, Any] = {
+    "feature": "kv-connectors",
+    "upstream": "none: vLLM 0.20.2 has it as a TODO",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
+# vllm-ascend's own connectors, in force over one of its checkouts.
+UPSTREAM_CONNECTORS: dict[str, Any] = {
+    **CONNECTORS,
+    "upstream": "vllm-project/vllm-ascend, releases/v0.20.2rc",
+}
 # DeepSeek-V4 on the CPU, to try and to prove what is served elsewhere.
 DSV4_ON_CPU: dict[str, Any] = {
     "feature": "dsv4-on-cpu",
