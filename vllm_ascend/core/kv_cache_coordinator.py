@@ -240,6 +240,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         for group in copied:
             *shared[group.id], source = new_computed_blocks[group.id]
             sources.append((group, source))
+        # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
+        # the blocks.
+        tail = self._tail_of_hit(new_computed_blocks, num_local_computed_tokens)
         self.block_pool.touch([source for _, source in sources])
         super().allocate_new_computed_blocks(
             request_id, tuple(shared), num_local_computed_tokens, num_external_computed_tokens
@@ -249,19 +252,23 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             group.manager.req_to_blocks[request_id].append(private)
             self._copies.queue(request_id, source, private)
         if num_local_computed_tokens:
-            self._start_behind_hit(request_id, new_computed_blocks, num_local_computed_tokens)
+            self._start_behind_hit(request_id, num_local_computed_tokens, tail)
 
-    def _start_behind_hit(self, request_id: str, blocks: Blocks, hit: int) -> None:
-        record = self._record(request_id)
-        record.passed = record.cached = hit
+    def _tail_of_hit(self, blocks: Blocks, hit: int) -> list[TailBlock]:
+        """Return what a hit rests on in the groups that forget."""
         tail: list[TailBlock] = []
         for group in self._retained:
-            ordinals = group.tail(hit)
-            record.freed[group.id] = ordinals.start
-            for ordinal in ordinals:
+            for ordinal in group.tail(hit):
                 block = blocks[group.id][ordinal]
                 assert block.block_hash is not None, "a hit rests on cached blocks"
                 tail.append(TailBlock(block, block.block_hash, ordinal * group.block_tokens))
+        return tail
+
+    def _start_behind_hit(self, request_id: str, hit: int, tail: Sequence[TailBlock]) -> None:
+        record = self._record(request_id)
+        record.passed = record.cached = hit
+        for group in self._retained:
+            record.freed[group.id] = group.tail(hit).start
         self._tails.lend(record, hit, tail)
         for group in self._downward_closed:
             if group.ends_inside:
