@@ -13,8 +13,12 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
 from tests.e2e.models.engines import Answer, Engine, _answer, engine, sampling
+from vllm_ascend.oracle import check_drained, check_integrity
 
 Prompt = Sequence[int]
+
+DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
+BEST = {**DSV4, "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 
 
 @contextlib.contextmanager
@@ -78,3 +82,12 @@ def decode(
 ) -> list[Answer]:
     """Answer prompts that another engine has computed."""
     return [_answer(output) for output in ask(running, prompts, params, max_tokens)]
+
+
+def assert_nothing_leaked(running: Engine) -> None:
+    """Check the pool while it is cached, and that nothing is left once it is reset."""
+    manager = running.scheduler.kv_cache_manager
+    assert not running.scheduler.requests
+    check_integrity(manager)
+    running.forget()
+    check_drained(manager)

@@ -61,6 +61,6 @@ def test_no_step_reads_or_writes_wrong_rows(cell, policy, switch):
     for room in _ROOMS:
         engine = run(cell, switch, policy, room, num_steps=150)
         loads = engine.scheduler.connector.offered
-        assert len(loads) > 5, "next to nothing was loaded, so it proves nothing"
+        assert len(loads) >= 5, "next to nothing was loaded, so it proves nothing"
         asynchronous = [is_async for _, is_async in loads.values()]
         assert any(asynchronous) and not all(asynchronous)

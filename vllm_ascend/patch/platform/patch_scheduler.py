@@ -10,6 +10,7 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -114,6 +115,31 @@ def _restart(scheduler: Scheduler, request: Request) -> None:
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
+def wrap_select_waiting_queue(original: Callable) -> Callable:
+    def _select_waiting_queue_for_scheduling(self: Scheduler):
+        """Let requests whose blocks have been loaded go first where nothing runs.
+
+        They hold memory that a request in front of them may be waiting for, for ever.
+        """
+        queue = self.skipped_waiting
+        if self.running or not queue or self.policy is not SchedulingPolicy.FCFS:
+            return original(self)
+        head = queue.peek_request()
+        if head.num_computed_tokens == 0:
+            for request in [r for r in queue if _is_loaded(self, r)][::-1]:
+                queue.remove_request(request)
+                queue.prepend_request(request)
+        return original(self)
+
+    return _select_waiting_queue_for_scheduling
+
+
+def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
+    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return request.request_id in scheduler.finished_recving_kv_req_ids
+    return request.num_computed_tokens > 0
+
+
 def wrap_preempt_request(original: Callable) -> Callable:
     def _preempt_request(self: Scheduler, request: Request, timestamp: float) -> None:
         coordinator = self.kv_cache_manager.coordinator
@@ -154,6 +180,15 @@ PATCHES: tuple[Patch, ...] = (
         **CONNECTORS,
         why="A failed load ends the engine where there are several KV cache groups: vLLM unpacks "
         "one.",
+    ),
+    Wrap(
+        target=f"{_SCHEDULER}._select_waiting_queue_for_scheduling",
+        replacement=wrap_select_waiting_queue,
+        upstream_sha256="70bfb3b443725109",
+        aliases=(),
+        **CONNECTORS,
+        why="A request whose load failed is computed; in front of loaded ones it may wait for "
+        "memory that they hold, and nothing is ever scheduled again.",
     ),
     Wrap(
         target=f"{_SCHEDULER}._preempt_request",
