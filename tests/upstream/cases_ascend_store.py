@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by ``test_connectors.py`` in a process of its own: what AscendStore is told, and its keys."""
 
+# ruff: noqa: E402, F811 - imported beside a checkout; fixtures are imported, too
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -12,20 +13,21 @@ from tests.upstream.checkout import import_beside
 
 import_beside()
 
-import vllm_ascend.patch.platform  # noqa: F401, E402 - installs the patches
-from tests.e2e.connectors.conftest import switch  # noqa: E402, F401
-from vllm.config import KVTransferConfig  # noqa: E402
-from vllm_ascend.core.connector_rules import knows_granules  # noqa: E402
-from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found] # noqa: E402
+from vllm.config import KVTransferConfig
+
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.e2e.connectors.conftest import switch  # noqa: F401
+from vllm_ascend.core.connector_rules import knows_granules
+from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
     config_data,
     pool_scheduler,
     pool_worker,
 )
-from vllm_ascend.patch.installer import install  # noqa: E402
-from vllm_ascend.patch.upstream import patch_ascend_store  # noqa: E402
-from vllm_ascend.replay import scheduler as replay_scheduler  # noqa: E402
-from vllm_ascend.replay.layouts import dsv4_flash_a3  # noqa: E402
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler  # noqa: E402
+from vllm_ascend.patch.installer import install
+from vllm_ascend.patch.upstream import patch_ascend_store
+from vllm_ascend.replay import scheduler as replay_scheduler
+from vllm_ascend.replay.layouts import dsv4_flash_a3
+from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
 install(patch_ascend_store.PATCHES)
 
@@ -86,7 +88,7 @@ def test_the_connector_knows_granules():
 
 @pytest.mark.parametrize("rows", [128, 32])
 @pytest.mark.parametrize("explicit", [None, 128])
-def test_it_is_told_the_real_hash_granularity(switch, rows, explicit):  # noqa: F811
+def test_it_is_told_the_real_hash_granularity(switch, rows, explicit):
     """Upstream takes 8 or 2 for granted, and refuses an explicit 128."""
     switch(BEST)
     scheduler, worker = both_halves(rows, explicit)
@@ -94,7 +96,7 @@ def test_it_is_told_the_real_hash_granularity(switch, rows, explicit):  # noqa: 
     assert worker.token_database.hash_block_size == 128
 
 
-def test_stock_hashes_are_told_too(switch):  # noqa: F811
+def test_stock_hashes_are_told_too(switch):
     switch({"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"})
     scheduler, worker = both_halves(128)
     assert scheduler.hash_block_size == worker.token_database.hash_block_size == 8
@@ -115,7 +117,7 @@ def group_of(worker: Any, rows: int) -> int:
     return worker.original_block_size.index(rows)
 
 
-def test_every_state_block_of_a_granule_has_a_key_of_its_own(switch):  # noqa: F811
+def test_every_state_block_of_a_granule_has_a_key_of_its_own(switch):
     switch(BEST)
     _, worker = both_halves(128)
     found = keys(worker, group_of(worker, 8), HASHES, list(range(1, 65)))
@@ -125,13 +127,13 @@ def test_every_state_block_of_a_granule_has_a_key_of_its_own(switch):  # noqa: F
     assert keys(worker, group_of(worker, 8), as_text, list(range(1, 65))) == found
 
 
-def test_null_blocks_are_neither_stored_nor_loaded(switch):  # noqa: F811
+def test_null_blocks_are_neither_stored_nor_loaded(switch):
     switch(BEST)
     _, worker = both_halves(128)
     assert set(keys(worker, group_of(worker, 8), HASHES, [0] * 62 + [7, 8])) == {7, 8}
 
 
-def test_engines_with_other_block_sizes_do_not_find_each_others_pages(switch):  # noqa: F811
+def test_engines_with_other_block_sizes_do_not_find_each_others_pages(switch):
     switch(BEST)
     everything = []
     for rows in (128, 32):

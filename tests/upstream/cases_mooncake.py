@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by ``test_connectors.py`` in a process of its own: see :mod:`tests.upstream.mooncake`."""
 
+# ruff: noqa: E402, F811 - imported beside a checkout; fixtures are imported, too
 from __future__ import annotations
 
 import random
@@ -11,22 +12,22 @@ from tests.upstream.checkout import import_beside
 
 import_beside()
 
-import vllm_ascend.patch.platform  # noqa: F401, E402 - installs the patches
-from tests.e2e.connectors.conftest import switch  # noqa: E402, F401
-from tests.e2e.core.configurations import (  # noqa: E402
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.e2e.connectors.conftest import switch  # noqa: F401
+from tests.e2e.core.configurations import (
     CASES,
     MODES,
     SWITCHES,
     Configuration,
 )
-from tests.e2e.core.engine import Engine  # noqa: E402
-from tests.upstream import mooncake  # noqa: E402
-from tests.upstream.mooncake import Instance, decode, prefill  # noqa: E402
-from vllm_ascend.distributed.kv_transfer.kv_p2p import (  # type: ignore[import-not-found] # noqa: E402
+from tests.e2e.core.engine import Engine
+from tests.upstream import mooncake
+from tests.upstream.mooncake import Instance, decode, prefill
+from vllm_ascend.distributed.kv_transfer.kv_p2p import (  # type: ignore[import-not-found]
     mooncake_hybrid_connector,
 )
-from vllm_ascend.patch.installer import install  # noqa: E402
-from vllm_ascend.patch.upstream import patch_mooncake_hybrid_connector  # noqa: E402
+from vllm_ascend.patch.installer import install
+from vllm_ascend.patch.upstream import patch_mooncake_hybrid_connector
 
 install(patch_mooncake_hybrid_connector.PATCHES)
 
@@ -67,7 +68,7 @@ def alone(configuration: Configuration, asked: dict[str, list[int]]) -> dict[str
 
 
 @pytest.mark.parametrize("switches", ["best", "partial", "retention-unset"])
-def test_twenty_requests_are_answered_as_by_one_instance(switch, switches):  # noqa: F811
+def test_twenty_requests_are_answered_as_by_one_instance(switch, switches):
     configuration = cell(switches=switches)
     switch(configuration.environment)
     asked = prompts(20)
@@ -85,7 +86,7 @@ def test_twenty_requests_are_answered_as_by_one_instance(switch, switches):  # n
     producer.drain()
 
 
-def test_a_prompt_cached_but_for_its_last_token_is_computed(switch):  # noqa: F811
+def test_a_prompt_cached_but_for_its_last_token_is_computed(switch):
     """It is shortened by a token after the look-up, which a hit must not reach."""
     configuration = cell()
     switch(configuration.environment)
@@ -97,7 +98,7 @@ def test_a_prompt_cached_but_for_its_last_token_is_computed(switch):  # noqa: F8
     assert 0 < producer.hits["second"] < 128
 
 
-def test_unequal_block_sizes_are_refused(switch, caplog_of_vllm):  # noqa: F811
+def test_unequal_block_sizes_are_refused(switch, caplog_of_vllm):
     port = mooncake.free_port()
     asked = prompts(2)
     other = cell("dsv4-a3-32")
@@ -115,7 +116,7 @@ def test_unequal_block_sizes_are_refused(switch, caplog_of_vllm):  # noqa: F811
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_a_producer_that_dies_in_mid_transfer(switch, policy):  # noqa: F811
+def test_a_producer_that_dies_in_mid_transfer(switch, policy):
     configuration = cell()
     switch(configuration.environment)
     asked = prompts(6)

@@ -82,7 +82,9 @@ class KVTransferContract:
             groups = tuple(GroupContract(**group) for group in values["groups"])
             return cls(**{**values, "groups": groups})
         except (KeyError, TypeError) as error:
-            raise ContractError(f"the other side's KV cache description is unreadable: {error}")
+            raise ContractError(
+                f"the other side's KV cache description is unreadable: {error!r}"
+            ) from error
 
     @property
     def digest(self) -> str:

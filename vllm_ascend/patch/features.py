@@ -45,7 +45,7 @@ CONNECTORS: dict[str, Any] = {
 # vllm-ascend's own connectors, in force over one of its checkouts.
 UPSTREAM_CONNECTORS: dict[str, Any] = {
     **CONNECTORS,
-    "upstream": "vllm-project/vllm-ascend, releases/v0.20.2rc",
+    "upstream": "none: vllm-ascend has it so in releases/v0.20.2rc",
 }
 # DeepSeek-V4 on the CPU, to try and to prove what is served elsewhere.
 DSV4_ON_CPU: dict[str, Any] = {

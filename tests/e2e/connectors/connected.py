@@ -58,10 +58,6 @@ class ConnectedWorker(ShadowWorker):
             if not runs_now:
                 loaded[block_id] = life
 
-    def forget(self, request_id: str) -> None:
-        """A load has failed: the blocks will be freed."""
-        self._loaded.pop(request_id, None)
-
     def has_loaded(self, block_ids: Iterable[int]) -> None:
         """A connector has written blocks: whoever reads them must look again."""
         for block_id in block_ids:
@@ -73,10 +69,12 @@ class ConnectedWorker(ShadowWorker):
             self._loaded.pop(request_id, None)
         result = super().execute(output)
         sent, received = self.connector.get_finished(output.finished_req_ids)
+        invalid = self.connector.get_block_ids_with_load_errors()
+        for blocks in self._loaded.values():
+            for block_id in invalid.intersection(blocks):
+                del blocks[block_id]  # whoever is given it next starts from nothing
         result.kv_connector_output = KVConnectorOutput(
-            finished_sending=sent,
-            finished_recving=received,
-            invalid_block_ids=self.connector.get_block_ids_with_load_errors(),
+            finished_sending=sent, finished_recving=received, invalid_block_ids=invalid
         )
         self.connector.clear_connector_metadata()
         return result

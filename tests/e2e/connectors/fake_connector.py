@@ -106,11 +106,12 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
                     [
                         (ordinal, block.block_id)
                         for ordinal, block in enumerate(group)
-                        if not block.is_null and start // tokens <= ordinal < -(-num_tokens // tokens)
+                        if not block.is_null
+                        and start // tokens <= ordinal < -(-num_tokens // tokens)
                     ]
                     for group, tokens in zip(blocks.blocks, self.block_tokens, strict=True)
                 ],
-                # A step that loads for itself reads at once: the oracle would take that for a fault.
+                # A step that loads for itself reads at once, which the oracle takes for a fault.
                 fails=is_async and rng.random() < self.failures,
                 delay=rng.randrange(1, 5) if is_async else 0,
             )
@@ -165,7 +166,6 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
             ids = {block_id for placed in load.placed for _, block_id in placed}
             if load.fails:
                 self.invalid |= ids
-                self.worker.forget(load.request_id)
                 continue
             digests = PrefixDigests(load.key, load.tokens).array
             for group_id, placed in enumerate(load.placed):

@@ -11,7 +11,6 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from tests.e2e.connectors.disaggregation import BEST, instance, prefill
 from tests.e2e.models import workloads
 
-
 PROMPTS = [workloads.fresh(300 + 10 * seed, seed) for seed in range(4)]
 
 

@@ -10,10 +10,9 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from tests.e2e.connectors.connected import ConnectedEngine
+from tests.e2e.connectors.fake_connector import FakeConnector
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.workload import Workload
-from vllm_ascend.core.hybrid_lookup import HybridLookupCoordinator
-from vllm_ascend.oracle import ContentViolation
 
 _CASES = {case.name: case for case in CASES}
 _MODES = {mode.name: mode for mode in MODES}
@@ -64,3 +63,34 @@ def test_no_step_reads_or_writes_wrong_rows(cell, policy, switch):
         assert len(loads) >= 5, "next to nothing was loaded, so it proves nothing"
         asynchronous = [is_async for _, is_async in loads.values()]
         assert any(asynchronous) and not all(asynchronous)
+
+
+# Planted bugs
+
+
+def assert_caught(switch) -> None:
+    with pytest.raises((ContentViolation, IntegrityError, AssertionError, ValueError)):
+        for room in _ROOMS:
+            run(_CELLS[0], switch, "recompute", room, num_steps=400)
+
+
+def test_part_of_a_block_beside_external_tokens_is_caught(switch, monkeypatch):
+    monkeypatch.setattr(
+        AscendHybridKVCacheCoordinator, "_external_tokens_follow", lambda self, num: False
+    )
+    assert_caught(switch)
+
+
+def test_a_load_that_fails_silently_is_caught(switch, monkeypatch):
+    monkeypatch.setattr(FakeConnector, "get_block_ids_with_load_errors", lambda self: set())
+    assert_caught(switch)
+
+
+def test_blocks_freed_while_they_are_handed_on_are_caught(switch, monkeypatch):
+    finished = FakeConnector.request_finished_all_groups
+    monkeypatch.setattr(
+        FakeConnector,
+        "request_finished_all_groups",
+        lambda self, *args: (finished(self, *args) and False, None),
+    )
+    assert_caught(switch)
