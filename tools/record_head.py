@@ -3,7 +3,7 @@
 
 python -m tools.record_head CHECKOUT COMMIT
 
-``CHECKOUT`` must be a clean checkout of ``COMMIT``; its files' digests are recorded under that name.
+``CHECKOUT`` must be a clean checkout of ``COMMIT``, under whose name its digests are recorded.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from math import gcd, lcm
 from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config_or_none
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
+from vllm_ascend.core.connector_rules import knows_granules
 from vllm_ascend.core.specs import granule_tokens, group_specs, tokens_per_block
 from vllm_ascend.prefix_cache_config import (
     DSV4_COMPRESSED_BLOCK_SIZES,
@@ -71,15 +72,17 @@ def resolve_block_sizes(
 
     The first is what hits align to, times the context-parallel ranks. The second is
     ``cache_config.hash_block_size``, or else the granule if ``config`` changes what is cached and
-    the GCD of the tokens per block if not, or if a KV connector is configured: connectors read
-    the hashes of requests and expect that size. It equals the first where nothing reads hashes.
+    the GCD of the tokens per block if not, or if a KV connector is configured that does not know
+    granules: connectors read the hashes of requests and expect that size. It equals the first
+    where nothing reads hashes.
 
     Raises:
         ValueError: The requested hash block size does not divide every group's block.
     """
     specs = group_specs(kv_cache_config)
     has_connector = vllm_config.kv_transfer_config is not None
-    ends_inside = config.partial_hits and not has_connector
+    expects_stock = has_connector and not knows_granules(vllm_config.kv_transfer_config)
+    ends_inside = config.partial_hits and not expects_stock
     granularity = Granularity.of(specs, ends_inside_blocks=ends_inside)
     parallel = vllm_config.parallel_config
     ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
@@ -91,7 +94,7 @@ def resolve_block_sizes(
     # Mamba's own bookkeeping names states by vLLM's rule.
     names_granules = (
         config.changes_caching
-        and not has_connector
+        and not expects_stock
         and not any(isinstance(spec, MambaSpec) for spec in specs)
     )
     hash_tokens = cache_config.hash_block_size

@@ -114,7 +114,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self._max_num_batched_tokens = max_num_batched_tokens or max_model_len
         self._changes_caching = enable_caching and (config.changes_caching or retention is not None)
         self._ends_inside_blocks = (
-            enable_caching and config.partial_hits and not facts.has_connector
+            enable_caching and config.partial_hits and facts.hits_may_end_inside_blocks
         )
         granularity = Granularity.of(specs, ends_inside_blocks=self._ends_inside_blocks)
         if enable_caching:
@@ -181,6 +181,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             changes_caching=self._changes_caching,
             has_connector=self._facts.has_connector,
             max_num_batched_tokens=self._max_num_batched_tokens,
+            connector_knows_granules=self._facts.connector_knows_granules,
         )
 
     def _make_managers(self) -> tuple[SingleTypeKVCacheManager, ...]:
@@ -280,11 +281,8 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
 
         boundary, ends = self._walk(look_up, limit, self.lcm_block_size)
         resumable = boundary
-        least = self._config.partial_min_hit_tokens
-        if self._ends_inside_blocks and least and boundary % self._whole_block_alignment:
-            whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)
-            if boundary - whole < least:
-                boundary, ends = whole, whole_ends
+        if self._ends_inside_blocks and boundary % self._whole_block_alignment:
+            boundary, ends = self._settle(look_up, boundary, ends)
         self._note_look_up(limit, resumable, boundary)
         if not boundary:
             return tuple([] for _ in self._groups), 0
@@ -292,6 +290,22 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
 
     def _note_look_up(self, matched: int, resumable: int, hit: int) -> None:
         """Called with how far full groups match, where all can resume, and what is handed out."""
+
+    def _settle(
+        self, look_up: PrefixLookup, boundary: int, ends: dict[int, list[KVCacheBlock]]
+    ) -> tuple[int, dict[int, list[KVCacheBlock]]]:
+        """Decide between a hit that ends inside a block and the last one that does not."""
+        least = self._config.partial_min_hit_tokens
+        if not (least or self._facts.has_connector):
+            return boundary, ends
+        whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)
+        if boundary - whole < least or self._external_tokens_follow(whole):
+            return whole, whole_ends
+        return boundary, ends
+
+    def _external_tokens_follow(self, num_local_tokens: int) -> bool:
+        """Whether a connector brings tokens behind a local hit, or may."""
+        return self._facts.has_connector
 
     def _walk(
         self, look_up: PrefixLookup, limit: int, step: int

@@ -15,18 +15,20 @@ from operator import itemgetter
 from typing import cast
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
 from vllm_ascend.core.cache_stats import CacheUpdate
+from vllm_ascend.core.connector_rules import ConnectorQuery, look_up_limit
 from vllm_ascend.core.free_queue import Tier
 from vllm_ascend.core.hybrid_lookup import HybridLookupCoordinator
 from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_record import RequestRecord, TailBlock
 from vllm_ascend.core.retention import align_down
 from vllm_ascend.core.sparse_state import SparseState
+from vllm_ascend.core.specs import group_specs, is_compressed
 from vllm_ascend.core.tail_cache import Entered, TailCache
 from vllm_ascend.core.unwritten_granules import UnwrittenGranules
 
@@ -47,6 +49,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         super().__init__(*args, **kwargs)
         self._records: dict[str, RequestRecord] = {}
         self._looking_up: RequestRecord | None = None
+        self._request_looked_up: Request | None = None
+        self._connector: ConnectorQuery | None = None
+        self._has_compressed_group = any(map(is_compressed, group_specs(self.kv_cache_config)))
         self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self._frees_withdraw = False
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
@@ -97,15 +102,37 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
     @contextmanager
     def looking_up(self, request: Request) -> Iterator[None]:
         """Say whose hashes are looked up inside."""
-        if not self._changes_caching:
-            yield
-            return
-        self._looking_up = record = self._record(request.request_id)
-        record.request = request
+        self._request_looked_up = request
+        if self._connector is not None:
+            self._connector.forget()
+        if self._changes_caching:
+            self._looking_up = record = self._record(request.request_id)
+            record.request = request
         try:
             yield
         finally:
-            self._looking_up = None
+            self._looking_up = self._request_looked_up = None
+
+    def ask_connector(self, query: ConnectorQuery) -> None:
+        """Ask before a hit ends inside a block; without it none does where there is a connector."""
+        self._connector = query
+
+    def find_longest_cache_hit(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Return the longest hit; see the base class."""
+        request = self._request_looked_up
+        # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
+        if request is not None and self._has_compressed_group:
+            limit = look_up_limit(request.num_tokens, request.kv_transfer_params)
+            max_cache_hit_length = min(max_cache_hit_length, limit)
+        return super().find_longest_cache_hit(block_hashes, max_cache_hit_length)
+
+    def _external_tokens_follow(self, num_local_tokens: int) -> bool:
+        request = self._request_looked_up
+        if self._connector is None or request is None:
+            return super()._external_tokens_follow(num_local_tokens)
+        return self._connector.brings_tokens(request, num_local_tokens)
 
     def _record(self, request_id: str) -> RequestRecord:
         record = self._records.get(request_id)
@@ -230,6 +257,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         for group in copied:
             *shared[group.id], source = new_computed_blocks[group.id]
             sources.append((group, source))
+        # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
+        # the blocks.
+        tail = self._tail_of_hit(new_computed_blocks, num_local_computed_tokens)
         self.block_pool.touch([source for _, source in sources])
         super().allocate_new_computed_blocks(
             request_id, tuple(shared), num_local_computed_tokens, num_external_computed_tokens
@@ -240,19 +270,23 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             group.manager.req_to_blocks[request_id].append(private)
             self._copies.queue(request_id, source, private)
         if num_local_computed_tokens:
-            self._start_behind_hit(request_id, new_computed_blocks, num_local_computed_tokens)
+            self._start_behind_hit(request_id, num_local_computed_tokens, tail)
 
-    def _start_behind_hit(self, request_id: str, blocks: Blocks, hit: int) -> None:
-        record = self._record(request_id)
-        record.passed = record.cached = hit
+    def _tail_of_hit(self, blocks: Blocks, hit: int) -> list[TailBlock]:
+        """Return what a hit rests on in the groups that forget."""
         tail: list[TailBlock] = []
         for group in self._retained:
-            ordinals = group.tail(hit)
-            record.freed[group.id] = ordinals.start
-            for ordinal in ordinals:
+            for ordinal in group.tail(hit):
                 block = blocks[group.id][ordinal]
                 assert block.block_hash is not None, "a hit rests on cached blocks"
                 tail.append(TailBlock(block, block.block_hash, ordinal * group.block_tokens))
+        return tail
+
+    def _start_behind_hit(self, request_id: str, hit: int, tail: Sequence[TailBlock]) -> None:
+        record = self._record(request_id)
+        record.passed = record.cached = hit
+        for group in self._retained:
+            record.freed[group.id] = group.tail(hit).start
         self._tails.lend(record, hit, tail)
         for group in self._downward_closed:
             if group.ends_inside:

@@ -19,13 +19,20 @@ class SchedulerFacts:
         num_draft_tokens: Drafts per step, any of which may be rejected.
         num_unconfirmed_tokens: Tokens that the scheduler may count as computed although they are
             drafts of a step still in flight (async scheduling with speculation).
-        has_connector: Blocks may be written by a KV connector, outside the compute stream.
+        has_connector: Blocks may be written and read by a KV connector.
+        connector_knows_granules: It copes with requests that start inside a block.
     """
 
     block_size: int = 1
     num_draft_tokens: int = 0
     num_unconfirmed_tokens: int = 0
     has_connector: bool = False
+    connector_knows_granules: bool = False
+
+    @property
+    def hits_may_end_inside_blocks(self) -> bool:
+        """Whether nothing outside the scheduler stands against it."""
+        return self.connector_knows_granules or not self.has_connector
 
 
 _SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(

@@ -28,6 +28,7 @@ from vllm_ascend.core.retention import (
     replay_boundary,
     retained_block_mask,
 )
+from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.sparse_manager import SparseStateManager
 from vllm_ascend.core.specs import (
     compress_ratio,
@@ -188,7 +189,9 @@ def get_manager_for_kv_cache_spec(
         )
     # Only Ascend's kernels skip writes to the null block.
     is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
-    if is_ascend_state and load_config().sparse_state:
+    # A connector may hand on any block of a table, also one that nobody here would have read.
+    is_handed_on = scheduler_facts().has_connector
+    if is_ascend_state and load_config().sparse_state and not is_handed_on:
         return SparseStateManager(spec, **kwargs)
     for base in type(spec).__mro__:
         if base in vllm_managers.spec_manager_map:

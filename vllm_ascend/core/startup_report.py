@@ -37,6 +37,8 @@ class PrefixCacheFacts:
         changes_caching: A switch changes what is cached.
         has_connector: Blocks may come from a KV connector.
         max_num_batched_tokens: Tokens of one step.
+        has_connector: Blocks may come from a KV connector, or go to one.
+        connector_knows_granules: It copes with requests that start inside a block.
     """
 
     specs: Sequence[KVCacheSpec]
@@ -49,6 +51,12 @@ class PrefixCacheFacts:
     changes_caching: bool
     has_connector: bool
     max_num_batched_tokens: int
+    connector_knows_granules: bool
+
+    @property
+    def keeps_to_whole_blocks(self) -> bool:
+        """Whether a connector stands against hits that end inside a block."""
+        return self.has_connector and not self.connector_knows_granules
 
     @property
     def capacity_tokens(self) -> int:
@@ -82,8 +90,11 @@ def warnings(facts: PrefixCacheFacts) -> Iterator[str]:
         )
     elif facts.alignment > facts.granule:
         yield f"prompts of up to {facts.alignment:,} tokens are never hit{_finer(facts)}"
-    if config.partial_hits and facts.has_connector:
-        yield "VLLM_ASCEND_DSV4_PARTIAL_HITS has no effect with a KV connector"
+    if config.partial_hits and facts.keeps_to_whole_blocks:
+        yield (
+            "VLLM_ASCEND_DSV4_PARTIAL_HITS has no effect: the KV connector is not known to cope "
+            "with requests that start inside a block (its class has no knows_granules = True)"
+        )
     elif config.partial_hits and not any(map(is_compressed, facts.specs)):
         yield from _without_effect(facts, "VLLM_ASCEND_DSV4_PARTIAL_HITS", "compressed layer")
     if config.partial_min_hit_tokens and not config.partial_hits:
@@ -91,7 +102,12 @@ def warnings(facts: PrefixCacheFacts) -> Iterator[str]:
             "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS has no effect without "
             "VLLM_ASCEND_DSV4_PARTIAL_HITS=1"
         )
-    if config.sparse_state and not _has_sparse_state(facts.specs):
+    if config.sparse_state and facts.has_connector:
+        yield (
+            "VLLM_ASCEND_DSV4_SPARSE_STATE has no effect with a KV connector, which may hand on "
+            "any block"
+        )
+    elif config.sparse_state and not _has_sparse_state(facts.specs):
         yield from _without_effect(
             facts, "VLLM_ASCEND_DSV4_SPARSE_STATE", "compressor state in Ascend's layout"
         )
@@ -134,7 +150,7 @@ def _without_effect(facts: PrefixCacheFacts, variable: str, lacking: str) -> Ite
 
 def _finer(facts: PrefixCacheFacts) -> str:
     """Return what would make hits finer, if anything would."""
-    if facts.has_connector or not any(map(is_compressed, facts.specs)):
+    if facts.keeps_to_whole_blocks or not any(map(is_compressed, facts.specs)):
         return ""
     return f" (VLLM_ASCEND_DSV4_PARTIAL_HITS=1: from {facts.granule:,} tokens on)"
 

@@ -49,6 +49,18 @@ METRICS: dict[str, Any] = {
     "remove_when": "never",
     "skip_if_present": None,
 }
+# KV connectors beside several groups and partial hits.
+CONNECTORS: dict[str, Any] = {
+    "feature": "kv-connectors",
+    "upstream": "none: vLLM 0.20.2 has it as a TODO",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
+# vllm-ascend's own connectors, in force over one of its checkouts.
+UPSTREAM_CONNECTORS: dict[str, Any] = {
+    **CONNECTORS,
+    "upstream": "none: vllm-ascend has it so in releases/v0.20.2rc",
+}
 # DeepSeek-V4 on the CPU, to try and to prove what is served elsewhere.
 DSV4_ON_CPU: dict[str, Any] = {
     "feature": "dsv4-on-cpu",

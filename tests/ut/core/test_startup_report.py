@@ -31,6 +31,7 @@ def facts(layout, config: Config, **changes) -> PrefixCacheFacts:
             changes_caching=config.changes_caching,
             has_connector=False,
             max_num_batched_tokens=8192,
+            connector_knows_granules=False,
         ),
         **changes,
     )
@@ -75,7 +76,12 @@ def test_capacity_counts_the_blocks_of_every_compressed_group():
             "prompts of up to 16,384 tokens are never hit",
         ),
         (Config(apply_dsv4_patch=True), {"max_model_len": 8192}, "nothing can be hit"),
-        (PARTIAL, {"has_connector": True}, "PARTIAL_HITS has no effect with a KV connector"),
+        (PARTIAL, {"has_connector": True}, "PARTIAL_HITS has no effect: the KV connector"),
+        (
+            BEST,
+            {"has_connector": True, "connector_knows_granules": True},
+            "SPARSE_STATE has no effect with a KV connector",
+        ),
         (
             Config(partial_min_hit_tokens=256),
             {"alignment": 128},

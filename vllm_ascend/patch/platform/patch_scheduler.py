@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm/v1/core/sched/scheduler.py``: tells the KV cache manager what it works with."""
+"""``vllm/v1/core/sched/scheduler.py``: what it works with, block copies out, failed loads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from collections.abc import Callable
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVEventBatch
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
+from vllm_ascend.core.connector_rules import ConnectorQuery, knows_granules
+from vllm_ascend.core.failed_loads import blocks_to_evict, is_affected
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.scheduler_facts import coordinators_told
-from vllm_ascend.patch.features import KV_EVENTS, PARTIAL_HITS, RETENTION, UNWRITTEN
+from vllm_ascend.core.specs import group_specs, tokens_per_block
+from vllm_ascend.patch.features import (
+    CONNECTORS,
+    KV_EVENTS,
+    PARTIAL_HITS,
+    RETENTION,
+    UNWRITTEN,
+)
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -32,6 +43,7 @@ def _facts_of(vllm_config: VllmConfig) -> dict[str, int | bool]:
             num_drafts if vllm_config.scheduler_config.async_scheduling else 0
         ),
         "has_connector": vllm_config.kv_transfer_config is not None,
+        "connector_knows_granules": knows_granules(vllm_config.kv_transfer_config),
     }
 
 
@@ -44,8 +56,96 @@ def wrap_init(original: Callable) -> Callable:
             block_size=arguments["block_size"], **_facts_of(arguments["vllm_config"])
         ):
             original(self, *args, **kwargs)
+        coordinator = self.kv_cache_manager.coordinator
+        if self.connector is not None and isinstance(coordinator, AscendHybridKVCacheCoordinator):
+            query = ConnectorQuery(self.connector.get_num_new_matched_tokens)
+            coordinator.ask_connector(query)
+            self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
 
     return __init__
+
+
+def wrap_handle_invalid_blocks(original: Callable) -> Callable:
+    def _handle_invalid_blocks(
+        self: Scheduler,
+        invalid_block_ids: set[int],
+        num_scheduled_tokens: dict[str, int] | None = None,
+    ) -> set[str]:
+        """Fail or restart the requests that rest on blocks which a connector could not load.
+
+        vLLM cuts a request back to its last valid block. With several groups that is no place to
+        resume at: windows behind it are gone. So the request starts anew, with whatever it hits.
+        """
+        if len(self.kv_cache_config.kv_cache_groups) == 1:
+            return original(self, invalid_block_ids, num_scheduled_tokens or {})
+
+        def affected(requests: list[Request]) -> list[Request]:
+            tables = self.kv_cache_manager.get_block_ids
+            return [r for r in requests if is_affected(tables(r.request_id), invalid_block_ids)]
+
+        loading = affected(
+            [r for r in self.skipped_waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
+        )
+        running = affected(self.running)
+        _evict_behind(self, running, invalid_block_ids)
+        if not self.recompute_kv_load_failures:
+            return {request.request_id for request in (*loading, *running)}
+        for request in loading:
+            request.num_computed_tokens = 0
+            self.failed_recving_kv_req_ids.add(request.request_id)
+        for request in reversed(running):
+            _restart(self, request)
+        return {request.request_id for request in running}
+
+    return _handle_invalid_blocks
+
+
+def _evict_behind(
+    scheduler: Scheduler, requests: list[Request], invalid_block_ids: set[int]
+) -> None:
+    """Nothing that was computed behind an invalid block may be hit."""
+    manager = scheduler.kv_cache_manager
+    block_tokens = [tokens_per_block(spec) for spec in group_specs(scheduler.kv_cache_config)]
+    for request in requests:
+        tables = manager.get_block_ids(request.request_id)
+        manager.evict_blocks(blocks_to_evict(tables, block_tokens, invalid_block_ids))
+
+
+def _restart(scheduler: Scheduler, request: Request) -> None:
+    """Put a running request back, as vLLM does when it resets the cache under running requests."""
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, time.monotonic())
+    in_flight = request.request_id in scheduler.prev_step_scheduled_req_ids
+    # Asynchronous: the step after the one that failed has been dispatched, and will sample.
+    if isinstance(scheduler, AsyncScheduler) and in_flight and request.num_output_placeholders:
+        request.discard_latest_async_tokens = True
+    request.num_output_placeholders = 0
+    scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+
+
+def wrap_select_waiting_queue(original: Callable) -> Callable:
+    def _select_waiting_queue_for_scheduling(self: Scheduler):
+        """Let requests whose blocks have been loaded go first where nothing runs.
+
+        They hold memory that a request in front of them may be waiting for, for ever.
+        """
+        queue = self.skipped_waiting
+        if self.running or not queue or self.policy is not SchedulingPolicy.FCFS:
+            return original(self)
+        head = queue.peek_request()
+        if head.num_computed_tokens == 0:
+            for request in [r for r in queue if _is_loaded(self, r)][::-1]:
+                queue.remove_request(request)
+                queue.prepend_request(request)
+        return original(self)
+
+    return _select_waiting_queue_for_scheduling
+
+
+def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
+    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return request.request_id in scheduler.finished_recving_kv_req_ids
+    return request.num_computed_tokens > 0
 
 
 def wrap_preempt_request(original: Callable) -> Callable:
@@ -91,6 +191,24 @@ PATCHES: tuple[Patch, ...] = (
         "many tokens it may count as computed too early.",
         skip_if_present="vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
         "(scheduler_block_size)",
+    ),
+    Wrap(
+        target=f"{_SCHEDULER}._handle_invalid_blocks",
+        replacement=wrap_handle_invalid_blocks,
+        upstream_sha256="e42aa17d64fcda2a",
+        aliases=(),
+        **CONNECTORS,
+        why="A failed load ends the engine where there are several KV cache groups: vLLM unpacks "
+        "one.",
+    ),
+    Wrap(
+        target=f"{_SCHEDULER}._select_waiting_queue_for_scheduling",
+        replacement=wrap_select_waiting_queue,
+        upstream_sha256="70bfb3b443725109",
+        aliases=(),
+        **CONNECTORS,
+        why="A request whose load failed is computed; in front of loaded ones it may wait for "
+        "memory that they hold, and nothing is ever scheduled again.",
     ),
     Wrap(
         target=f"{_SCHEDULER}._preempt_request",

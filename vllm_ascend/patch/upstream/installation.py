@@ -9,8 +9,10 @@ from vllm_ascend.patch.planner import APPLIED, NOT_AVAILABLE, PatchStatus
 from vllm_ascend.patch.table import Patch, PatchError
 from vllm_ascend.patch.upstream import (
     late,
+    patch_ascend_store,
     patch_dsa_attention,
     patch_model_runner,
+    patch_mooncake_hybrid_connector,
     patch_recompute_scheduler,
     patch_utils,
 )
@@ -21,6 +23,8 @@ PATCHES: tuple[Patch, ...] = (
     *patch_dsa_attention.PATCHES,
     *patch_recompute_scheduler.PATCHES,
     *patch_model_runner.PATCHES,
+    *patch_mooncake_hybrid_connector.PATCHES,
+    *patch_ascend_store.PATCHES,
 )
 
 

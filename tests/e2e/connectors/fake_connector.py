@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connector that brings any request any number of tokens: at once, late, or not at all.
+
+What it loads are the rows that the model would have written; so whatever the oracle finds wrong is
+the scheduler's doing. Blocks that it has handed on must not change until it has let them go.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.v1.request import RequestStatus
+
+from vllm_ascend.core.specs import group_specs, tokens_per_block
+from vllm_ascend.oracle.digests import GARBAGE, PrefixDigests
+from vllm_ascend.oracle.groups import Kind
+
+
+@dataclass
+class Load:
+    """Blocks that a request waits for.
+
+    Attributes:
+        tokens: All of the request's.
+        num_tokens: So many of them are to be in the cache.
+        placed: Per group, (ordinal, block id).
+        fails: It will not arrive.
+        delay: Steps until it has; 0 for within this one.
+    """
+
+    request_id: str
+    key: Any
+    tokens: list[int]
+    num_tokens: int
+    placed: list[list[tuple[int, int]]]
+    fails: bool
+    delay: int
+
+
+@dataclass
+class Orders(KVConnectorMetadata):
+    """What a step's worker is to do."""
+
+    loads: list[Load] = field(default_factory=list)
+    sends: dict[str, list[list[int]]] = field(default_factory=dict)
+
+
+class FakeConnector(KVConnectorBase_V1, SupportsHMA):
+    """``extra_config``: ``seed``, ``failures`` (share of loads), ``unit`` (tokens)."""
+
+    knows_granules = True
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self.seed, self.failures, self.unit = extra["seed"], extra["failures"], extra["unit"]
+        self.block_tokens = [tokens_per_block(spec) for spec in group_specs(kv_cache_config)]
+        self.orders = Orders()
+        self.offered: dict[str, tuple[int, bool]] = {}
+        self.put_off: set[str] = set()
+        self.loads: list[Load] = []
+        self.received: set[str] = set()
+        self.sends: dict[str, tuple[int, list[list[int]], list[np.ndarray]]] = {}
+        self.invalid: set[int] = set()
+        self.worker: Any = None
+
+    # Scheduler
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        name = request.request_id
+        rng = random.Random(crc32(f"{self.seed} {name}".encode()))
+        if name in self.offered or rng.random() < 0.4:
+            return 0, False
+        if rng.random() < 0.3 and name not in self.put_off:
+            self.put_off.add(name)
+            return None, False
+        available = rng.randrange(request.num_tokens)
+        if rng.random() < 0.5:
+            available = available // self.unit * self.unit
+        brings = available - num_computed_tokens
+        return (brings, rng.random() < 0.6) if brings > 0 else (0, False)
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        name = request.request_id
+        if not num_external_tokens:
+            return
+        rng = random.Random(crc32(f"{self.seed} {name} load".encode()))
+        num_tokens, is_async = self._asked(request, blocks, num_external_tokens)
+        self.offered[name] = num_tokens, is_async
+        start = num_tokens - num_external_tokens
+        lora = request.lora_request.lora_name if request.lora_request else None
+        self.orders.loads.append(
+            Load(
+                name,
+                (request.cache_salt, lora),
+                list(request.all_token_ids),
+                num_tokens,
+                [
+                    [
+                        (ordinal, block.block_id)
+                        for ordinal, block in enumerate(group)
+                        if not block.is_null
+                        and start // tokens <= ordinal < -(-num_tokens // tokens)
+                    ]
+                    for group, tokens in zip(blocks.blocks, self.block_tokens, strict=True)
+                ],
+                # A step that loads for itself reads at once, which the oracle takes for a fault.
+                fails=is_async and rng.random() < self.failures,
+                delay=rng.randrange(1, 5) if is_async else 0,
+            )
+        )
+
+    def _asked(self, request, blocks, num_external_tokens):
+        """Return what was promised: the tokens in the cache after the load, and how."""
+        rng = random.Random(crc32(f"{self.seed} {request.request_id}".encode()))
+        rng.random()
+        rng.random()
+        available = rng.randrange(request.num_tokens)
+        if rng.random() < 0.5:
+            available = available // self.unit * self.unit
+        assert available > 0
+        return available, rng.random() < 0.6
+
+    def request_finished_all_groups(self, request, block_ids):
+        held = [[block_id for block_id in group if block_id] for group in block_ids]
+        if request.status != RequestStatus.FINISHED_LENGTH_CAPPED:
+            return False, None
+        if crc32(f"{self.seed} {request.request_id} send".encode()) % 3 or not any(held):
+            return False, None
+        self.orders.sends[request.request_id] = held
+        return True, None
+
+    def build_connector_meta(self, scheduler_output):
+        orders, self.orders = self.orders, Orders()
+        return orders
+
+    # Worker
+
+    def start_load_kv(self, forward_context, **kwargs):
+        orders = self._get_connector_metadata()
+        for request_id, tables in orders.sends.items():
+            delay = crc32(f"{request_id} delay".encode()) % 4
+            self.sends[request_id] = delay, tables, self._rows(tables)
+        for load in orders.loads:
+            for group_id, placed in enumerate(load.placed):
+                self.worker.expect(
+                    load.request_id, group_id, [b for _, b in placed], runs_now=load.delay == 0
+                )
+        self.loads += orders.loads
+        self._finish([load for load in self.loads if load.delay == 0])
+
+    def _rows(self, tables: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        rows = self.worker.memory.rows
+        return [rows[group_id][list(ids)].copy() for group_id, ids in enumerate(tables)]
+
+    def _finish(self, loads: Sequence[Load]) -> None:
+        for load in loads:
+            self.loads.remove(load)
+            ids = {block_id for placed in load.placed for _, block_id in placed}
+            if load.fails:
+                self.invalid |= ids
+                continue
+            digests = PrefixDigests(load.key, load.tokens).array
+            for group_id, placed in enumerate(load.placed):
+                self._write(group_id, placed, load.num_tokens, digests)
+            self.worker.has_loaded(ids)
+
+    def _write(self, group_id, placed, num_tokens, digests) -> None:
+        rules = self.worker._groups[group_id].rules
+        size, ratio = rules.rows_per_block, rules.ratio if rules.kind is Kind.FULL else 1
+        for ordinal, block_id in placed:
+            first = ordinal * size
+            count = max(min(num_tokens // ratio - first, size), 0)
+            stamps = digests[(first + 1) * ratio : (first + count) * ratio + 1 : ratio]
+            self.worker.memory.rows[group_id][block_id, :count] = stamps
+            if group_id in self.worker.memory.draft_rows:
+                ahead = digests[first + 2 : first + count + 2]
+                plane = self.worker.memory.draft_rows[group_id][block_id]
+                plane[:count] = GARBAGE
+                plane[: len(ahead)] = ahead
+
+    def get_finished(self, finished_req_ids):
+        received = {load.request_id for load in self.loads if load.delay == 1}
+        self._finish([load for load in self.loads if load.delay == 1])
+        for load in self.loads:
+            load.delay -= 1
+        sent = {name for name, (delay, *_) in self.sends.items() if delay == 0}
+        for name in sent:
+            _, tables, before = self.sends.pop(name)
+            for then, now in zip(before, self._rows(tables), strict=True):
+                assert (then == now).all(), f"blocks of {name} changed while they were handed on"
+        self.sends = {name: (d - 1, *rest) for name, (d, *rest) in self.sends.items()}
+        return sent, received
+
+    def get_block_ids_with_load_errors(self):
+        invalid, self.invalid = self.invalid, set()
+        return invalid
+
+    def wait_for_layer_load(self, layer_name):
+        pass
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        pass
+
+    def wait_for_save(self):
+        pass

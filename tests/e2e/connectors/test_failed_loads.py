@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of running requests turn out not to have been loaded, in an engine of several groups."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import RequestStatus
+
+from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
+from tests.e2e.core.engine import Engine
+
+_CASES = {case.name: case for case in CASES}
+_MODES = {mode.name: mode for mode in MODES}
+_SWITCHES = {switches.name: switches for switches in SWITCHES}
+
+
+def build(mode: str, switch) -> Engine:
+    cell = Configuration(_CASES["dsv4-rows"], _MODES[mode], _SWITCHES["best"])
+    switch(cell.environment)
+    engine = Engine(cell.layout, cell.options(4.0), cell.oracle(0))
+    rng = random.Random(0)
+    prefix = [rng.randrange(50) for _ in range(100)]
+    for name in ("a", "b", "c"):
+        engine.add(name, [*prefix, *(rng.randrange(50) for _ in range(40))], 6)
+    return engine
+
+
+def report_invalid(engine: Engine, name: str, turn: int) -> list[set[int]]:
+    """Let the worker report some of a request's blocks after a turn; return what it reports."""
+    reported: list[set[int]] = []
+    execute = engine.worker.execute
+    turns = iter(range(1000))
+
+    def report(output):
+        result = execute(output)
+        if next(turns) == turn:
+            tables = engine.manager.get_block_ids(name)
+            blocks = {table[-1] for table in tables if table and table[-1]}
+            reported.append(blocks)
+            result.kv_connector_output = KVConnectorOutput(invalid_block_ids=blocks)
+        return result
+
+    engine.worker.execute = report  # type: ignore[method-assign]
+    return reported
+
+
+@pytest.mark.parametrize("mode", ["plain", "async"])
+@pytest.mark.parametrize("turn", [0, 1, 2, 4, 6])
+def test_a_running_request_starts_anew(switch, mode, turn):
+    untouched = build(mode, switch)
+    untouched.run()
+    engine = build(mode, switch)
+    reported = report_invalid(engine, "a", turn)
+    engine.run()
+    assert reported[0]
+    assert engine.outputs == untouched.outputs
+    engine.drain()
+
+
+def test_nothing_behind_an_invalid_block_is_hit(switch):
+    engine = build("plain", switch)
+    while engine.requests["a"].num_computed_tokens < 100:
+        engine.step()
+    tables = engine.manager.get_block_ids("a")
+    first = {table[0] for table in tables if table[0]}
+    assert engine.scheduler._handle_invalid_blocks(first) >= {"a"}
+    assert engine.requests["a"].status == RequestStatus.PREEMPTED
+    blocks = engine.manager.block_pool.blocks
+    assert all(blocks[block].block_hash is None for table in tables for block in table)
+    engine.drain()
+
+
+def test_the_policy_fail_names_the_requests(switch):
+    engine = build("plain", switch)
+    engine.scheduler.recompute_kv_load_failures = False
+    report_invalid(engine, "a", turn=1)
+    engine.run()
+    assert engine.requests["a"].status == RequestStatus.FINISHED_ERROR
+    assert engine.outputs["b"] and engine.outputs["c"]
+    engine.drain()

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random traffic beside a connector that loads at once, late or never: every row read is proved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from zlib import crc32
+
+import pytest
+from vllm.config import KVTransferConfig
+
+from tests.e2e.connectors.connected import ConnectedEngine
+from tests.e2e.connectors.fake_connector import FakeConnector
+from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
+from tests.e2e.core.workload import Workload
+
+_CASES = {case.name: case for case in CASES}
+_MODES = {mode.name: mode for mode in MODES}
+_SWITCHES = {switches.name: switches for switches in SWITCHES}
+_ROOMS = (1.3, 4.0)
+_CELLS = [
+    Configuration(_CASES[case], _MODES[mode], _SWITCHES[switches])
+    for case, mode, switches in (
+        ("dsv4-rows", "plain", "best"),
+        ("dsv4-rows", "plain", "retention-unset"),
+        ("dsv4-rows", "priority", "partial-sparse-0"),
+        ("dsv4-rows", "async", "best"),
+        ("dsv4-rows", "mtp3", "best"),
+        ("dsv4-stock", "plain", "partial-0"),
+        ("gemma", "async", "spare-0"),
+    )
+]
+
+
+def run(cell: Configuration, switch, policy: str, room: float, num_steps: int) -> ConnectedEngine:
+    """Run traffic under a configuration until everything has ended and been checked."""
+    switch(cell.environment)
+    seed = crc32(f"{cell} {policy} {room}".encode())
+    transfer = KVTransferConfig(
+        kv_connector="FakeConnector",
+        kv_connector_module_path="tests.e2e.connectors.fake_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy=policy,
+        kv_connector_extra_config={
+            "seed": seed,
+            "failures": 0.2,
+            "unit": cell.traffic.unit_tokens,
+        },
+    )
+    engine = ConnectedEngine(cell.layout, cell.options(room), transfer, cell.oracle(seed))
+    # A reset under running requests is refused while others wait for a connector.
+    traffic = replace(cell.traffic, busy_reset=0.0)
+    Workload(engine, traffic, seed).run(num_steps)
+    return engine
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.parametrize("cell", _CELLS, ids=str)
+def test_no_step_reads_or_writes_wrong_rows(cell, policy, switch):
+    for room in _ROOMS:
+        engine = run(cell, switch, policy, room, num_steps=150)
+        loads = engine.scheduler.connector.offered
+        assert len(loads) >= 5, "next to nothing was loaded, so it proves nothing"
+        asynchronous = [is_async for _, is_async in loads.values()]
+        assert any(asynchronous) and not all(asynchronous)
+
+
+# Planted bugs
+
+
+def assert_caught(switch) -> None:
+    with pytest.raises((ContentViolation, IntegrityError, AssertionError, ValueError)):
+        for room in _ROOMS:
+            run(_CELLS[0], switch, "recompute", room, num_steps=400)
+
+
+def test_part_of_a_block_beside_external_tokens_is_caught(switch, monkeypatch):
+    monkeypatch.setattr(
+        AscendHybridKVCacheCoordinator, "_external_tokens_follow", lambda self, num: False
+    )
+    assert_caught(switch)
+
+
+def test_a_load_that_fails_silently_is_caught(switch, monkeypatch):
+    monkeypatch.setattr(FakeConnector, "get_block_ids_with_load_errors", lambda self: set())
+    assert_caught(switch)
+
+
+def test_blocks_freed_while_they_are_handed_on_are_caught(switch, monkeypatch):
+    finished = FakeConnector.request_finished_all_groups
+    monkeypatch.setattr(
+        FakeConnector,
+        "request_finished_all_groups",
+        lambda self, *args: (finished(self, *args) and False, None),
+    )
+    assert_caught(switch)

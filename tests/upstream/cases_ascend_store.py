@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by ``test_connectors.py`` in a process of its own: what AscendStore is told, and its keys."""
+
+# ruff: noqa: E402, F811 - imported beside a checkout; fixtures are imported, too
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.upstream.checkout import import_beside
+
+import_beside()
+
+from vllm.config import KVTransferConfig
+
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.e2e.connectors.conftest import switch  # noqa: F401
+from vllm_ascend.core.connector_rules import knows_granules
+from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
+    config_data,
+    pool_scheduler,
+    pool_worker,
+)
+from vllm_ascend.patch.installer import install
+from vllm_ascend.patch.upstream import patch_ascend_store
+from vllm_ascend.replay import scheduler as replay_scheduler
+from vllm_ascend.replay.layouts import dsv4_flash_a3
+from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+
+install(patch_ascend_store.PATCHES)
+
+BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+_TRANSFER = KVTransferConfig(
+    kv_connector="AscendStoreConnector",
+    kv_connector_module_path=(
+        "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector"
+    ),
+    kv_role="kv_both",
+    kv_connector_extra_config={"backend": "nothing"},
+)
+
+
+class Nothing:
+    """A store that is never asked."""
+
+    def __init__(self, parallel_config: Any) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_host(monkeypatch):
+    one = SimpleNamespace(world_size=1, rank_in_group=0)
+    for name in (
+        "get_tensor_model_parallel_rank",
+        "get_decode_context_model_parallel_rank",
+    ):
+        monkeypatch.setattr(pool_worker, name, lambda: 0)
+    for name in (
+        "get_tensor_model_parallel_world_size",
+        "get_decode_context_model_parallel_world_size",
+    ):
+        monkeypatch.setattr(pool_worker, name, lambda: 1)
+    monkeypatch.setattr(pool_worker, "get_pcp_group", lambda: one)
+    backend = {"name": "Nothing", "path": __name__}
+    monkeypatch.setitem(pool_worker.backend_map, "nothing", backend)
+
+
+def both_halves(rows: int, hash_block_size: int | None = None) -> tuple[Any, Any]:
+    """Return AscendStore's scheduler and worker for DeepSeek-V4 on A3."""
+    layout = dsv4_flash_a3(rows, compress_ratios=(0, 4, 128))
+    options = SchedulerOptions(num_blocks=2000, max_model_len=4096)
+    kv_cache_config = build_scheduler(layout, options).kv_cache_config
+    config = replay_scheduler._vllm_config(layout, options)
+    config.kv_transfer_config = _TRANSFER
+    config.cache_config.block_size = rows
+    config.cache_config.hash_block_size = hash_block_size
+    scheduler = pool_scheduler.KVPoolScheduler(config, False, kv_cache_config)
+    worker = pool_worker.KVPoolWorker(config, False, kv_cache_config)
+    assert config.cache_config.hash_block_size == hash_block_size
+    return scheduler, worker
+
+
+def test_the_connector_knows_granules():
+    assert knows_granules(_TRANSFER)
+
+
+@pytest.mark.parametrize("rows", [128, 32])
+@pytest.mark.parametrize("explicit", [None, 128])
+def test_it_is_told_the_real_hash_granularity(switch, rows, explicit):
+    """Upstream takes 8 or 2 for granted, and refuses an explicit 128."""
+    switch(BEST)
+    scheduler, worker = both_halves(rows, explicit)
+    assert scheduler.hash_block_size == worker.hash_block_size == 128
+    assert worker.token_database.hash_block_size == 128
+
+
+def test_stock_hashes_are_told_too(switch):
+    switch({"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"})
+    scheduler, worker = both_halves(128)
+    assert scheduler.hash_block_size == worker.token_database.hash_block_size == 8
+
+
+HASHES = [bytes([i]) * 32 for i in range(4)]
+
+
+def keys(worker: Any, group_id: int, hashes: list[Any], block_ids: list[int]) -> dict[int, str]:
+    """Return the keys of 512 tokens, by block id."""
+    found = worker.token_database.process_tokens_with_block_ids(
+        512, hashes, block_ids, kv_cache_group_id=group_id
+    )
+    return {block_id: key.to_string() for _, _, key, block_id in found}
+
+
+def group_of(worker: Any, rows: int) -> int:
+    return worker.original_block_size.index(rows)
+
+
+def test_every_state_block_of_a_granule_has_a_key_of_its_own(switch):
+    switch(BEST)
+    _, worker = both_halves(128)
+    found = keys(worker, group_of(worker, 8), HASHES, list(range(1, 65)))
+    assert len(found) == len(set(found.values())) == 64
+    # The scheduler asks with hashes in hexadecimal.
+    as_text = [name.hex() for name in HASHES]
+    assert keys(worker, group_of(worker, 8), as_text, list(range(1, 65))) == found
+
+
+def test_null_blocks_are_neither_stored_nor_loaded(switch):
+    switch(BEST)
+    _, worker = both_halves(128)
+    assert set(keys(worker, group_of(worker, 8), HASHES, [0] * 62 + [7, 8])) == {7, 8}
+
+
+def test_engines_with_other_block_sizes_do_not_find_each_others_pages(switch):
+    switch(BEST)
+    everything = []
+    for rows in (128, 32):
+        _, worker = both_halves(rows)
+        blocks = list(range(1, 513))
+        for group_id in range(len(worker.original_block_size)):
+            everything += list(keys(worker, group_id, HASHES, blocks).values())
+    assert len(everything) == len(set(everything)) > 100
+
+
+def test_a_hash_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"hash_block_size \(128\).*\(48\)"):
+        config_data.get_block_hashes(HASHES, 48, 128)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by ``test_connectors.py`` in a process of its own: see :mod:`tests.upstream.mooncake`."""
+
+# ruff: noqa: E402, F811 - imported beside a checkout; fixtures are imported, too
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.upstream.checkout import import_beside
+
+import_beside()
+
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.e2e.connectors.conftest import switch  # noqa: F401
+from tests.e2e.core.configurations import (
+    CASES,
+    MODES,
+    SWITCHES,
+    Configuration,
+)
+from tests.e2e.core.engine import Engine
+from tests.upstream import mooncake
+from tests.upstream.mooncake import Instance, decode, prefill
+from vllm_ascend.distributed.kv_transfer.kv_p2p import (  # type: ignore[import-not-found]
+    mooncake_hybrid_connector,
+)
+from vllm_ascend.patch.installer import install
+from vllm_ascend.patch.upstream import patch_mooncake_hybrid_connector
+
+install(patch_mooncake_hybrid_connector.PATCHES)
+
+TRANSFER = mooncake.CopyingEngine()
+mooncake.stand_in_for_hosts(mooncake_hybrid_connector, TRANSFER)
+
+_CASES = {case.name: case for case in CASES}
+_SWITCHES = {switches.name: switches for switches in SWITCHES}
+
+
+def cell(case: str = "dsv4-rows", switches: str = "best") -> Configuration:
+    return Configuration(_CASES[case], MODES[0], _SWITCHES[switches])
+
+
+def prompts(num: int, longest: int = 280) -> dict[str, list[int]]:
+    """Return prompts, some of which share a prefix; no two of equal length are equal."""
+    rng = random.Random(0)
+    prefix = [rng.randrange(50) for _ in range(longest)]
+    return {
+        f"p{index}": prefix[: rng.randrange(longest)]
+        + [rng.randrange(50) for _ in range(rng.randrange(1, 40))]
+        for index in range(num)
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_breaks():
+    TRANSFER.pulls_left = None
+
+
+def alone(configuration: Configuration, asked: dict[str, list[int]]) -> dict[str, list[int]]:
+    """What one instance answers that does both."""
+    engine = Engine(configuration.layout, configuration.options(4.0), configuration.oracle(0))
+    for name, prompt in asked.items():
+        engine.add(name, list(prompt), 8)
+    engine.run()
+    return engine.outputs
+
+
+@pytest.mark.parametrize("switches", ["best", "partial", "retention-unset"])
+def test_twenty_requests_are_answered_as_by_one_instance(switch, switches):
+    configuration = cell(switches=switches)
+    switch(configuration.environment)
+    asked = prompts(20)
+    port = mooncake.free_port()
+    producer = Instance(configuration, "kv_producer", port)
+    consumer = Instance(configuration, "kv_consumer", port)
+    answers: dict[str, list[int]] = {}
+    for names in (list(asked)[:4], list(asked)[4:]):  # the second round hits on both sides
+        part = {name: asked[name] for name in names}
+        answers |= decode(consumer, part, prefill(producer, part))
+    assert answers == alone(configuration, asked)
+    if switches != "retention-unset":
+        assert any(hit % 64 for hit in producer.hits.values()), "no hit ended inside a block"
+    consumer.drain()
+    producer.drain()
+
+
+def test_a_prompt_cached_but_for_its_last_token_is_computed(switch):
+    """It is shortened by a token after the look-up, which a hit must not reach."""
+    configuration = cell()
+    switch(configuration.environment)
+    rng = random.Random(1)
+    prompt = [rng.randrange(50) for _ in range(129)]
+    producer = Instance(configuration, "kv_producer", mooncake.free_port())
+    for name in ("first", "second"):
+        prefill(producer, {name: prompt})
+    assert 0 < producer.hits["second"] < 128
+
+
+def test_unequal_block_sizes_are_refused(switch, caplog_of_vllm):
+    port = mooncake.free_port()
+    asked = prompts(2)
+    other = cell("dsv4-a3-32")
+    switch(other.environment)
+    producer = Instance(other, "kv_producer", port)
+    params = prefill(producer, asked)
+    configuration = cell()
+    switch(configuration.environment)
+    consumer = Instance(configuration, "kv_consumer", port)
+    assert decode(consumer, asked, params) == {"p0": [], "p1": []}
+    assert "KV transfer refused" in caplog_of_vllm.text
+    assert "block_size 4 here, 32 there" in caplog_of_vllm.text
+    consumer.drain()
+    producer.drain()
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_producer_that_dies_in_mid_transfer(switch, policy):
+    configuration = cell()
+    switch(configuration.environment)
+    asked = prompts(6)
+    port = mooncake.free_port()
+    producer = Instance(configuration, "kv_producer", port)
+    consumer = Instance(configuration, "kv_consumer", port, policy=policy)
+    params = prefill(producer, asked)
+    TRANSFER.pulls_left = 2
+    answers = decode(consumer, asked, params)
+    right = alone(configuration, asked)
+    unharmed = [name for name in asked if answers[name] == right[name]]
+    assert len(unharmed) == (2 if policy == "fail" else 6)
+    assert all(answers[name] == [] for name in asked if name not in unharmed)
+    consumer.drain()
+    producer.drain()
+
+
+@pytest.fixture
+def caplog_of_vllm(caplog):
+    """vLLM's loggers do not propagate."""
+    import logging
+
+    logger = logging.getLogger("vllm")
+    logger.addHandler(caplog.handler)
+    logger.setLevel(logging.INFO)
+    yield caplog
+    logger.removeHandler(caplog.handler)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a KV connector changes: where hits may end, and who is asked before one ends inside a block.
+
+A hit that ends inside a block takes a private copy of it, made before the step. Blocks that a
+connector loads are written at another time, and by whole blocks, so a request has one or the
+other: it takes part of a block only if the connector brings it nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.v1.request import Request
+
+KNOWS_GRANULES = "knows_granules"
+"""A connector class says with this attribute that it copes with requests that start inside a
+block, and with request hashes that cover a granule, whatever the size of a block."""
+
+Answer = tuple[int | None, bool]
+"""Tokens that a connector brings (``None``: it cannot tell yet), and whether asynchronously."""
+
+_NOTHING: Answer = (0, False)
+
+
+def knows_granules(config: KVTransferConfig | None) -> bool:
+    """Whether the configured connector, or each of several, has :data:`KNOWS_GRANULES`.
+
+    Raises:
+        ValueError: There is no connector of that name.
+    """
+    if config is None or config.kv_connector is None:
+        return False
+    parts = config.kv_connector_extra_config.get("connectors")
+    if parts:
+        return all(knows_granules(KVTransferConfig(**part)) for part in parts)
+    return getattr(KVConnectorFactory.get_connector_class(config), KNOWS_GRANULES, False)
+
+
+def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:
+    """Return the most tokens that may be hit, where a prefill instance shortens prompts.
+
+    It drops the last token, which the decode instance computes, and does so after the look-up:
+    a hit of all tokens but one would leave nothing to compute.
+
+    Args:
+        num_tokens: Tokens of the request now.
+        transfer_params: The request's ``kv_transfer_params``.
+    """
+    params = transfer_params or {}
+    will_be_shortened = params.get("do_remote_decode") and not params.get("_p_side_truncated")
+    return max(num_tokens - (2 if will_be_shortened else 1), 0)
+
+
+class ConnectorQuery:
+    """Asks a connector during the look-up, so that the hit can depend on the answer.
+
+    vLLM's scheduler asks right behind the look-up. By then the hit is settled, so the question is
+    put earlier, for the hit as it would be with external tokens, and the answer is kept until the
+    scheduler asks for it: the connector is asked once, as before.
+    """
+
+    def __init__(self, ask: Callable[[Request, int], Answer]) -> None:
+        """Prepare.
+
+        Args:
+            ask: The connector's ``get_num_new_matched_tokens``.
+        """
+        self._ask = ask
+        self._asked: tuple[Request, Answer] | None = None
+
+    def forget(self) -> None:
+        """Called when a look-up starts: what was asked in an earlier one is no longer true."""
+        self._asked = None
+
+    def brings_tokens(self, request: Request, num_local_tokens: int) -> bool:
+        """Whether tokens follow, or may follow, behind a local hit that ends with whole blocks."""
+        answer = self._ask(request, num_local_tokens)
+        self._asked = request, answer
+        return answer != _NOTHING
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Answer:
+        """Stand in for the connector's method; see vLLM's ``KVConnectorBase_V1``."""
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[0] is request:
+            return asked[1]
+        return self._ask(request, num_computed_tokens)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vllm-ascend's AscendStore: the real hash granularity, keys that name the layout, no null blocks.
+
+A pool shared by many engines has no handshake: what must not be mixed up must differ in its keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.config import CacheConfig
+from vllm.v1.core.kv_cache_utils import BlockHash
+
+from vllm_ascend.core import kv_transfer_contract
+from vllm_ascend.core.connector_rules import KNOWS_GRANULES
+from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
+from vllm_ascend.patch.table import Add, Patch, Wrap
+
+_PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+_PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
+
+
+@contextmanager
+def _hash_size_left_to_us(cache_config: CacheConfig) -> Iterator[None]:
+    """Hide an explicit ``hash_block_size``: upstream refuses one coarser than its finest block."""
+    explicit, cache_config.hash_block_size = cache_config.hash_block_size, None
+    try:
+        yield
+    finally:
+        cache_config.hash_block_size = explicit
+
+
+def wrap_scheduler_init(original: Callable) -> Callable:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs) -> None:
+        vllm_config = signature.bind(self, *args, **kwargs).arguments["vllm_config"]
+        with _hash_size_left_to_us(vllm_config.cache_config):
+            original(self, *args, **kwargs)
+        if self.use_hybrid:
+            contract = kv_transfer_contract.describe(self.kv_cache_config, vllm_config)
+            self.hash_block_size = contract.hash_block_size
+
+    return __init__
+
+
+def wrap_worker_init(original: Callable) -> Callable:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs) -> None:
+        vllm_config = signature.bind(self, *args, **kwargs).arguments["vllm_config"]
+        with _hash_size_left_to_us(vllm_config.cache_config):
+            original(self, *args, **kwargs)
+        if self.use_hybrid:
+            contract = kv_transfer_contract.describe(self.kv_cache_config, vllm_config)
+            self.hash_block_size = contract.hash_block_size
+            self.token_database.hash_block_size = contract.hash_block_size
+            # The database makes its keys from the same object.
+            self.metadata.model_name += f"@layout:{contract.digest}"
+
+    return __init__
+
+
+def wrap_get_block_hashes(original: Callable) -> Callable:
+    def get_block_hashes(
+        block_hashes: Sequence[Any], group_block_size: int, hash_block_size: int
+    ) -> Sequence[Any]:
+        """Return a name per block; a hash that covers several blocks names them by place."""
+        if group_block_size >= hash_block_size:
+            return original(block_hashes, group_block_size, hash_block_size)
+        if hash_block_size % group_block_size:
+            raise ValueError(
+                f"hash_block_size ({hash_block_size}) must be a multiple of the tokens per block "
+                f"({group_block_size}), or divide it"
+            )
+        places = hash_block_size // group_block_size
+        return [_place(granule, i, places) for granule in block_hashes for i in range(places)]
+
+    return get_block_hashes
+
+
+def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
+    content = bytes.fromhex(granule) if isinstance(granule, str) else bytes(granule)
+    suffix = place.to_bytes(4, "big") + places.to_bytes(4, "big")
+    return BlockHash(hashlib.sha256(_PLACE_DOMAIN + content + suffix).digest())
+
+
+def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
+    def process_tokens_with_block_ids(self, *args, **kwargs) -> Iterator[Any]:
+        for start, end, key, block_id in original(self, *args, **kwargs):
+            if block_id > 0:
+                yield start, end, key, block_id
+
+    return process_tokens_with_block_ids
+
+
+_REAL_HASH_SIZE = (
+    "It takes the smallest group's rows for the tokens of a request hash; the hash granularity is "
+    "the granule."
+)
+
+PATCHES: tuple[Patch, ...] = (
+    Add(
+        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_GRANULES}",
+        replacement=True,
+        why="With the patches below it reads hashes of any size, and it loads whole blocks only "
+        "where a request loads.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Wrap(
+        target=f"{_PACKAGE}.pool_scheduler:KVPoolScheduler.__init__",
+        replacement=wrap_scheduler_init,
+        upstream_sha256="ffdf7f3dd3fc352d",
+        aliases=(),
+        why=_REAL_HASH_SIZE,
+        **UPSTREAM_CONNECTORS,
+    ),
+    Wrap(
+        target=f"{_PACKAGE}.pool_worker:KVPoolWorker.__init__",
+        replacement=wrap_worker_init,
+        upstream_sha256="17ce4ede492bc745",
+        aliases=(),
+        why=_REAL_HASH_SIZE + " Keys do not tell layouts apart: engines with other block sizes or "
+        "pages would read each other's.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Wrap(
+        target=f"{_PACKAGE}.config_data:get_block_hashes",
+        replacement=wrap_get_block_hashes,
+        upstream_sha256=("9899f77dd8865828", "5cf292f745ba86c9"),
+        aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
+        why="State blocks are finer than a granule, so a hash names several of them.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Wrap(
+        target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
+        replacement=wrap_process_tokens_with_block_ids,
+        upstream_sha256="0d5030bddbfedf1e",
+        aliases=(),
+        why="Behind a hit, windows have null blocks; their page was stored under the keys of what "
+        "it is not.",
+        **UPSTREAM_CONNECTORS,
+    ),
+)
