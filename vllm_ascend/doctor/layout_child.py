@@ -178,6 +178,8 @@ def _startup_facts(
         interval=None,
         changes_caching=False,
         has_connector=scheduler.vllm_config.kv_transfer_config is not None,
+        max_num_batched_tokens=scheduler.scheduler_config.max_num_batched_tokens,
+        connector_knows_granules=False,
     )
 
 
