@@ -12,9 +12,9 @@ import pytest
 
 import vllm_ascend
 from vllm_ascend.doctor.findings import LayoutFacts, Severity
-from vllm_ascend.doctor.layout import check_layout
+from vllm_ascend.doctor.layout import ask_layout, check_layout, layout_of
 from vllm_ascend.doctor.layout_child import LayoutRequest, layout_facts
-from vllm_ascend.prefix_cache_config import VARIABLES
+from vllm_ascend.prefix_cache_config import VARIABLES, child_environment
 from vllm_ascend.replay.trace import BadInputError
 
 OURS = Path(str(vllm_ascend.__file__)).parent
@@ -179,3 +179,15 @@ def test_a_conflict_is_wrong():
     (finding,) = check_layout({"conflict": "contradicts --block-size"}, asked, {}, OURS)
     assert finding.severity is Severity.WRONG
     assert "contradicts --block-size" in finding.text
+
+
+def test_without_this_project_in_serving_the_layout_is_what_it_would_give(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(DSV4))
+    environ = child_environment({APPLY: "1", **BEST})
+    asked = LayoutRequest(str(tmp_path), block_size=128)
+    answer = ask_layout(asked, environ, None)
+    facts = layout_of(answer)
+    assert facts is not None and facts.smallest_prefix == 128
+    (finding,) = check_layout(answer, asked, environ, None)
+    assert finding.severity is Severity.WARNING
+    assert "serving does not have it yet" in finding.text
