@@ -11,7 +11,8 @@ JOBS ?= 2
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay serve test test-fast lint bench ledger other-vllm lock clean
+.PHONY: help setup replay serve test test-fast lint docs docs-pages bench ledger other-vllm \
+        lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,6 +55,16 @@ lint: setup  ## ruff, mypy, and the generated patch ledger.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m vllm_ascend.patch.ledger --check
+	$(BIN)/python -m tools.settings_page --check
+	$(BIN)/python -m tools.drawings --check
+
+docs: setup  ## Build the documentation site into site/, strictly.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledger.
+	$(BIN)/python -m tools.settings_page
+	$(BIN)/python -m tools.drawings
+	$(BIN)/python -m vllm_ascend.patch.ledger
 
 bench: setup  ## What the scheduler spends: unset against unpatched vLLM, and ours beside stock.
 	$(BIN)/python -m benchmarks.unset_overhead
@@ -75,4 +86,4 @@ lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .uv replay-out tiny-dsv4
+	rm -rf $(VENV) .venv-vllm .uv replay-out tiny-dsv4 site

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAMetadataBuil
 from vllm_ascend.core import kv_cache_groups
 from vllm_ascend.core.block_sizes import get_dsv4_compressed_kv_block_size
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
+from vllm_ascend.core.specs import tokens_per_block
 from vllm_ascend.models.layer.attention.layer import DSAAttention
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.utils import AscendDeviceType, get_compressed_pos_and_indices
@@ -199,9 +201,11 @@ def flash_tables(rows: int, max_model_len: int, max_num_batched_tokens: int = 81
 def test_a_prefill_that_resumes_inside_a_block_writes_behind_the_hit(rows):
     """vllm-ascend's own counting of rows, through our tables: rows 109.. of C128 at 13,952."""
     groups, tables = flash_tables(rows, 32_768)
-    for group_id, table in enumerate(tables.block_tables):
-        first = 1 + group_id * 20_000
-        table.add_row(np.arange(first, first + table.max_num_blocks_per_req), 0)
+    num_blocks = [-(-14_000 // tokens_per_block(group.kv_cache_spec)) for group in groups]
+    first_ids = [1 + group_id * 20_000 for group_id in range(len(groups))]
+    tables.add_row(
+        tuple(list(range(i, i + n)) for i, n in zip(first_ids, num_blocks, strict=True)), 0
+    )
     start, length = np.array([13_952]), np.array([48])
     positions, requests, counts = get_compressed_pos_and_indices(
         start, length, np.arange(1), True, groups
@@ -214,8 +218,40 @@ def test_a_prefill_that_resumes_inside_a_block_writes_behind_the_hit(rows):
         assert counts[group_id].tolist() == [last_row - first_row]
         table = tables[group_id]
         slots = table.slot_mapping.np[: last_row - first_row].tolist()
-        blocks = 1 + group_id * 20_000
         assert slots == [
-            (blocks + row // spec.block_size) * spec.block_size + row % spec.block_size
+            (first_ids[group_id] + row // spec.block_size) * spec.block_size + row % spec.block_size
             for row in range(first_row, last_row)
         ]
+
+
+@pytest.mark.parametrize("rows", (128, 64, 32))
+def test_a_request_of_a_million_tokens_has_a_short_row(rows):
+    _, tables = flash_tables(rows, 1 << 20, max_num_batched_tokens=10_240)
+    assert sum(table.block_table.gpu.nbytes for table in tables.block_tables) <= 0.8 * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("method", "first_request"),
+    (
+        (AscendDSAMetadataBuilder.build_prefill_metadata, 2),
+        (AscendDSAMetadataBuilder.build_decode_metadata, 0),
+        (AscendDSACPMetadataBuilder.build_req_metadata, 0),
+    ),
+)
+def test_builders_count_positions_from_where_rows_begin(method, first_request, monkeypatch):
+    """The original is replaced by one that only computes positions; the rest needs an NPU."""
+    _, tables = flash_tables(32, 1 << 20, max_num_batched_tokens=1024)
+    tables.state_window.first_tokens.gpu[:] = 12_800
+    original = inspect.getclosurevars(method).nonlocals["original"]
+    assert original.__name__ == method.__name__.replace("build_metadata", original.__name__)
+    positions = torch.tensor([13_952], dtype=torch.int32)
+    tables.state_window.first_tokens.gpu = torch.tensor([0, 0, 12_800, 0], dtype=torch.int32)
+    if not first_request:
+        tables.state_window.first_tokens.gpu = torch.tensor([12_800], dtype=torch.int32)
+    cell = next(c for c in method.__closure__ if c.cell_contents is original)
+    builder = SimpleNamespace(num_decodes=2)
+    try:
+        cell.cell_contents = lambda self: SimpleNamespace(start_pos=positions)
+        assert method(builder).start_pos.tolist() == [1152]
+    finally:
+        cell.cell_contents = original

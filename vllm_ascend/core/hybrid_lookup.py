@@ -282,7 +282,8 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         boundary, ends = self._walk(look_up, limit, self.lcm_block_size)
         resumable = boundary
         if self._ends_inside_blocks and boundary % self._whole_block_alignment:
-            boundary, ends = self._settle(look_up, boundary, ends)
+            if self._facts.has_connector or self._config.partial_min_hit_tokens:
+                boundary, ends = self._settle(look_up, boundary, ends)
         self._note_look_up(limit, resumable, boundary)
         if not boundary:
             return tuple([] for _ in self._groups), 0
@@ -295,11 +296,9 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self, look_up: PrefixLookup, boundary: int, ends: dict[int, list[KVCacheBlock]]
     ) -> tuple[int, dict[int, list[KVCacheBlock]]]:
         """Decide between a hit that ends inside a block and the last one that does not."""
-        least = self._config.partial_min_hit_tokens
-        if not (least or self._facts.has_connector):
-            return boundary, ends
         whole, whole_ends = self._walk(look_up, boundary, self._whole_block_alignment)
-        if boundary - whole < least or self._external_tokens_follow(whole):
+        gain = boundary - whole
+        if gain < self._config.partial_min_hit_tokens or self._external_tokens_follow(whole):
             return whole, whole_ends
         return boundary, ends
 

@@ -60,7 +60,8 @@ def doctor(
             )
         diagnosis = _diagnose(process_environment(), checkout, asked)
     except BadInputError as error:
-        _stderr().print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        text = f"[bold red]error:[/] {escape(str(error))}"
+        _stderr().print(text, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_BAD_INPUT) from error
     _print(diagnosis, as_json=as_json)
     raise typer.Exit(diagnosis.exit_code)

@@ -15,8 +15,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-NAME = "IdleConnector"
-
 
 class IdleConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module."""
@@ -53,3 +51,9 @@ class IdleConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Let the blocks go at once."""
         return False, None
+
+
+class IdleGranuleConnector(IdleConnector):
+    """One that copes with requests that start inside a block."""
+
+    knows_granules = True

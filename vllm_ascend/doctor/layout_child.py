@@ -127,7 +127,7 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from vllm_ascend.doctor import idle_connector
+    from vllm_ascend.doctor.idle_connector import IdleConnector, IdleGranuleConnector
     from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
     options = SchedulerOptions(
@@ -140,9 +140,11 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
     if asked.kv_transfer_config is None:
         return scheduler
     vllm_config, kv_cache_config = scheduler.vllm_config, scheduler.kv_cache_config
+    knows_granules = _connector_knows_granules(asked)
+    stand_in = IdleGranuleConnector if knows_granules else IdleConnector
     vllm_config.kv_transfer_config = KVTransferConfig(
-        kv_connector=idle_connector.NAME,
-        kv_connector_module_path=idle_connector.__name__,
+        kv_connector=stand_in.__name__,
+        kv_connector_module_path=stand_in.__module__,
         kv_role=asked.kv_transfer_config.get("kv_role", "kv_both"),
     )
     sizes = kv_cache_utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
@@ -154,6 +156,24 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
         hash_block_size=sizes[1],
         log_stats=True,
     )
+
+
+def _connector_knows_granules(asked: LayoutRequest) -> bool:
+    """Return what the configured connector's class says of itself.
+
+    Raises:
+        ValueError: There is no such connector, or the configuration is invalid.
+    """
+    from vllm.config import KVTransferConfig
+
+    from vllm_ascend.core.connector_rules import knows_granules
+
+    try:
+        return knows_granules(KVTransferConfig(**(asked.kv_transfer_config or {})))
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        if asked.installs_patches:
+            return False  # it may be vllm-ascend's, whose plugins are not loaded here
+        raise ValueError(f"--kv-transfer-config: {error}") from error
 
 
 def _startup_facts(
@@ -178,6 +198,8 @@ def _startup_facts(
         interval=None,
         changes_caching=False,
         has_connector=scheduler.vllm_config.kv_transfer_config is not None,
+        max_num_batched_tokens=scheduler.scheduler_config.max_num_batched_tokens,
+        connector_knows_granules=False,
     )
 
 

@@ -211,7 +211,7 @@ def _why_inactive(answers: Mapping[str, Any], package: Path | None) -> tuple[str
                 "cure the import",
             )
     barred = [entry["name"] for entry in entries if not entry["allowed"]]
-    if barred:
+    if len(barred) == len(entries):
         return (
             f"VLLM_PLUGINS={','.join(plugins['allowed'])} leaves out {', '.join(barred)}",
             f"add {barred[0]} to VLLM_PLUGINS, or unset it",

@@ -65,7 +65,7 @@ def relay(
     prefixes = PrefixEvents()
     try:
         while True:
-            _pass_on(subscriber, prefixes, publisher)
+            pass_on(subscriber, prefixes, publisher)
     except KeyboardInterrupt:
         pass
     finally:
@@ -73,10 +73,15 @@ def relay(
         publisher.shutdown()
 
 
-def _pass_on(subscriber: Subscriber, prefixes: PrefixEvents, publisher: ZmqEventPublisher) -> None:
-    """Pass on what has come, until nothing comes for a while."""
+def pass_on(
+    subscriber: Subscriber,
+    prefixes: PrefixEvents,
+    publisher: ZmqEventPublisher,
+    timeout_s: float = _POLL_SECONDS,
+) -> None:
+    """Pass on what comes, until nothing has come for ``timeout_s``, or something was missed."""
     try:
-        for batch in subscriber.batches(_POLL_SECONDS):
+        for batch in subscriber.batches(timeout_s):
             batch.events = prefixes.of(batch.events)
             if batch.events:
                 publisher.publish(batch)

@@ -18,15 +18,21 @@ from vllm.distributed import get_dcp_group, get_pcp_group
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
-from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker import block_table as vllm_block_table
 from vllm.v1.worker.cp_utils import get_total_cp_world_size
 
-from vllm_ascend.core.specs import compress_ratio
-from vllm_ascend.worker.dirty_spans import DirtySpans
+from vllm_ascend.core.specs import compress_ratio, is_compressor_state
+from vllm_ascend.deployment import is_over_checkout
+from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.worker.block_rows import BlockRows
+from vllm_ascend.worker.state_window import (
+    ShiftedRows,
+    StateWindow,
+    set_current_state_window,
+)
 
 
-class BlockTable:
+class BlockTable(BlockRows):
     """The block ids of every request of a batch, for one KV cache group.
 
     Args:
@@ -42,9 +48,10 @@ class BlockTable:
         num_speculative_tokens: Draft tokens of a step; under context parallelism each has a row
             of the table.
         kv_cache_group: The group; ``None``: one row per token.
+        max_row_tokens: Keep the last blocks of a request only, for so many tokens; ``None``: all.
 
     Attributes:
-        max_num_blocks_per_req: Blocks of the longest request (not kernel blocks).
+        max_num_blocks_per_req: Blocks of the longest row (not kernel blocks).
         physical_block_size: Rows of a block.
         block_size: Rows of a kernel block.
         blocks_per_phys_block: Kernel blocks of a block.
@@ -67,33 +74,33 @@ class BlockTable:
         cp_kv_cache_interleave_size: int = 1,
         num_speculative_tokens: int = 0,
         kv_cache_group: KVCacheGroupSpec | None = None,
+        max_row_tokens: int | None = None,
     ) -> None:
         spec = None if kv_cache_group is None else kv_cache_group.kv_cache_spec
         # Inside the packed spec of a group's layers, where vllm-ascend does not look for it.
         self.compress_ratio = 1 if spec is None else compress_ratio(spec)
         self.max_num_reqs = max_num_reqs
         self.max_num_blocks_per_req = max(cdiv(max_num_blocks_per_req, self.compress_ratio), 1)
+        shifted = None
+        if max_row_tokens is not None:
+            shifted = ShiftedRows(max_num_reqs, block_size)
+            self.max_num_blocks_per_req = cdiv(max_row_tokens, block_size)
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.pin_memory = pin_memory
-        self.device = torch.device(device)
         self.kernel_sizes = kernel_sizes
         self.cp_kv_cache_interleave_size = cp_kv_cache_interleave_size
         self._find_place_among_ranks()
 
         self.physical_block_size = block_size
         self.block_size = self.logical_block_size = _kernel_block_size(block_size, kernel_sizes)
-        self.blocks_per_phys_block = block_size // self.block_size
-        self.use_hybrid_blocks = self.blocks_per_phys_block > 1
-        self._kernel_blocks = np.arange(self.blocks_per_phys_block)
-
-        num_rows = max_num_reqs
-        if self._num_ranks > 1:
-            num_rows *= 1 + num_speculative_tokens
-        self.block_table = self._make_buffer(
-            num_rows, self.max_num_blocks_per_req * self.blocks_per_phys_block, dtype=torch.int32
+        super().__init__(
+            max_num_reqs * (1 + num_speculative_tokens if self._num_ranks > 1 else 1),
+            max_num_reqs,
+            self.max_num_blocks_per_req,
+            block_size // self.block_size,
+            torch.device(device),
+            pin_memory,
+            shifted,
         )
-        self.num_blocks_per_row = np.zeros(max_num_reqs, dtype=np.int32)
-        self._dirty = DirtySpans(num_rows)
         self.slot_mapping = self._make_buffer(
             max_num_batched_tokens + 2 * self.pcp_world_size * max_num_reqs,
             # vLLM's slot kernel for the CPU writes int64; the NPU's operators read int32.
@@ -119,66 +126,6 @@ class BlockTable:
     def _rank(self) -> int:
         return self.pcp_rank * self.dcp_world_size + self.dcp_rank
 
-    def append_row(self, block_ids: Sequence[int] | np.ndarray, row_idx: int) -> None:
-        """Append blocks to a request's row."""
-        if not len(block_ids):
-            return
-        ids = self._convert_physical_to_logical_blocks(np.asarray(block_ids))
-        start = int(self.num_blocks_per_row[row_idx])
-        end = start + len(ids)
-        self.block_table.np[row_idx, start:end] = ids
-        self.num_blocks_per_row[row_idx] = end
-        self._dirty.mark(row_idx, start, end)
-
-    def add_row(self, block_ids: Sequence[int] | np.ndarray, row_idx: int) -> None:
-        """Fill a row anew."""
-        self.num_blocks_per_row[row_idx] = 0
-        self.append_row(block_ids, row_idx)
-
-    def clear_row(self, row_idx: int) -> None:
-        """Empty a row."""
-        num_blocks = int(self.num_blocks_per_row[row_idx])
-        self.block_table.np[row_idx, :num_blocks] = 0
-        self.num_blocks_per_row[row_idx] = 0
-        self._dirty.mark(row_idx, 0, num_blocks)
-
-    def move_row(self, src: int, tgt: int) -> None:
-        """Copy a row over another one."""
-        num_blocks = int(self.num_blocks_per_row[src])
-        table = self.block_table.np
-        table[tgt, :num_blocks] = table[src, :num_blocks]
-        self.num_blocks_per_row[tgt] = num_blocks
-        self._dirty.mark(tgt, 0, num_blocks)
-
-    def swap_row(self, src: int, tgt: int) -> None:
-        """Exchange two rows."""
-        rows, swapped = [src, tgt], [tgt, src]
-        num_blocks = int(self.num_blocks_per_row[rows].max())
-        table = self.block_table.np
-        table[rows, :num_blocks] = table[swapped, :num_blocks]
-        self.num_blocks_per_row[rows] = self.num_blocks_per_row[swapped]
-        for row in rows:
-            self._dirty.mark(row, 0, num_blocks)
-
-    def commit_block_table(self, num_reqs: int) -> None:
-        """Bring the device's table up to date for the first ``num_reqs`` rows.
-
-        Only what has changed is uploaded: of a million tokens a row can take 2 MiB, of which a
-        decode step changes one entry.
-        """
-        spans = self._dirty.take(num_reqs)
-        host, device = self.block_table.cpu, self.block_table.gpu
-        for row, start, end in spans:
-            device[row, start:end].copy_(host[row, start:end], non_blocking=True)
-        # Runners fill the rows behind a padded batch on the device.
-        for row in num_reqs + np.flatnonzero(self.num_blocks_per_row[num_reqs:]):
-            self._dirty.mark(int(row), 0, int(self.num_blocks_per_row[row]))
-
-    def clear(self) -> None:
-        """Empty the table, on host and device."""
-        self.block_table.gpu.fill_(0)
-        self.block_table.cpu.fill_(0)
-
     def compute_slot_mapping(
         self,
         num_reqs: int,
@@ -194,6 +141,11 @@ class BlockTable:
         """
         if self.compress_ratio > 1:
             self._compute_closing_slots(num_reqs, query_start_loc, positions)
+            return
+        if self.shifted is not None:
+            counts = np.diff(query_start_loc[: num_reqs + 1].cpu().numpy())
+            requests = np.repeat(np.arange(num_reqs), counts)
+            self.compute_slot_mapping_draft(requests, positions[: len(requests)].cpu().numpy())
             return
         # Looked up anew: vLLM's CPU runner puts another one in the place of the Triton kernel.
         vllm_block_table._compute_slot_mapping_kernel[(num_reqs + 1,)](
@@ -235,6 +187,8 @@ class BlockTable:
             req_indices: ``[num_rows]``, the request of every row.
             positions: ``[num_rows]``, the row's place in its request.
         """
+        if self.shifted is not None:
+            positions = positions - self.shifted.first_blocks[req_indices] * self.block_size
         num_ranks, interleave = self._num_ranks, self.cp_kv_cache_interleave_size
         across_ranks = self.block_size * num_ranks
         blocks = self.block_table.np[req_indices, positions // across_ranks]
@@ -245,28 +199,6 @@ class BlockTable:
         self.slot_mapping.np[: len(slots)] = slots
         if num_ranks == 1:  # else the runner uploads what its ranks have agreed on
             self.slot_mapping.copy_to_gpu(len(slots))
-
-    def _convert_physical_to_logical_blocks(self, physical_blocks: np.ndarray) -> np.ndarray:
-        """Return the kernel blocks of blocks, in order."""
-        if not self.use_hybrid_blocks:
-            return physical_blocks
-        first = physical_blocks.reshape(-1, 1) * self.blocks_per_phys_block
-        return (first + self._kernel_blocks).reshape(-1)
-
-    def get_device_tensor(self, num_reqs: int | None = None) -> torch.Tensor:
-        """Return the table on the device: ``[num_reqs, blocks]``, of all rows if ``None``."""
-        return self.block_table.gpu if num_reqs is None else self.block_table.gpu[:num_reqs]
-
-    def get_cpu_tensor(self) -> torch.Tensor:
-        """Return the host's table."""
-        return self.block_table.cpu
-
-    def get_numpy_array(self) -> np.ndarray:
-        """Return the host's table."""
-        return self.block_table.np
-
-    def _make_buffer(self, *size: int, dtype: torch.dtype) -> CpuGpuBuffer:
-        return CpuGpuBuffer(*size, dtype=dtype, device=self.device, pin_memory=self.pin_memory)
 
 
 class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
@@ -320,6 +252,13 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
                 raise ValueError(
                     f"{name} length ({len(values)}) must match block_sizes length ({num_groups})"
                 )
+        self.state_window = None
+        if _can_shift(groups):
+            window = StateWindow(
+                max_num_reqs, max_num_batched_tokens, torch.device(device), pin_memory
+            )
+            self.state_window = window if window.span_tokens < max_model_len else None
+        set_current_state_window(self.state_window)
         self.block_tables = [
             BlockTable(
                 block_size,
@@ -332,11 +271,73 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
                 cp_kv_cache_interleave_size,
                 num_speculative_tokens,
                 group,
+                self._max_row_tokens(group),
             )
             for block_size, sizes, num_blocks, group in zip(
                 block_sizes, kernel_sizes, max_num_blocks, groups, strict=True
             )
         ]
+
+    def _max_row_tokens(self, group: KVCacheGroupSpec | None) -> int | None:
+        if self.state_window is None or group is None:
+            return None
+        return self.state_window.span_tokens if is_compressor_state(group.kv_cache_spec) else None
+
+    def append_row(self, block_ids: tuple[list[int], ...], row_idx: int) -> None:
+        """Append blocks to a request's row, of every group."""
+        self._make_room(block_ids, row_idx)
+        super().append_row(block_ids, row_idx)
+
+    def add_row(self, block_ids: tuple[list[int], ...], row_idx: int) -> None:
+        """Fill a request's row anew, of every group."""
+        for table in self.block_tables:
+            table.begin_row(row_idx)
+        if self.state_window is not None:
+            self.state_window.first_tokens.np[row_idx] = 0
+        self.append_row(block_ids, row_idx)
+
+    def clear_row(self, row_idx: int) -> None:
+        """Empty a row, of every group."""
+        super().clear_row(row_idx)
+        if self.state_window is not None:
+            self.state_window.first_tokens.np[row_idx] = 0
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Copy a row over another one, of every group."""
+        super().move_row(src, tgt)
+        if self.state_window is not None:
+            first_tokens = self.state_window.first_tokens.np
+            first_tokens[tgt] = first_tokens[src]
+
+    def swap_row(self, src: int, tgt: int) -> None:
+        """Exchange two rows, of every group."""
+        super().swap_row(src, tgt)
+        if self.state_window is not None:
+            first_tokens = self.state_window.first_tokens.np
+            first_tokens[[src, tgt]] = first_tokens[[tgt, src]]
+
+    def commit_block_table(self, num_reqs: int) -> None:
+        """Bring the device's tables up to date for the first ``num_reqs`` rows."""
+        super().commit_block_table(num_reqs)
+        if self.state_window is not None:
+            self.state_window.commit()
+
+    def _make_room(self, block_ids: tuple[list[int], ...], row_idx: int) -> None:
+        """Let the rows of all state tables begin later, alike, if one of them would overflow."""
+        window = self.state_window
+        if window is None:
+            return
+        shifted = [
+            (table, table.shifted, len(ids))
+            for table, ids in zip(self.block_tables, block_ids, strict=True)
+            if table.shifted is not None
+        ]
+        end = max(rows.end_token(row_idx, num_new) for _, rows, num_new in shifted)
+        first = window.first_token_for(row_idx, end)
+        if first != window.first_tokens.np[row_idx]:
+            window.first_tokens.np[row_idx] = first
+            for table, _, _ in shifted:
+                table.move_on(row_idx, first)
 
     def compute_slot_mapping(
         self,
@@ -375,6 +376,16 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
     ) -> None:
         for table, requests, rows in zip(self.block_tables, req_indices, positions, strict=True):
             table.compute_slot_mapping_draft(requests, rows)
+
+
+def _can_shift(groups: Sequence[KVCacheGroupSpec | None]) -> bool:
+    """Whether state rows may begin late: vllm-ascend's metadata has to count from there as well."""
+    return (
+        is_over_checkout()
+        and load_config().apply_dsv4_patch
+        and get_total_cp_world_size() == 1
+        and any(group is not None and is_compressor_state(group.kv_cache_spec) for group in groups)
+    )
 
 
 def _kernel_block_size(block_size: int, kernel_sizes: list[int] | None) -> int:

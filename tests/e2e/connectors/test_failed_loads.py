@@ -40,11 +40,20 @@ def report_invalid(engine: Engine, name: str, turn: int) -> list[set[int]]:
             tables = engine.manager.get_block_ids(name)
             blocks = {table[-1] for table in tables if table and table[-1]}
             reported.append(blocks)
+            if not engine._is_async:  # there the next step has been dispatched with it
+                forget_sampled(engine, name, result)
             result.kv_connector_output = KVConnectorOutput(invalid_block_ids=blocks)
         return result
 
     engine.worker.execute = report  # type: ignore[method-assign]
     return reported
+
+
+def forget_sampled(engine: Engine, name: str, result) -> None:
+    """vLLM's runners drop what a failed step sampled once they are told of fewer tokens."""
+    sampled = result.sampled_token_ids[result.req_id_to_index[name]]
+    digests = engine.worker._requests[name].digests
+    digests.truncate(len(digests) - len(sampled))
 
 
 @pytest.mark.parametrize("mode", ["plain", "async"])

@@ -13,6 +13,8 @@ from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.connectors.fake_connector import FakeConnector
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.workload import Workload
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.oracle import ContentViolation, IntegrityError
 
 _CASES = {case.name: case for case in CASES}
 _MODES = {mode.name: mode for mode in MODES}

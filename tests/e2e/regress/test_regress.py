@@ -27,7 +27,6 @@ LOAD = (
     *("--tool", "vllm", "--input-tokens", "1000", "--output-tokens", "8", "--requests", "8"),
     *("--concurrency", "2", "--gpqa-file", str(QUESTIONS), "--gpqa-max-tokens", "100"),
 )
-_REGRESS = "import typer; from vllm_ascend.regress.cli import regress; typer.run(regress)"
 _PATIENCE_S = 600
 
 
@@ -46,7 +45,10 @@ def server(folder: Path) -> Iterator[Server]:
 def start(server: Server, out: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start the command with the test's load."""
     return subprocess.Popen(
-        [sys.executable, "-c", _REGRESS, "--url", server.url, "--out", str(out), *LOAD, *arguments],
+        [
+            *(sys.executable, "-m", "vllm_ascend", "regress", "--url", server.url),
+            *("--out", str(out), *LOAD, *arguments),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

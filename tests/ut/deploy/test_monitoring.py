@@ -15,6 +15,7 @@ import pytest
 import vllm
 
 from tests.ut.deploy.manifests import DEPLOY, dashboard_text, engines, objects, rules
+from vllm_ascend.metrics import prometheus as exporter
 
 # Ours, with the values of their labels beside vLLM's model_name and engine.
 OUR_GAUGES = {
@@ -119,6 +120,21 @@ def test_vllms_names_are_found_in_its_sources():
         "vllm:request_time_per_output_token_seconds_bucket",
         "vllm:iteration_tokens_total_bucket",
     } <= vllm_metrics()
+
+
+def test_our_names_and_label_values_are_those_exported():
+    tree = ast.parse(Path(exporter.__file__).read_text())
+    made = [
+        [argument.value for argument in call.args[:2] if isinstance(argument, ast.Constant)]
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._make"
+    ]
+    exported = {found for kind, name in made for found in series(f"vllm_ascend:{name}", kind)}
+    assert exported == our_metrics()
+    tiers = {**OUR_GAUGES, **OUR_COUNTERS}
+    assert tiers["vllm_ascend:kv_cache_blocks"]["tier"] == set(exporter.TIERS)
+    assert tiers["vllm_ascend:kv_cache_evictions_total"]["tier"] == set(exporter.EVICTED_TIERS)
+    assert tiers["vllm_ascend:kept_boundaries_total"]["kind"] == set(exporter.KINDS)
 
 
 @each_expression

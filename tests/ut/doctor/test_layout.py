@@ -12,9 +12,9 @@ import pytest
 
 import vllm_ascend
 from vllm_ascend.doctor.findings import LayoutFacts, Severity
-from vllm_ascend.doctor.layout import check_layout
+from vllm_ascend.doctor.layout import ask_layout, check_layout, layout_of
 from vllm_ascend.doctor.layout_child import LayoutRequest, layout_facts
-from vllm_ascend.prefix_cache_config import VARIABLES
+from vllm_ascend.prefix_cache_config import VARIABLES, child_environment
 from vllm_ascend.replay.trace import BadInputError
 
 OURS = Path(str(vllm_ascend.__file__)).parent
@@ -38,7 +38,12 @@ GEMMA = {
 }
 LLAMA = {**_PLAIN, "model_type": "llama", "max_position_embeddings": 8192}
 MAMBA = {**GEMMA, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
-CONNECTOR = {"kv_connector": "AscendStoreConnector", "kv_role": "kv_both"}
+CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+GRANULE_CONNECTOR = {
+    "kv_connector": "IdleGranuleConnector",
+    "kv_connector_module_path": "vllm_ascend.doctor.idle_connector",
+    "kv_role": "kv_both",
+}
 
 
 @pytest.fixture
@@ -143,7 +148,20 @@ def test_with_a_connector_hits_end_with_whole_blocks(layout):
     environ = {APPLY: "1", **BEST}
     facts = layout(DSV4, environ, block_size=128, kv_transfer_config=CONNECTOR)
     assert facts.smallest_prefix == 16_384
-    assert any("no effect with a KV connector" in warning for warning in facts.warnings)
+    assert any(f"{PARTIAL} has no effect" in warning for warning in facts.warnings)
+
+
+def test_with_a_connector_that_knows_granules_they_do_not(layout):
+    environ = {APPLY: "1", **BEST}
+    facts = layout(DSV4, environ, block_size=128, kv_transfer_config=GRANULE_CONNECTOR)
+    assert facts.smallest_prefix == 128
+    assert not any(PARTIAL in warning for warning in facts.warnings)
+
+
+def test_a_connector_that_is_not_there_is_a_conflict(layout):
+    nobodys = {"kv_connector": "NobodysConnector", "kv_role": "kv_both"}
+    with pytest.raises(ValueError, match="NobodysConnector"):
+        layout(DSV4, {APPLY: "1"}, kv_transfer_config=nobodys)
 
 
 def found(facts: LayoutFacts, environ: dict[str, str], **options) -> list[tuple[Severity, str]]:
@@ -170,7 +188,7 @@ def test_the_layout_patch_belongs_to_one_model(layout):
 
 def test_a_connector_turns_the_hybrid_manager_off(layout):
     facts = layout(DSV4, {APPLY: "1", PARTIAL: "1"})
-    (warning,) = found(facts, {APPLY: "1"}, kv_transfer_config=CONNECTOR)
+    *_, warning = found(facts, {APPLY: "1"}, kv_transfer_config=CONNECTOR)
     assert "hybrid KV cache manager" in warning[1]
 
 
@@ -179,3 +197,15 @@ def test_a_conflict_is_wrong():
     (finding,) = check_layout({"conflict": "contradicts --block-size"}, asked, {}, OURS)
     assert finding.severity is Severity.WRONG
     assert "contradicts --block-size" in finding.text
+
+
+def test_without_this_project_in_serving_the_layout_is_what_it_would_give(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(DSV4))
+    environ = child_environment({APPLY: "1", **BEST})
+    asked = LayoutRequest(str(tmp_path), block_size=128)
+    answer = ask_layout(asked, environ, None)
+    facts = layout_of(answer)
+    assert facts is not None and facts.smallest_prefix == 128
+    (finding,) = check_layout(answer, asked, environ, None)
+    assert finding.severity is Severity.WARNING
+    assert "serving does not have it yet" in finding.text

@@ -12,11 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from tests.ut.regress.chat_server import ChatServer
-from vllm_ascend.regress.cli import regress
+from vllm_ascend.__main__ import app
 
 REPOSITORY = Path(__file__).parents[3]
 QUESTIONS = REPOSITORY / "tests/e2e/regress/questions.csv"
@@ -28,8 +27,6 @@ PERFORMANCE = (
     *("--tokenizer", "."),
 )
 BOTH = (*PERFORMANCE, "--suite", "performance,accuracy", "--gpqa-file", str(QUESTIONS))
-app = typer.Typer()
-app.command()(regress)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +46,7 @@ def fake_ais_bench(tmp_path, monkeypatch):
 
 def invoke(server, folder, *arguments):
     url = server if isinstance(server, str) else server.url
-    arguments = ("--url", url, "--out", str(folder / "out"), *map(str, arguments))
+    arguments = ("regress", "--url", url, "--out", str(folder / "out"), *map(str, arguments))
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
 
 

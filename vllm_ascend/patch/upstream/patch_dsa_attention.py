@@ -14,18 +14,21 @@ from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
 from vllm_ascend.patch.table import Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.worker.draft_slots import write_draft_slots
+from vllm_ascend.worker.state_window import current_state_window
 
 # Rows of every kind of DeepSeek-V4 block at 128, 64 and 32 rows per compressed block.
 KERNEL_BLOCK_SIZES = (8, 32, 128, 64, 16, 4, 2)
 
 _LAYER = "vllm_ascend.models.layer.attention.layer:DSAAttention"
 _BACKEND = "vllm_ascend.attention.dsa_v1:AscendDSABackend"
+_V1 = "vllm_ascend.attention.dsa_v1:AscendDSAMetadataBuilder"
+_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
 _BUILDERS = {
-    "vllm_ascend.attention.dsa_v1:AscendDSAMetadataBuilder": (
+    _V1: (
         "8a227dac0925acc7",
         "ea0e3c83a0192849",
     ),
-    "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder": (
+    _CP: (
         "356d4c9389220ea3",
         "42094cec95506ecf",
     ),
@@ -73,6 +76,39 @@ def wrap_build_for_drafting(original: Callable) -> Callable:
     return build_for_drafting
 
 
+def wrap_shifting(first_request: Callable[[Any], int]) -> Callable:
+    """Let a builder's positions count from where the rows of the state tables begin.
+
+    Args:
+        first_request: Builder -> the first request that the metadata is of.
+    """
+
+    def wrap(original: Callable) -> Callable:
+        def build_metadata(self, *args: Any, **kwargs: Any):
+            metadata = original(self, *args, **kwargs)
+            window = current_state_window()
+            # The builder has just computed them anew, in a buffer of its own.
+            if window is not None and metadata.start_pos is not None:
+                window.shift(metadata.start_pos, first_request(self))
+            return metadata
+
+        return build_metadata
+
+    return wrap
+
+
+def _shifting_patch(target: str, first_request: Callable[[Any], int], digest: str) -> Wrap:
+    return Wrap(
+        target=target,
+        replacement=wrap_shifting(first_request),
+        upstream_sha256=digest,
+        aliases=(),
+        **CHECKOUT_BLOCK_SIZE,
+        why="State tables hold the last blocks of a request only: the compressors must count from "
+        "the first token that a row covers.",
+    )
+
+
 def _builder_patches(builder: str, build: str, build_for_drafting: str) -> tuple[Patch, ...]:
     return (
         Wrap(
@@ -113,6 +149,11 @@ PATCHES: tuple[Patch, ...] = (
         why="The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; "
         "the kernels take them.",
     ),
+    _shifting_patch(
+        f"{_V1}.build_prefill_metadata", lambda self: self.num_decodes, "1a782d89a97875f3"
+    ),
+    _shifting_patch(f"{_V1}.build_decode_metadata", lambda self: 0, "65a5c25ecaeb789d"),
+    _shifting_patch(f"{_CP}.build_req_metadata", lambda self: 0, "b602d01be355b4b8"),
     *(
         patch
         for builder, digests in _BUILDERS.items()

@@ -68,8 +68,8 @@ def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
 
     Args:
         package: The ``vllm_ascend`` directory.
-        digests: Target -> digests that the original may have. Only targets in vllm-ascend's own
-            modules are looked at.
+        digests: Target -> digests that the original may have, none if it must not exist. Only
+            targets in vllm-ascend's own modules are looked at.
 
     Returns:
         One sentence each; none if all fit.
@@ -85,7 +85,10 @@ def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
         except (OSError, SyntaxError) as error:
             problems.append(f"{target}: {path.name} cannot be read ({error})")
             continue
-        if digest is None:
+        if not known:
+            if digest is not None:
+                problems.append(f"{target} exists already")
+        elif digest is None:
             problems.append(f"{target} does not exist")
         elif digest not in known:
             problems.append(f"{target} is another one than was patched (digest {digest})")
@@ -93,5 +96,5 @@ def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def known_digests(patches: Iterable[Patch]) -> dict[str, tuple[str, ...]]:
-    """Return target -> digests, of the patches whose originals must exist."""
-    return {p.target: p.known_digests for p in patches if isinstance(p, Wrap | Rebind)}
+    """Return target -> digests that the original may have, none of what is added."""
+    return {p.target: p.known_digests if isinstance(p, Wrap | Rebind) else () for p in patches}

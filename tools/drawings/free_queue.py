@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers of free blocks: what enters which, and which is handed out first."""
+
+from __future__ import annotations
+
+from tools.drawings.canvas import SMALL, Canvas
+
+_TIERS = (
+    ("scratch", "scratch", ("blocks that no hit can", "use: windows, state")),
+    ("spare", "state", ("tails of boundaries that", "nothing asks to keep")),
+    ("cached", "c4", ("prefixes and kept tails,", "least recent first")),
+    ("pinned", "pinned", ("window blocks just left,", "oldest first (optional)")),
+)
+_WIDTH, _GAP = 158, 16
+
+
+def draw() -> Canvas:
+    """Draw the tiers from the one given up first to the one given up last."""
+    canvas = Canvas(
+        326,
+        "Tiers of free blocks",
+        "Free blocks are handed out in this order: scratch, spare, cached, pinned. Scratch holds "
+        "nothing of use, spare holds tails nothing asked to keep, cached holds prefixes and kept "
+        "tails, pinned holds window blocks and is given up last. A hit takes a block out again.",
+    )
+    canvas.text(20, 30, "a request ends, or its window moves on: its blocks are freed", bold=True)
+    for number, (name, kind, enters) in enumerate(_TIERS):
+        x = 20 + number * (_WIDTH + _GAP)
+        canvas.lines(x, 58, enters, size=SMALL, role="faint")
+        canvas.line((x + _WIDTH / 2, 86), (x + _WIDTH / 2, 108), arrow=True)
+        canvas.box(x, 110, _WIDTH, 64, kind, dashed=name == "pinned", round_=6)
+        canvas.text(x + _WIDTH / 2, 138, name, "middle", bold=True)
+        place = ("1st", "2nd", "3rd", "last")[number]
+        canvas.text(x + _WIDTH / 2, 160, f"handed out {place}", "middle", size=SMALL)
+        if number:
+            canvas.line((x - 2, 142), (x - _GAP + 2, 142), arrow=True)
+    canvas.line((20 + _WIDTH / 2, 176), (20 + _WIDTH / 2, 206), arrow=True)
+    canvas.box(20, 208, _WIDTH, 44, "plain", "memory for a request", round_=6)
+    left = 20 + _WIDTH + _GAP
+    for number in range(3):
+        middle = left + number * (_WIDTH + _GAP) + _WIDTH / 2
+        canvas.line((middle, 176), (middle, 206), arrow=True)
+    canvas.box(left, 208, 3 * _WIDTH + 2 * _GAP, 44, "window", round_=6)
+    canvas.text(
+        left + (3 * _WIDTH + 2 * _GAP) / 2, 235,
+        "a hit takes blocks out of any of these, from any place", "middle", size=SMALL,
+    )  # fmt: skip
+    canvas.lines(
+        20, 282, [
+            "Within a tier a request's deep blocks go before its shallow ones: a prefix shrinks",
+            "from its end. A spare tail that is hit is cached from then on.",
+        ], size=SMALL, role="faint",
+    )  # fmt: skip
+    return canvas
