@@ -281,9 +281,10 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
 
         boundary, ends = self._walk(look_up, limit, self.lcm_block_size)
         resumable = boundary
-        if self._ends_inside_blocks and boundary % self._whole_block_alignment:
-            if self._facts.has_connector or self._config.partial_min_hit_tokens:
-                boundary, ends = self._settle(look_up, boundary, ends)
+        may_end_earlier = self._facts.has_connector or self._config.partial_min_hit_tokens
+        ends_inside = self._ends_inside_blocks and boundary % self._whole_block_alignment
+        if may_end_earlier and ends_inside:
+            boundary, ends = self._settle(look_up, boundary, ends)
         self._note_look_up(limit, resumable, boundary)
         if not boundary:
             return tuple([] for _ in self._groups), 0
