@@ -275,6 +275,11 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
+def process_environment() -> dict[str, str]:
+    """Return a copy of this process's environment, to be judged; it configures nothing."""
+    return dict(os.environ)
+
+
 def register_with_vllm() -> None:
     """Tell vLLM that our variables exist, so that it does not warn about unknown ones.
 

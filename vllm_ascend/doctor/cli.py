@@ -41,8 +41,8 @@ def doctor(
     Exit codes: 0 it would, 1 it would not, 2 bad input.
     """
     # Here, not above: python -m vllm_ascend must not import vLLM to list its commands.
-    from vllm_ascend.doctor.environment import process_environment
     from vllm_ascend.doctor.layout_child import LayoutRequest
+    from vllm_ascend.prefix_cache_config import process_environment
     from vllm_ascend.replay.trace import BadInputError
 
     try:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Collection, Iterator, Mapping
 
 from vllm_ascend.doctor.findings import Finding, Severity, VariableRow
@@ -15,11 +14,6 @@ _HASH_SEED = "PYTHONHASHSEED"
 # What nobody but this project would call a variable.
 _OUR_PREFIXES = ("VLLM_ASCEND_DSV4_", "VLLM_ASCEND_PREFIX_CACHE_", "VLLM_PREFIX_CACHE_", "VLLM_PIN")
 _SIMILAR = 0.85
-
-
-def process_environment() -> dict[str, str]:
-    """Return a copy of this process's environment, to be judged; it configures nothing."""
-    return dict(os.environ)
 
 
 def variables_set(environ: Mapping[str, str]) -> list[str]:

@@ -13,6 +13,7 @@ from vllm_ascend.deployment import is_checkout
 from vllm_ascend.doctor import children, serving_child
 from vllm_ascend.doctor.environment import asks_for_something, variables_set
 from vllm_ascend.doctor.findings import Finding, PatchRow, Severity, Version
+from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE
 from vllm_ascend.prefix_cache_config import load_config
 
@@ -65,6 +66,9 @@ def patch_rows(
     found = answers.get("patches", [])
     if not isinstance(found, list):
         return ()
+    if not found:
+        why = "the package vllm_ascend that serving imports has no patches, or cannot be imported"
+        return tuple(PatchRow(p.target, p.feature, NOT_LOADED, why) for p in listed_patches())
     unneeded = _Unneeded(_partial_hits(environ), _over_checkout(package))
     active = any(row["state"] == APPLIED for row in found)
     return tuple(
@@ -82,7 +86,7 @@ def _status(row: Mapping[str, str], unneeded: _Unneeded, *, active: bool) -> tup
         if state != NOT_LOADED:
             return state, why
         return (REFUSED, why) if why else (NOT_LOADED, "what installs it is not active")
-    reason = unneeded.reason(module, row["feature"])
+    reason = unneeded.reason(row["target"], module, row["feature"])
     if reason:
         return NOT_NEEDED, reason
     return state, why or f"nothing imports {module}"
@@ -100,14 +104,16 @@ class _Unneeded:
     partial_hits: bool
     over_checkout: bool
 
-    def reason(self, module: str, feature: str) -> str:
+    def reason(self, target: str, module: str, feature: str) -> str:
         """Return why a patch is not needed, or nothing.
 
         Args:
+            target: What it changes.
             module: The module of ours that serving did not import; empty if it did.
             feature: What it belongs to; empty if its module could not be imported afterwards.
         """
-        if not self.over_checkout and (not feature or feature.startswith(_CHECKOUT)):
+        of_checkout = target.startswith("vllm_ascend.") or feature.startswith(_CHECKOUT)
+        if not self.over_checkout and (not feature or of_checkout):
             return "over a vllm-ascend checkout only"
         if module.startswith(_CPU):
             return "for vLLM's CPU platform only"

@@ -99,12 +99,19 @@ def test_a_patch_that_somebody_replaced_is_wrong_and_a_wrapped_one_is_not():
         (patch("not loaded", module="vllm_ascend.patch.worker.patch_x"), PARTIAL, "not loaded"),
         (patch("not loaded", module="vllm_ascend.patch.cpu.patch_x"), PARTIAL, "not needed"),
         (patch("ready", feature="checkout-cache"), PARTIAL, "not needed"),
+        (patch("ready", "vllm_ascend.worker:x"), PARTIAL, "not needed"),
         (patch("left to vLLM"), PARTIAL, "left to vLLM"),
     ],
 )
 def test_a_patch_that_is_not_there_may_not_be_needed(row, environ, status):
     applied = patch("applied", "vllm.a:first")
     assert patch_rows(answers(applied, row), environ, None)[1].status == status
+
+
+def test_where_serving_has_no_patches_all_of_them_are_not_loaded():
+    rows = patch_rows(answers(), PARTIAL, None)
+    assert {row.status for row in rows} == {"not loaded"}
+    assert "vllm.v1.core.sched.scheduler:Scheduler.__init__" in {row.target for row in rows}
 
 
 def checkout_at(folder: Path) -> Path:

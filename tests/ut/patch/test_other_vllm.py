@@ -79,6 +79,9 @@ def test_a_vllm_with_retention_keeps_its_own():
         ("dsv4-layout", "not available"),
         ("partial-hits", "not available"),
         ("retention-exactness", "not available"),
+        ("kv-connectors", "not available"),
+        ("kv-events", "not available"),
+        ("metrics", "not available"),
     }
 
 
