@@ -70,6 +70,7 @@ bench: setup  ## What the scheduler spends: unset against unpatched vLLM, and ou
 	$(BIN)/python -m benchmarks.unset_overhead
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.metrics_cost
+	$(BIN)/python -m benchmarks.pinned_overhead
 
 ledger: setup  ## Write docs/patches.md from the patch tables.
 	$(BIN)/python -m vllm_ascend.patch.ledger

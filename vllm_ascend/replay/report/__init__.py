@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results as a table to read, JSON to process, a page and a picture to look at."""
 
-from vllm_ascend.replay.report.curve import curve_png, print_curve
-from vllm_ascend.replay.report.html import write_html
-from vllm_ascend.replay.report.json_file import write_json
-from vllm_ascend.replay.report.plots import summary_png
-from vllm_ascend.replay.report.prefix_curve import prefix_curve_png, print_prefix_curve
-from vllm_ascend.replay.report.sweep_table import print_sweep, write_sweep_markdown
-from vllm_ascend.replay.report.table import print_report
+from __future__ import annotations
 
-__all__ = [
-    "curve_png",
-    "prefix_curve_png",
-    "print_curve",
-    "print_prefix_curve",
-    "print_report",
-    "print_sweep",
-    "summary_png",
-    "write_html",
-    "write_json",
-    "write_sweep_markdown",
-]
+import importlib
+from typing import Any
+
+# Imported when they are asked for: an image may have no matplotlib, and most need none.
+_HOMES = {
+    "curve_png": "curve",
+    "prefix_curve_png": "prefix_curve",
+    "print_curve": "curve",
+    "print_prefix_curve": "prefix_curve",
+    "print_report": "table",
+    "print_sweep": "sweep_table",
+    "summary_png": "plots",
+    "write_html": "html",
+    "write_json": "json_file",
+    "write_sweep_markdown": "sweep_table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
