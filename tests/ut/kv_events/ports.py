@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+
+# Below those that the system gives to outgoing connections, which come and go meanwhile.
+_PORTS = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
     """Return TCP ports of this machine that nobody uses just now."""
+    ports: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(ports) < count:
+            one = stack.enter_context(socket.socket())
+            port = random.SystemRandom().choice(_PORTS)
+            with suppress(OSError):  # taken: another one
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports

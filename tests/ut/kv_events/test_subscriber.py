@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 from vllm.distributed.kv_events import BlockRemoved, KVEventBatch, ZmqEventPublisher
+from zmq import ZMQError
 
 from tests.ut.kv_events.ports import free_ports
 from vllm_ascend.kv_events.subscriber import MissedEventsError, Subscriber
@@ -26,9 +29,16 @@ class Source:
 
     def start(self, buffer_steps: int = 100) -> None:
         live, replay = self.ports
-        self.publisher = ZmqEventPublisher(
-            0, f"tcp://*:{live}", f"tcp://*:{replay}", buffer_steps=buffer_steps
-        )
+        deadline = time.monotonic() + PATIENCE
+        while self.publisher is None:
+            try:
+                self.publisher = ZmqEventPublisher(
+                    0, f"tcp://*:{live}", f"tcp://*:{replay}", buffer_steps=buffer_steps
+                )
+            except ZMQError as error:  # noqa: PERF203 - the one before may still be closing
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def stop(self) -> None:
         if self.publisher is not None:
