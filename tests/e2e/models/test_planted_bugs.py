@@ -37,10 +37,10 @@ def wrong_block_copied() -> Iterator[None]:
     """Every page is copied from the block after the right one."""
     copy_blocks = block_copies.copy_blocks
 
-    def shifted(pages, copies):
+    def shifted(pages, copies, **options):
         last = len(pages[0]) - 1
         copies = [KVCacheBlockCopy(min(source + 1, last), target) for source, target in copies]
-        copy_blocks(pages, [copy for copy in copies if copy[0] != copy[1]])
+        copy_blocks(pages, [copy for copy in copies if copy[0] != copy[1]], **options)
 
     with mock.patch.object(patch_gpu_model_runner, "copy_blocks", shifted):
         yield
@@ -48,7 +48,7 @@ def wrong_block_copied() -> Iterator[None]:
 
 @contextmanager
 def nothing_copied() -> Iterator[None]:
-    with mock.patch.object(patch_gpu_model_runner, "copy_blocks", lambda pages, copies: None):
+    with mock.patch.object(patch_gpu_model_runner, "copy_blocks", lambda *_, **__: None):
         yield
 
 
@@ -65,7 +65,7 @@ def copied_after_the_first_write() -> Iterator[None]:
 
     with (
         mock.patch.object(
-            patch_gpu_model_runner, "copy_blocks", lambda *arguments: waiting.append(arguments)
+            patch_gpu_model_runner, "copy_blocks", lambda *what, **_: waiting.append(what)
         ),
         mock.patch.object(PagedCache, "write", write_then_copy),
     ):
