@@ -8,10 +8,8 @@ Each group's blocks are cut to that boundary, so no request is ever handed a blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import lcm
 from time import perf_counter
-from typing import Any
 
 from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
 from vllm.v1.core.block_pool import BlockPool
@@ -19,30 +17,21 @@ from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from vllm_ascend.core.announcement import announced_groups
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_sizes import Granularity
 from vllm_ascend.core.cache_stats import CacheStats
+from vllm_ascend.core.group_description import describe_groups, find_draft_groups
 from vllm_ascend.core.kv_event_log import KVEventLog
 from vllm_ascend.core.kv_event_queue import HitRules
 from vllm_ascend.core.pinning import check_pinning
 from vllm_ascend.core.prefix_lookup import CacheView, Group, PrefixLookup
-from vllm_ascend.core.retention import align_down, resolve_retention_interval, tail_blocks
+from vllm_ascend.core.retention import align_down, resolve_retention_interval
 from vllm_ascend.core.scheduler_facts import scheduler_facts
-from vllm_ascend.core.specs import (
-    compress_ratio,
-    granule_tokens,
-    group_specs,
-    is_compressor_state,
-    is_downward_closed,
-    is_windowed,
-    may_hold_draft_layers,
-    tail_start,
-    tokens_per_block,
-)
+from vllm_ascend.core.specs import granule_tokens, group_specs, is_windowed
 from vllm_ascend.core.startup_report import PrefixCacheFacts
 from vllm_ascend.core.successors import SuccessorHashes
 from vllm_ascend.prefix_cache_config import load_config
@@ -139,12 +128,21 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             metrics_collector,
         )
         self.single_type_managers = self._make_managers()
-        self.eagle_group_ids = self._find_eagle_groups(specs, eagle_attn_layer_names)
-        self._groups = self._describe_groups(specs)
+        self.eagle_group_ids = find_draft_groups(
+            kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
+        )
+        self._groups = describe_groups(
+            specs,
+            self.single_type_managers,
+            self.eagle_group_ids,
+            alignment=self.lcm_block_size,
+            ends_inside_blocks=self._ends_inside_blocks,
+            changes_caching=self._changes_caching,
+        )
         self._downward_closed = [group for group in self._groups if group.is_downward_closed]
         self._windowed = [group for group in self._groups if not group.is_downward_closed]
-        event_log: KVEventLog | None = getattr(self.block_pool, "event_log", None)
-        self._successors = SuccessorHashes(hash_block_size, event_log)
+        self._event_log: KVEventLog | None = getattr(self.block_pool, "event_log", None)
+        self._successors = SuccessorHashes(hash_block_size, self._event_log)
         self._state_blocks_entered_this_step: set[int] = set()
         self._view = CacheView(
             pool=self.block_pool,
@@ -158,14 +156,20 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self.stats = CacheStats()
         self._whole_block_alignment = lcm(*(group.block_tokens for group in self._groups))
         self._probe = self._pick_probe()
-        if event_log is not None:
-            rules = HitRules(
-                alignment=self.lcm_block_size,
-                hash_tokens=hash_block_size,
-                whole_blocks=self._whole_block_alignment,
-                least_gain=config.partial_min_hit_tokens if self._ends_inside_blocks else 0,
-            )
-            event_log.describe(announced_groups(self._groups, specs, rules), rules)
+        self._describe_events()
+
+    def _describe_events(self) -> None:
+        """Tell those who follow the cache's events what a hit takes."""
+        if self._event_log is None:
+            return
+        rules = HitRules(
+            alignment=self.lcm_block_size,
+            hash_tokens=self.hash_block_size,
+            whole_blocks=self._whole_block_alignment,
+            least_gain=self._config.partial_min_hit_tokens if self._ends_inside_blocks else 0,
+        )
+        specs = group_specs(self.kv_cache_config)
+        self._event_log.describe(announced_groups(self._groups, specs, rules), rules)
 
     def startup_facts(self) -> PrefixCacheFacts:
         """Return what is in force, for what is told at the start."""
@@ -196,51 +200,6 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             )
             for group_id, group in enumerate(self.kv_cache_config.kv_cache_groups)
         )
-
-    def _find_eagle_groups(
-        self, specs: Sequence[KVCacheSpec], layer_names: list[str] | None
-    ) -> set[int]:
-        """Return the groups that hold layers of a draft model, or could."""
-        groups = self.kv_cache_config.kv_cache_groups
-        flagged = {i for i, group in enumerate(groups) if group.is_eagle_group}
-        if not self.use_eagle:
-            return flagged
-        if layer_names:
-            return _groups_of_layers(self.kv_cache_config, layer_names)
-        candidates = {i for i, spec in enumerate(specs) if may_hold_draft_layers(spec)}
-        return flagged or candidates or set(range(len(groups)))
-
-    def _describe_groups(self, specs: Sequence[KVCacheSpec]) -> list[Group]:
-        def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
-            if not (self._changes_caching and is_windowed(spec)):
-                return {"tail_start": manager.get_num_skipped_tokens}
-            start = tail_start(spec, specs)
-            # Far enough that no tail reaches over the first token.
-            boundary = align_down(spec.sliding_window, self.lcm_block_size) + self.lcm_block_size
-            blocks = tail_blocks(boundary, start(boundary), tokens_per_block(spec))
-            return {
-                "tail_start": start,
-                "tail_length": len(blocks),
-                "window": spec.sliding_window,
-            }
-
-        return [
-            Group(
-                id=i,
-                manager=manager,
-                block_tokens=tokens_per_block(spec),
-                is_downward_closed=is_downward_closed(spec),
-                is_retained=is_windowed(spec),
-                is_compressor_state=is_compressor_state(spec),
-                is_eagle=i in self.eagle_group_ids,
-                ends_inside=self._ends_inside_blocks
-                and compress_ratio(spec) > 1
-                and is_downward_closed(spec)
-                and tokens_per_block(spec) > self.lcm_block_size,
-                **tails(spec, manager),
-            )
-            for i, (manager, spec) in enumerate(zip(self.single_type_managers, specs, strict=True))
-        ]
 
     def _pick_probe(self) -> Group | None:
         """Return a group whose tails always have a last block, named by the boundary's hash."""
@@ -410,20 +369,3 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         """Called when a new step is started."""
         super().new_step_starts()
         self._state_blocks_entered_this_step.clear()
-
-
-def _groups_of_layers(kv_cache_config: KVCacheConfig, layer_names: list[str]) -> set[int]:
-    """Return the groups that hold any of the layers.
-
-    Raises:
-        ValueError: A layer is in no group.
-    """
-    by_layer = {
-        layer: i
-        for i, group in enumerate(kv_cache_config.kv_cache_groups)
-        for layer in group.layer_names
-    }
-    unknown = sorted(set(layer_names) - set(by_layer))
-    if unknown:
-        raise ValueError(f"draft layers {unknown} are in no KV cache group")
-    return {by_layer[layer] for layer in layer_names}

@@ -11,47 +11,44 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import cast
 
-from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
 from vllm_ascend.core.cache_stats import CacheUpdate
-from vllm_ascend.core.connector_rules import ConnectorQuery, look_up_limit
 from vllm_ascend.core.free_queue import Tier
-from vllm_ascend.core.hybrid_lookup import HybridLookupCoordinator
+from vllm_ascend.core.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
+from vllm_ascend.core.hit_blocks import (
+    Blocks,
+    blocks_for_next_chunk,
+    copied_groups,
+    tail_of_hit,
+)
 from vllm_ascend.core.prefix_lookup import Group
+from vllm_ascend.core.request_lookup import RequestLookupCoordinator
 from vllm_ascend.core.request_record import RequestRecord, TailBlock
 from vllm_ascend.core.retention import align_down
 from vllm_ascend.core.sparse_state import SparseState
-from vllm_ascend.core.specs import group_specs, is_compressed
 from vllm_ascend.core.tail_cache import Entered, TailCache
 from vllm_ascend.core.unwritten_granules import UnwrittenGranules
 
 __all__ = ["AscendHybridKVCacheCoordinator"]
 
-Blocks = tuple[Sequence[KVCacheBlock], ...]
 _NEVER = 1 << 62
 
 
-class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
+class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
     """Coordinates any number of groups of any block sizes, compressed ones included.
 
     With none of the project's caching switches on it caches and frees as stock vLLM does. For the
-    arguments see :class:`HybridLookupCoordinator`.
+    arguments see :class:`~vllm_ascend.core.hybrid_lookup.HybridLookupCoordinator`.
     """
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._records: dict[str, RequestRecord] = {}
-        self._looking_up: RequestRecord | None = None
-        self._request_looked_up: Request | None = None
-        self._connector: ConnectorQuery | None = None
-        self._has_compressed_group = any(map(is_compressed, group_specs(self.kv_cache_config)))
         self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self._frees_withdraw = False
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
@@ -72,7 +69,6 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         # So far a step may start before, or commit behind, what the scheduler counts: drafts of the
         # step in flight may be rejected, and those of one step pass a boundary together.
         self._num_draft_tokens = self._facts.num_draft_tokens + self._facts.num_unconfirmed_tokens
-        self._lookahead = self.hash_block_size if self.eagle_group_ids else 0
         pins = self._config.pin_swa_tokens
         # Kept like prefixes, the tails of all boundaries would push out the prefixes that the
         # pinned ones belong to: without an interval those that are not pinned are spare.
@@ -97,60 +93,6 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             max_num_batched_tokens=self._max_num_batched_tokens,
         )
 
-    # Look-up
-
-    @contextmanager
-    def looking_up(self, request: Request) -> Iterator[None]:
-        """Say whose hashes are looked up inside."""
-        self._request_looked_up = request
-        if self._connector is not None:
-            self._connector.forget()
-        if self._changes_caching:
-            self._looking_up = record = self._record(request.request_id)
-            record.request = request
-        try:
-            yield
-        finally:
-            self._looking_up = self._request_looked_up = None
-
-    def ask_connector(self, query: ConnectorQuery) -> None:
-        """Ask before a hit ends inside a block; without it none does where there is a connector."""
-        self._connector = query
-
-    def find_longest_cache_hit(
-        self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Return the longest hit; see the base class."""
-        request = self._request_looked_up
-        # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
-        if request is not None and self._has_compressed_group:
-            limit = look_up_limit(request.num_tokens, request.kv_transfer_params)
-            max_cache_hit_length = min(max_cache_hit_length, limit)
-        return super().find_longest_cache_hit(block_hashes, max_cache_hit_length)
-
-    def _external_tokens_follow(self, num_local_tokens: int) -> bool:
-        request = self._request_looked_up
-        if self._connector is None or request is None:
-            return super()._external_tokens_follow(num_local_tokens)
-        return self._connector.brings_tokens(request, num_local_tokens)
-
-    def _record(self, request_id: str) -> RequestRecord:
-        record = self._records.get(request_id)
-        if record is None:
-            record = self._records[request_id] = RequestRecord()
-        return record
-
-    def _note_look_up(self, matched: int, resumable: int, hit: int) -> None:
-        """Remember where the request leaves what is cached; its tail there is worth keeping."""
-        record = self._looking_up
-        if record is None:
-            return
-        record.hit = hit
-        if self._downward_closed:
-            junction = max(matched - self._lookahead, 0)
-            record.junction = align_down(junction, self.lcm_block_size)
-            record.missed_junction = record.junction > resumable
-
     # Allocation
 
     def get_num_blocks_to_allocate(
@@ -165,11 +107,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's base class.
 
-        A hit that ends inside a block needs one more for the copy. And vLLM caps a windowed
-        group's blocks counted from the request's first token, and then deducts those in front of
-        the window: behind a long hit nothing is left, the request is let in without memory for its
-        next chunk, and preempts itself over and over. Here the cap bounds what is needed behind
-        the hit.
+        A hit that ends inside a block needs one more for the copy.
         """
         record = self._records.get(request_id)
         if record is not None and record.capacity:
@@ -191,25 +129,23 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
                 apply_admission_cap,
             )
 
-        def needed(group: Group) -> int:
-            blocks = group.manager.get_num_blocks_to_allocate(
+        need = sum(
+            blocks_for_next_chunk(
+                group,
                 request_id,
                 num_tokens,
                 new_computed_blocks[group.id],
                 total_computed_tokens,
                 num_tokens_main_model,
-                apply_admission_cap=apply_admission_cap and group.is_downward_closed,
+                is_admission=apply_admission_cap,
+                is_sparse=self._sparse_state.is_sparse(group),
+                num_draft_tokens=self._num_draft_tokens,
             )
-            cap = group.manager._max_admission_blocks_per_request
-            if not apply_admission_cap or group.is_downward_closed or cap is None:
-                return blocks
-            if self._sparse_state.is_sparse(group):
-                # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
-                blocks += cdiv(group.window, group.block_tokens) + 1
-            return min(blocks, cap + cdiv(self._num_draft_tokens, group.block_tokens))
-
-        copies = len(self._copied_groups(new_computed_blocks, total_computed_tokens))
-        return sum(map(needed, self._groups)) + copies
+            for group in self._groups
+        )
+        return need + len(
+            copied_groups(self._downward_closed, new_computed_blocks, total_computed_tokens)
+        )
 
     def _short_groups(
         self, record: RequestRecord, request_id: str, num_tokens: int
@@ -221,14 +157,6 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             group
             for group in self._groups
             if len(group.manager.req_to_blocks[request_id]) * group.block_tokens < num_tokens
-        ]
-
-    def _copied_groups(self, blocks: Blocks, num_tokens: int) -> list[Group]:
-        """Return the groups whose last block a hit of ``num_tokens`` tokens ends inside."""
-        return [
-            group
-            for group in self._downward_closed
-            if group.ends_inside and len(blocks[group.id]) * group.block_tokens > num_tokens
         ]
 
     def allocate_new_computed_blocks(
@@ -251,7 +179,9 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
                 num_external_computed_tokens,
             )
             return
-        copied = self._copied_groups(new_computed_blocks, num_local_computed_tokens)
+        copied = copied_groups(
+            self._downward_closed, new_computed_blocks, num_local_computed_tokens
+        )
         shared = list(new_computed_blocks)
         sources: list[tuple[Group, KVCacheBlock]] = []
         for group in copied:
@@ -259,7 +189,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             sources.append((group, source))
         # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
         # the blocks.
-        tail = self._tail_of_hit(new_computed_blocks, num_local_computed_tokens)
+        tail = tail_of_hit(self._retained, new_computed_blocks, num_local_computed_tokens)
         self.block_pool.touch([source for _, source in sources])
         super().allocate_new_computed_blocks(
             request_id, tuple(shared), num_local_computed_tokens, num_external_computed_tokens
@@ -271,16 +201,6 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
             self._copies.queue(request_id, source, private)
         if num_local_computed_tokens:
             self._start_behind_hit(request_id, num_local_computed_tokens, tail)
-
-    def _tail_of_hit(self, blocks: Blocks, hit: int) -> list[TailBlock]:
-        """Return what a hit rests on in the groups that forget."""
-        tail: list[TailBlock] = []
-        for group in self._retained:
-            for ordinal in group.tail(hit):
-                block = blocks[group.id][ordinal]
-                assert block.block_hash is not None, "a hit rests on cached blocks"
-                tail.append(TailBlock(block, block.block_hash, ordinal * group.block_tokens))
-        return tail
 
     def _start_behind_hit(self, request_id: str, hit: int, tail: Sequence[TailBlock]) -> None:
         record = self._record(request_id)
@@ -432,43 +352,19 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         if confirmed < record.next_free:
             return
         record.next_free = _NEVER
-        left: list[tuple[int, KVCacheBlock]] = []
+        left: list[PlacedBlock] = []
+        null_block = self.block_pool.null_block
         for group in self._windowed:
             if group.is_retained:
-                left += self._leave_behind(group, record, request_id, confirmed)
+                left += leave_behind(group, record, request_id, confirmed, null_block)
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
-        self._free_deep_first(left)
-
-    def _leave_behind(
-        self, group: Group, record: RequestRecord, request_id: str, num_tokens: int
-    ) -> list[tuple[int, KVCacheBlock]]:
-        """Replace what the window has left by null blocks; return it with its first tokens."""
-        first = record.freed.get(group.id, 0)
-        skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)
-        next_free = (skipped + 1) * group.block_tokens + group.window - 1
-        record.next_free = min(record.next_free, next_free)
-        blocks = group.manager.req_to_blocks.get(request_id, [])
-        end = min(skipped, len(blocks))
-        if first >= end:
-            return []
-        null_block = self.block_pool.null_block
-        left = [
-            (ordinal * group.block_tokens, block)
-            for ordinal, block in enumerate(blocks[first:end], first)
-            if block is not null_block
-        ]
-        blocks[first:end] = [null_block] * (end - first)
-        record.freed[group.id] = end
-        return left
+        if left:
+            self.block_pool.free_blocks(deep_first(left))
 
     def free(self, request_id: str) -> None:
-        """Free a request's blocks, deep ones first over all groups, and refresh what it keeps.
-
-        A hit needs every group, so the groups' chains have to shrink together: were one group
-        freed after another, pressure would first empty one of them and leave the rest useless.
-        """
+        """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
         if not self._changes_caching:
             super().free(request_id)
             return
@@ -479,29 +375,16 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         self._unwritten_granules.enter(request_id)
         pool = cast(AscendBlockPool, self.block_pool)
         record = self._records.pop(request_id, None)
-        held: list[tuple[int, KVCacheBlock]] = []
-        null_block = pool.null_block
+        held: list[PlacedBlock] = []
         for entry in self._tails.finish(record) if record is not None else ():
             if entry.block.ref_cnt == 0:
                 pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
         for group in self._groups:
-            blocks = group.manager.req_to_blocks.pop(request_id, [])
-            first = record.freed.get(group.id, 0) if record is not None else 0
-            tokens = group.block_tokens
-            held += [
-                (ordinal * tokens, block)
-                for ordinal, block in enumerate(blocks[first:], first)
-                if block is not null_block
-            ]
+            held += take_held(group, record, request_id, pool.null_block)
             group.manager.free(request_id)
-        self._free_deep_first(held)
-
-    def _free_deep_first(self, blocks: list[tuple[int, KVCacheBlock]]) -> None:
-        """Free blocks, given with their first tokens."""
-        if blocks:
-            blocks.sort(key=itemgetter(0), reverse=True)
-            self.block_pool.free_blocks([block for _, block in blocks])
+        if held:
+            pool.free_blocks(deep_first(held))
 
     def take_stats(self) -> CacheUpdate | None:
         """Return what was counted since the last call; ``None`` if nothing, or all is stock."""

@@ -20,6 +20,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
+from vllm_ascend.core import hybrid_lookup
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.prefix_lookup import PrefixLookup
@@ -109,7 +110,7 @@ def end_hits_inside_compressed_blocks(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_eagle_drop(patch: pytest.MonkeyPatch) -> None:
     """Treat groups with draft layers like all others."""
-    patch.setattr(AscendHybridKVCacheCoordinator, "_find_eagle_groups", lambda *args: set())
+    patch.setattr(hybrid_lookup, "find_draft_groups", lambda *args, **kwargs: set())
 
 
 def ignore_successors(patch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
 from vllm_ascend.core.block_copies import BlockCopies
 from vllm_ascend.core.block_names import BlockNames
 from vllm_ascend.core.granule_index import GranuleIndex
+from vllm_ascend.core.hit_blocks import copied_groups
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.prefix_lookup import PrefixLookup
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
@@ -110,7 +111,7 @@ def count_no_block_for_the_copy(patch: pytest.MonkeyPatch) -> None:
 
     def get_num_blocks_to_allocate(self, **kwargs) -> int:
         blocks, total = kwargs["new_computed_blocks"], kwargs["total_computed_tokens"]
-        return original(self, **kwargs) - len(self._copied_groups(blocks, total))
+        return original(self, **kwargs) - len(copied_groups(self._downward_closed, blocks, total))
 
     patch.setattr(
         AscendHybridKVCacheCoordinator, "get_num_blocks_to_allocate", get_num_blocks_to_allocate

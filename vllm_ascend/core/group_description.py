@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Describes a model's KV cache groups to the look-up: sizes, tails, and where drafts live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+from vllm_ascend.core.prefix_lookup import Group
+from vllm_ascend.core.retention import align_down, tail_blocks
+from vllm_ascend.core.specs import (
+    compress_ratio,
+    group_specs,
+    is_compressor_state,
+    is_downward_closed,
+    is_windowed,
+    may_hold_draft_layers,
+    tail_start,
+    tokens_per_block,
+)
+
+
+def describe_groups(
+    specs: Sequence[KVCacheSpec],
+    managers: Sequence[SingleTypeKVCacheManager],
+    draft_groups: Set[int],
+    *,
+    alignment: int,
+    ends_inside_blocks: bool,
+    changes_caching: bool,
+) -> list[Group]:
+    """Return one description per group, in the order of the groups.
+
+    Args:
+        draft_groups: Groups that may hold layers of a draft model.
+        alignment: Hits are multiples of this, in tokens.
+        ends_inside_blocks: Whether hits may end inside blocks of compressed rows.
+        changes_caching: Without it tails are what the managers say, as in stock vLLM.
+    """
+
+    def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
+        if not (changes_caching and is_windowed(spec)):
+            return {"tail_start": manager.get_num_skipped_tokens}
+        start = tail_start(spec, specs)
+        # Far enough that no tail reaches over the first token.
+        boundary = align_down(spec.sliding_window, alignment) + alignment
+        blocks = tail_blocks(boundary, start(boundary), tokens_per_block(spec))
+        return {"tail_start": start, "tail_length": len(blocks), "window": spec.sliding_window}
+
+    def ends_inside(spec: KVCacheSpec) -> bool:
+        return (
+            ends_inside_blocks
+            and compress_ratio(spec) > 1
+            and is_downward_closed(spec)
+            and tokens_per_block(spec) > alignment
+        )
+
+    return [
+        Group(
+            id=i,
+            manager=manager,
+            block_tokens=tokens_per_block(spec),
+            is_downward_closed=is_downward_closed(spec),
+            is_retained=is_windowed(spec),
+            is_compressor_state=is_compressor_state(spec),
+            is_eagle=i in draft_groups,
+            ends_inside=ends_inside(spec),
+            **tails(spec, manager),
+        )
+        for i, (manager, spec) in enumerate(zip(managers, specs, strict=True))
+    ]
+
+
+def find_draft_groups(
+    kv_cache_config: KVCacheConfig, layer_names: Sequence[str] | None, *, use_eagle: bool
+) -> set[int]:
+    """Return the groups that hold layers of a draft model, or could.
+
+    Args:
+        layer_names: The draft model's layers, if they are known.
+
+    Raises:
+        ValueError: A layer is in no group.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    flagged = {i for i, group in enumerate(groups) if group.is_eagle_group}
+    if not use_eagle:
+        return flagged
+    if layer_names:
+        return _groups_of_layers(kv_cache_config, layer_names)
+    specs = group_specs(kv_cache_config)
+    candidates = {i for i, spec in enumerate(specs) if may_hold_draft_layers(spec)}
+    return flagged or candidates or set(range(len(groups)))
+
+
+def _groups_of_layers(kv_cache_config: KVCacheConfig, layer_names: Sequence[str]) -> set[int]:
+    by_layer = {
+        layer: i
+        for i, group in enumerate(kv_cache_config.kv_cache_groups)
+        for layer in group.layer_names
+    }
+    unknown = sorted(set(layer_names) - set(by_layer))
+    if unknown:
+        raise ValueError(f"draft layers {unknown} are in no KV cache group")
+    return {by_layer[layer] for layer in layer_names}

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks of one hit: which are copied, which its windows rest on, what is needed behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from vllm_ascend.core.prefix_lookup import Group
+from vllm_ascend.core.request_record import TailBlock
+
+# A hit as a look-up returns it: per group, the blocks from the first token on.
+Blocks = tuple[Sequence[KVCacheBlock], ...]
+
+
+def copied_groups(groups: Iterable[Group], blocks: Blocks, hit: int) -> list[Group]:
+    """Return the groups whose last block a hit of ``hit`` tokens ends inside."""
+    return [
+        group
+        for group in groups
+        if group.ends_inside and len(blocks[group.id]) * group.block_tokens > hit
+    ]
+
+
+def tail_of_hit(groups: Iterable[Group], blocks: Blocks, hit: int) -> list[TailBlock]:
+    """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
+    tail: list[TailBlock] = []
+    for group in groups:
+        for ordinal in group.tail(hit):
+            block = blocks[group.id][ordinal]
+            assert block.block_hash is not None, "a hit rests on cached blocks"
+            tail.append(TailBlock(block, block.block_hash, ordinal * group.block_tokens))
+    return tail
+
+
+def blocks_for_next_chunk(
+    group: Group,
+    request_id: str,
+    num_tokens: int,
+    hit_blocks: Sequence[KVCacheBlock],
+    total_computed_tokens: int,
+    num_tokens_main_model: int,
+    *,
+    is_admission: bool,
+    is_sparse: bool,
+    num_draft_tokens: int,
+) -> int:
+    """Return the blocks that one group needs to let a request in, or to go on behind its hit.
+
+    vLLM caps a windowed group's blocks counted from the request's first token, and then deducts
+    those in front of the window: behind a long hit nothing is left, the request is let in without
+    memory for its next chunk, and preempts itself over and over. Here the cap bounds what is
+    needed behind the hit.
+
+    Args:
+        num_tokens: Tokens that the request must have room for, drafts included.
+        is_sparse: Null blocks stand where nobody reads the group's rows.
+        num_draft_tokens: Drafts that may be in flight.
+    """
+    is_capped = is_admission and not group.is_downward_closed
+    blocks = group.manager.get_num_blocks_to_allocate(
+        request_id,
+        num_tokens,
+        hit_blocks,
+        total_computed_tokens,
+        num_tokens_main_model,
+        apply_admission_cap=is_admission and group.is_downward_closed,
+    )
+    cap = group.manager._max_admission_blocks_per_request
+    if not is_capped or cap is None:
+        return blocks
+    if is_sparse:
+        # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
+        blocks += cdiv(group.window, group.block_tokens) + 1
+    return min(blocks, cap + cdiv(num_draft_tokens, group.block_tokens))
