@@ -4,6 +4,7 @@
 Each drives the content oracle, which reads every row that a model would read.
 """
 
+# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -12,8 +13,7 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.ascend_config as ascend_config_module
-import vllm_ascend.patch.platform
-import vllm_ascend.platform
+from tests.upstream.fixtures import without_npu  # noqa: F401
 from vllm_ascend.core.recompute_scheduler import RecomputeScheduler
 from vllm_ascend.core.scheduler_dynamic_batch import SchedulerDynamicBatch
 from vllm_ascend.core.scheduler_profiling_chunk import ProfilingChunkScheduler
@@ -31,14 +31,6 @@ SCHEDULERS = {
     "profiling chunk": ProfilingChunkScheduler,
 }
 PROMPT = list(range(1, 14_001))
-
-
-@pytest.fixture
-def without_npu(monkeypatch) -> None:
-    """Let vLLM's configuration be made on a machine that has none."""
-    platform = vllm_ascend.platform.NPUPlatform
-    monkeypatch.setattr(platform, "check_and_update_config", lambda *_: None)
-    monkeypatch.setattr(platform, "device_type", "cpu")
 
 
 @pytest.fixture(params=SCHEDULERS)

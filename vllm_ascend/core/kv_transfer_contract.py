@@ -14,16 +14,13 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm_ascend.core.kv_cache_groups import has_row_layout
 from vllm_ascend.core.specs import (
-    compress_ratio,
     granule_tokens,
     group_specs,
-    is_compressed,
-    is_compressor_state,
-    is_windowed,
+    kind_in_words,
     tokens_per_block,
 )
 
@@ -108,7 +105,7 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTrans
         granule=granule_tokens(specs),
         groups=tuple(
             GroupContract(
-                kind=_kind(spec),
+                kind=kind_in_words(spec),
                 tokens_per_block=tokens_per_block(spec),
                 page_bytes=spec.page_size_bytes,
             )
@@ -165,13 +162,3 @@ def _difference(name: str, local: Any, remote: Any, where: str = "") -> Iterator
     here, there = getattr(local, name), getattr(remote, name)
     if here != there:
         yield f"{where}{name} {here} here, {there} there"
-
-
-def _kind(spec: KVCacheSpec) -> str:
-    if is_compressed(spec):
-        return f"compressed {compress_ratio(spec)}:1"
-    if is_compressor_state(spec):
-        return f"state, window {spec.sliding_window}"
-    if is_windowed(spec):
-        return f"window {spec.sliding_window}"
-    return type(spec).__name__

@@ -131,6 +131,17 @@ def tail_start(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> TailStart:
     return lambda boundary: max((boundary // ratio - num_windows + 1) * ratio, 0)
 
 
+def kind_in_words(spec: KVCacheSpec) -> str:
+    """Return what a group holds, for people."""
+    if is_compressed(spec):
+        return f"compressed {compress_ratio(spec)}:1"
+    if is_compressor_state(spec):
+        return f"state, window {spec.sliding_window}"
+    if is_windowed(spec):
+        return f"sliding window {spec.sliding_window:,}"
+    return "full attention" if is_downward_closed(spec) else type(spec).__name__
+
+
 def may_hold_draft_layers(spec: KVCacheSpec) -> bool:
     """Whether an EAGLE or MTP layer could live in the group: it attends to uncompressed tokens."""
     spec = unpack_uniform(spec)

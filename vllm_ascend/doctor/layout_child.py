@@ -214,7 +214,7 @@ def _warnings(scheduler: Scheduler, facts: PrefixCacheFacts) -> tuple[str, ...]:
 
 def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[GroupRow, ...]:
     """Return the kinds of caches, each once; a group's layers may differ in the bytes of a row."""
-    from vllm_ascend.core.specs import tokens_per_block
+    from vllm_ascend.core.specs import kind_in_words, tokens_per_block
 
     num_layers: Counter[tuple] = Counter()
     groups: defaultdict[tuple, set[int]] = defaultdict(set)
@@ -222,7 +222,7 @@ def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[Group
         for name in group.layer_names:
             # The layer's own spec: a scheduler sees one for the whole group.
             spec = layout.specs[name]
-            kind = _kind(spec) + (", indexer" if ".indexer." in name else "")
+            kind = kind_in_words(spec) + (", indexer" if ".indexer." in name else "")
             rows, tokens = spec.storage_block_size, tokens_per_block(spec)
             key = (kind, rows, tokens, spec.page_size_bytes)
             num_layers[key] += 1
@@ -231,20 +231,3 @@ def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[Group
         GroupRow(kind, len(groups[kind, rows, tokens, page]), count, rows, tokens, page)
         for (kind, rows, tokens, page), count in num_layers.items()
     )
-
-
-def _kind(spec: KVCacheSpec) -> str:
-    from vllm_ascend.core.specs import (
-        compress_ratio,
-        is_compressed,
-        is_compressor_state,
-        is_windowed,
-    )
-
-    if is_compressed(spec):
-        return f"compressed {compress_ratio(spec)}:1"
-    if is_compressor_state(spec):
-        return f"state, window {spec.sliding_window}"
-    if is_windowed(spec):
-        return f"sliding window {spec.sliding_window:,}"
-    return "full attention"

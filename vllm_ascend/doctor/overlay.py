@@ -26,7 +26,7 @@ _TEXTS = {
 }
 _REMEDIES = {
     ABSENT: "python -m vllm_ascend overlay apply CHECKOUT",
-    HALF_APPLIED: "python -m vllm_ascend overlay apply CHECKOUT, or revert it",
+    HALF_APPLIED: "python -m vllm_ascend overlay revert CHECKOUT, then apply it",
     MODIFIED: "python -m vllm_ascend overlay revert --discard-changes CHECKOUT, then apply it",
 }
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# What no vLLM is known to have, or to be about to have.
+_OURS: dict[str, Any] = {"remove_when": "never", "skip_if_present": None}
+
 # Selective retention and the scratch/cached split of the free queue.
 RETENTION: dict[str, Any] = {
     "feature": "retention",
@@ -17,8 +20,7 @@ BLOCK_MASK: dict[str, Any] = {**RETENTION, "upstream": "vllm-project/vllm#42258"
 ROW_LAYOUT: dict[str, Any] = {
     "feature": "dsv4-layout",
     "upstream": "vllm-project/vllm-ascend#10193",
-    "remove_when": "never",
-    "skip_if_present": None,
+    **_OURS,
 }
 # The configured block size in every process.
 BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascend#14479"}
@@ -26,15 +28,13 @@ BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascen
 UNWRITTEN: dict[str, Any] = {
     "feature": "retention-exactness",
     "upstream": "vllm-project/vllm#43447",
-    "remove_when": "never",
-    "skip_if_present": None,
+    **_OURS,
 }
 # What routers are told of the cache, and when.
 KV_EVENTS: dict[str, Any] = {
     "feature": "kv-events",
     "upstream": "none: part of what this project promises where any of its switches is on",
-    "remove_when": "never",
-    "skip_if_present": None,
+    **_OURS,
 }
 # Hits that end inside a block take a private copy of it.
 PARTIAL_HITS: dict[str, Any] = {
@@ -46,15 +46,13 @@ PARTIAL_HITS: dict[str, Any] = {
 METRICS: dict[str, Any] = {
     "feature": "metrics",
     "upstream": "none: part of this project",
-    "remove_when": "never",
-    "skip_if_present": None,
+    **_OURS,
 }
 # KV connectors beside several groups and partial hits.
 CONNECTORS: dict[str, Any] = {
     "feature": "kv-connectors",
     "upstream": "none: vLLM 0.20.2 has it as a TODO",
-    "remove_when": "never",
-    "skip_if_present": None,
+    **_OURS,
 }
 # vllm-ascend's own connectors, in force over one of its checkouts.
 UPSTREAM_CONNECTORS: dict[str, Any] = {
@@ -65,8 +63,7 @@ UPSTREAM_CONNECTORS: dict[str, Any] = {
 DSV4_ON_CPU: dict[str, Any] = {
     "feature": "dsv4-on-cpu",
     "upstream": "none: vLLM has no DeepSeek-V4 for the CPU",
-    "remove_when": "never",
-    "skip_if_present": None,
+    **_OURS,
 }
 # What the NPU side of vllm-ascend needs for other block sizes than 128; over a checkout only.
 CHECKOUT_BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "feature": "checkout-block-size"}

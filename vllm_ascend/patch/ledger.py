@@ -19,7 +19,7 @@ from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.planner import SUPPORTED_VLLM
-from vllm_ascend.patch.table import Add, AddField, Patch, Rebind, Wrap
+from vllm_ascend.patch.table import Add, AddField, Override, Patch, Rebind, Wrap
 
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -78,7 +78,7 @@ def _kind(patch: Patch) -> str:
 
 def _guard(patch: Patch) -> str:
     own = "must be absent"
-    if isinstance(patch, Wrap | Rebind):
+    if isinstance(patch, Override):
         own = f"source digest {' or '.join(f'`{digest}`' for digest in patch.known_digests)}"
     if patch.skip_if_present is None:
         return own

@@ -15,6 +15,7 @@ from typing import Any
 from vllm_ascend.patch.table import (
     Add,
     AddField,
+    Override,
     Patch,
     PatchError,
     Rebind,
@@ -167,7 +168,7 @@ def resolve(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _check_source(patch: Wrap | Rebind, original: Any, own_package: str) -> list[str]:
+def _check_source(patch: Override, original: Any, own_package: str) -> list[str]:
     try:
         digest = source_digest(original)
     except (OSError, TypeError) as error:

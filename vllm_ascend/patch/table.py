@@ -60,43 +60,38 @@ class AddField(Add):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wrap(Patch):
-    """A changed function; ``replacement`` takes the original and returns the new one.
+class Override(Patch):
+    """Something of vLLM's, or of vllm-ascend's, that is replaced.
 
     Attributes:
         upstream_sha256: Digest of the original's source in the supported vLLM; several where
             the supported heads of vllm-ascend differ.
+    """
+
+    upstream_sha256: str | tuple[str, ...]
+
+    @property
+    def known_digests(self) -> tuple[str, ...]:
+        """Every digest that the original may have."""
+        digests = self.upstream_sha256
+        return (digests,) if isinstance(digests, str) else digests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrap(Override):
+    """A changed function; ``replacement`` takes the original and returns the new one.
+
+    Attributes:
         aliases: Other module globals that hold the same function through ``from ... import``, as
             ``"module:name"``.
     """
 
-    upstream_sha256: str | tuple[str, ...]
     aliases: tuple[str, ...]
-
-    @property
-    def known_digests(self) -> tuple[str, ...]:
-        """Every digest that the original may have."""
-        return _as_tuple(self.upstream_sha256)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rebind(Patch):
-    """A class or function replaced at one name; other holders of the original keep it.
-
-    Attributes:
-        upstream_sha256: As in :class:`Wrap`.
-    """
-
-    upstream_sha256: str | tuple[str, ...]
-
-    @property
-    def known_digests(self) -> tuple[str, ...]:
-        """Every digest that the original may have."""
-        return _as_tuple(self.upstream_sha256)
-
-
-def _as_tuple(digests: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (digests,) if isinstance(digests, str) else digests
+class Rebind(Override):
+    """A class or function replaced at one name; other holders of the original keep it."""
 
 
 def source_digest(function: Any) -> str:

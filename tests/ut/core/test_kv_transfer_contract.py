@@ -26,7 +26,7 @@ CONTRACT = KVTransferContract(
     granule=128,
     groups=(
         GroupContract("compressed 4:1", 512, 131072),
-        GroupContract("window 128", 128, 131072),
+        GroupContract("sliding window 128", 128, 131072),
     ),
     hash_block_size=128,
     hash_algorithm="sha256",
@@ -100,7 +100,7 @@ def test_deepseek_v4_at_block_size_128(monkeypatch):
     assert (contract.layout, contract.granule) == ("rows", 128)
     tokens = {group.kind: group.tokens_per_block for group in contract.groups}
     assert tokens["compressed 4:1"] == 512 and tokens["compressed 128:1"] == 16384
-    assert tokens["window 128"] == 128
+    assert tokens["sliding window 128"] == 128
     check(contract, described(128, monkeypatch))
     with pytest.raises(ContractError, match="tokens_per_block 512 here, 128 there"):
         check(contract, described(32, monkeypatch))

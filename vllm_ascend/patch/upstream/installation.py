@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_ascend.patch.planner import APPLIED, NOT_AVAILABLE, PatchStatus
 from vllm_ascend.patch.table import Patch, PatchError
 from vllm_ascend.patch.upstream import (
     late,
@@ -52,15 +51,3 @@ def install_when_imported() -> None:
         PatchError: See :func:`vllm_ascend.patch.upstream.late.install_when_imported`.
     """
     late.install_when_imported(PATCHES)
-
-
-def statuses(package: Path) -> list[PatchStatus]:
-    """Return what becomes of every patch over a checkout, for reports."""
-    rows: list[PatchStatus] = []
-    for patch in PATCHES:
-        problems = misfits(package, known_digests([patch]))
-        status = NOT_AVAILABLE if problems else APPLIED
-        rows.append(
-            PatchStatus(patch.target, patch.feature, status, problems[0] if problems else patch.why)
-        )
-    return rows

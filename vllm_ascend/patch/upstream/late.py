@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from vllm_ascend.patch.planner import replacement, resolve
-from vllm_ascend.patch.table import Add, Patch, PatchError, Rebind, Wrap, source_digest
+from vllm_ascend.patch.table import Add, Override, Patch, PatchError, Wrap, source_digest
 
 _Callback = Callable[[ModuleType], None]
 
@@ -92,7 +92,7 @@ def _set_target(patch: Patch, _module: ModuleType) -> None:
     if isinstance(patch, Add):
         original, new = None, patch.replacement
     else:
-        assert isinstance(patch, Wrap | Rebind)
+        assert isinstance(patch, Override)
         original = vars(owner)[name]
         digest = source_digest(original)
         if digest not in patch.known_digests:

@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 
 from vllm_ascend.core import kv_transfer_contract
 from vllm_ascend.core.connector_rules import KNOWS_GRANULES
+from vllm_ascend.core.kv_transfer_contract import KVTransferContract
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
@@ -35,20 +36,20 @@ def _hash_size_left_to_us(cache_config: CacheConfig) -> Iterator[None]:
 
 
 def wrap_scheduler_init(original: Callable) -> Callable:
-    signature = inspect.signature(original)
-
-    def __init__(self, *args, **kwargs) -> None:
-        vllm_config = signature.bind(self, *args, **kwargs).arguments["vllm_config"]
-        with _hash_size_left_to_us(vllm_config.cache_config):
-            original(self, *args, **kwargs)
-        if self.use_hybrid:
-            contract = kv_transfer_contract.describe(self.kv_cache_config, vllm_config)
-            self.hash_block_size = contract.hash_block_size
-
-    return __init__
+    return _wrap_init(original, lambda scheduler, contract: None)
 
 
 def wrap_worker_init(original: Callable) -> Callable:
+    def name_layout(worker: Any, contract: KVTransferContract) -> None:
+        worker.token_database.hash_block_size = contract.hash_block_size
+        # The database makes its keys from the same object.
+        worker.metadata.model_name += f"@layout:{contract.digest}"
+
+    return _wrap_init(original, name_layout)
+
+
+def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], None]) -> Callable:
+    """Give the object the real hash granularity; ``finish`` does the rest."""
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs) -> None:
@@ -58,9 +59,7 @@ def wrap_worker_init(original: Callable) -> Callable:
         if self.use_hybrid:
             contract = kv_transfer_contract.describe(self.kv_cache_config, vllm_config)
             self.hash_block_size = contract.hash_block_size
-            self.token_database.hash_block_size = contract.hash_block_size
-            # The database makes its keys from the same object.
-            self.metadata.model_name += f"@layout:{contract.digest}"
+            finish(self, contract)
 
     return __init__
 

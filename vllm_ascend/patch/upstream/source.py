@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from vllm_ascend.patch.table import Patch, Rebind, Wrap
+from vllm_ascend.patch.table import Override, Patch
 
 PACKAGE = "vllm_ascend"
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -97,4 +97,4 @@ def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
 
 def known_digests(patches: Iterable[Patch]) -> dict[str, tuple[str, ...]]:
     """Return target -> digests that the original may have, none of what is added."""
-    return {p.target: p.known_digests if isinstance(p, Wrap | Rebind) else () for p in patches}
+    return {p.target: p.known_digests if isinstance(p, Override) else () for p in patches}

@@ -1,35 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by ``test_connectors.py`` in a process of its own: what AscendStore is told, and its keys."""
+"""Run over a real checkout (see stub.py): what AscendStore is told, and its keys."""
 
-# ruff: noqa: E402, F811 - imported beside a checkout; fixtures are imported, too
+# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from tests.upstream.checkout import import_beside
-
-import_beside()
-
 from vllm.config import KVTransferConfig
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from tests.e2e.connectors.conftest import switch  # noqa: F401
+from tests.e2e.core.conftest import switch  # noqa: F401
 from vllm_ascend.core.connector_rules import knows_granules
 from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
     config_data,
     pool_scheduler,
     pool_worker,
 )
-from vllm_ascend.patch.installer import install
-from vllm_ascend.patch.upstream import patch_ascend_store
 from vllm_ascend.replay import scheduler as replay_scheduler
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
-
-install(patch_ascend_store.PATCHES)
 
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 _TRANSFER = KVTransferConfig(

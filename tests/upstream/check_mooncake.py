@@ -1,38 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by ``test_connectors.py`` in a process of its own: see :mod:`tests.upstream.mooncake`."""
+"""Run over a real checkout (see stub.py): vllm-ascend's hybrid Mooncake connector.
 
-# ruff: noqa: E402, F811 - imported beside a checkout; fixtures are imported, too
+What stands in for hosts and RDMA is in :mod:`tests.upstream.mooncake_instances`.
+"""
+
+# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 import random
 
 import pytest
 
-from tests.upstream.checkout import import_beside
-
-import_beside()
-
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from tests.e2e.connectors.conftest import switch  # noqa: F401
 from tests.e2e.core.configurations import (
     CASES,
     MODES,
     SWITCHES,
     Configuration,
 )
+from tests.e2e.core.conftest import switch  # noqa: F401
 from tests.e2e.core.engine import Engine
-from tests.upstream import mooncake
-from tests.upstream.mooncake import Instance, decode, prefill
+from tests.upstream import mooncake_instances
+from tests.upstream.fixtures import without_npu  # noqa: F401
+from tests.upstream.mooncake_instances import Instance, decode, prefill
 from vllm_ascend.distributed.kv_transfer.kv_p2p import (  # type: ignore[import-not-found]
     mooncake_hybrid_connector,
 )
-from vllm_ascend.patch.installer import install
-from vllm_ascend.patch.upstream import patch_mooncake_hybrid_connector
 
-install(patch_mooncake_hybrid_connector.PATCHES)
-
-TRANSFER = mooncake.CopyingEngine()
-mooncake.stand_in_for_hosts(mooncake_hybrid_connector, TRANSFER)
+TRANSFER = mooncake_instances.CopyingEngine()
+mooncake_instances.stand_in_for_hosts(mooncake_hybrid_connector, TRANSFER)
 
 _CASES = {case.name: case for case in CASES}
 _SWITCHES = {switches.name: switches for switches in SWITCHES}
@@ -54,7 +50,7 @@ def prompts(num: int, longest: int = 280) -> dict[str, list[int]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_breaks():
+def nothing_breaks(without_npu):
     TRANSFER.pulls_left = None
 
 
@@ -72,7 +68,7 @@ def test_twenty_requests_are_answered_as_by_one_instance(switch, switches):
     configuration = cell(switches=switches)
     switch(configuration.environment)
     asked = prompts(20)
-    port = mooncake.free_port()
+    port = mooncake_instances.free_port()
     producer = Instance(configuration, "kv_producer", port)
     consumer = Instance(configuration, "kv_consumer", port)
     answers: dict[str, list[int]] = {}
@@ -92,14 +88,14 @@ def test_a_prompt_cached_but_for_its_last_token_is_computed(switch):
     switch(configuration.environment)
     rng = random.Random(1)
     prompt = [rng.randrange(50) for _ in range(129)]
-    producer = Instance(configuration, "kv_producer", mooncake.free_port())
+    producer = Instance(configuration, "kv_producer", mooncake_instances.free_port())
     for name in ("first", "second"):
         prefill(producer, {name: prompt})
     assert 0 < producer.hits["second"] < 128
 
 
 def test_unequal_block_sizes_are_refused(switch, caplog_of_vllm):
-    port = mooncake.free_port()
+    port = mooncake_instances.free_port()
     asked = prompts(2)
     other = cell("dsv4-a3-32")
     switch(other.environment)
@@ -120,7 +116,7 @@ def test_a_producer_that_dies_in_mid_transfer(switch, policy):
     configuration = cell()
     switch(configuration.environment)
     asked = prompts(6)
-    port = mooncake.free_port()
+    port = mooncake_instances.free_port()
     producer = Instance(configuration, "kv_producer", port)
     consumer = Instance(configuration, "kv_consumer", port, policy=policy)
     params = prefill(producer, asked)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of several checks; imported where they are used, as the stub runs without conftests."""
+
+from __future__ import annotations
+
+import pytest
+
+import vllm_ascend.platform
+
+
+@pytest.fixture
+def without_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let vLLM's configuration be made on a machine that has none."""
+    platform = vllm_ascend.platform.NPUPlatform
+    monkeypatch.setattr(platform, "check_and_update_config", lambda *_: None)
+    monkeypatch.setattr(platform, "device_type", "cpu")
