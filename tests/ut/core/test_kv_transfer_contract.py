@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from vllm_ascend.core.kv_transfer_contract import (
     ContractError,
     GroupContract,
