@@ -19,16 +19,14 @@ import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker
 import vllm_ascend.platform
 import vllm_ascend.utils
+from tests.ut.worker.flash import block_tables, flash_groups
 from vllm_ascend.attention.context_parallel.dsa_cp import AscendDSACPMetadataBuilder
 from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAMetadataBuilder
-from vllm_ascend.core import kv_cache_groups
 from vllm_ascend.core.block_sizes import get_dsv4_compressed_kv_block_size
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
 from vllm_ascend.core.specs import tokens_per_block
 from vllm_ascend.models.layer.attention.layer import DSAAttention
-from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.utils import AscendDeviceType, get_compressed_pos_and_indices
-from vllm_ascend.worker.block_table import MultiGroupBlockTable
 
 # --block-size -> rows of C4/C128/indexer, window, C4 state, C128 state; indexer and other pages.
 A3 = {
@@ -184,23 +182,17 @@ def test_vllms_names_are_ascends_classes():
 
 
 def flash_tables(rows: int, max_model_len: int, max_num_batched_tokens: int = 8192):
-    kinds = kv_cache_groups.group_specs_by_kind(dsv4_flash_a3(rows).specs)
-    groups = kv_cache_groups.split_into_groups(kinds)
-    return groups, MultiGroupBlockTable(
-        max_num_reqs=1,
-        max_model_len=max_model_len,
+    return block_tables(
+        flash_groups(rows),
+        max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
-        pin_memory=False,
-        device=torch.device("cpu"),
-        block_sizes=[group.kv_cache_spec.block_size for group in groups],
-        kernel_sizes=[[group.kv_cache_spec.block_size] for group in groups],
-        kv_cache_groups=groups,
+        max_num_reqs=1,
     )
 
 
 def test_a_prefill_that_resumes_inside_a_block_writes_behind_the_hit(rows):
     """vllm-ascend's own counting of rows, through our tables: rows 109.. of C128 at 13,952."""
-    groups, tables = flash_tables(rows, 32_768)
+    groups, tables = flash_groups(rows), flash_tables(rows, 32_768)
     num_blocks = [-(-14_000 // tokens_per_block(group.kv_cache_spec)) for group in groups]
     first_ids = [1 + group_id * 20_000 for group_id in range(len(groups))]
     tables.add_row(
@@ -226,7 +218,7 @@ def test_a_prefill_that_resumes_inside_a_block_writes_behind_the_hit(rows):
 
 @pytest.mark.parametrize("rows", (128, 64, 32))
 def test_a_request_of_a_million_tokens_has_a_short_row(rows):
-    _, tables = flash_tables(rows, 1 << 20, max_num_batched_tokens=10_240)
+    tables = flash_tables(rows, 1 << 20, max_num_batched_tokens=10_240)
     assert sum(table.block_table.gpu.nbytes for table in tables.block_tables) <= 0.8 * (1 << 20)
 
 
@@ -240,7 +232,7 @@ def test_a_request_of_a_million_tokens_has_a_short_row(rows):
 )
 def test_builders_count_positions_from_where_rows_begin(method, first_request, monkeypatch):
     """The original is replaced by one that only computes positions; the rest needs an NPU."""
-    _, tables = flash_tables(32, 1 << 20, max_num_batched_tokens=1024)
+    tables = flash_tables(32, 1 << 20, max_num_batched_tokens=1024)
     tables.state_window.first_tokens.gpu[:] = 12_800
     original = inspect.getclosurevars(method).nonlocals["original"]
     assert original.__name__ == method.__name__.replace("build_metadata", original.__name__)

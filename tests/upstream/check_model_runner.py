@@ -13,9 +13,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
-from vllm_ascend.core import kv_cache_groups
+from tests.ut.worker.flash import flash_config
 from vllm_ascend.core.block_copies import KVCacheBlockCopy
-from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.worker.block_copies import copy_blocks
 from vllm_ascend.worker.kv_cache_tensors import KVCacheTensorsError
 from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
@@ -25,10 +24,7 @@ NUM_BLOCKS = 4
 
 @pytest.fixture
 def config() -> KVCacheConfig:
-    kinds = kv_cache_groups.group_specs_by_kind(dsv4_flash_a3(128).specs)
-    groups = kv_cache_groups.split_into_groups(kinds)
-    tensors = kv_cache_groups.plan_tensors(groups).allocate(NUM_BLOCKS)
-    return KVCacheConfig(NUM_BLOCKS, tensors, groups)
+    return flash_config(NUM_BLOCKS)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from vllm.utils import cpu_triton_utils
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.worker import block_table as vllm_block_table
 
+from tests.ut.worker.flash import block_tables
 from vllm_ascend.core.dsv4_specs import ascend_specs
 from vllm_ascend.worker.block_table import BlockTable, MultiGroupBlockTable
 
@@ -39,16 +40,7 @@ def group(ratio: int, rows: int = 32) -> KVCacheGroupSpec:
 
 
 def tables(groups: list[KVCacheGroupSpec], max_model_len: int = 8192) -> MultiGroupBlockTable:
-    return MultiGroupBlockTable(
-        max_num_reqs=4,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=1024,
-        pin_memory=False,
-        device=torch.device("cpu"),
-        block_sizes=[group.kv_cache_spec.block_size for group in groups],
-        kernel_sizes=[[group.kv_cache_spec.block_size] for group in groups],
-        kv_cache_groups=groups,
-    )
+    return block_tables(groups, max_model_len, max_num_batched_tokens=1024, max_num_reqs=4)
 
 
 @given(

@@ -8,17 +8,13 @@ from dataclasses import replace
 import pytest
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 
-from vllm_ascend.core import kv_cache_groups
-from vllm_ascend.replay.layouts import dsv4_flash_a3
+from tests.ut.worker.flash import flash_config
 from vllm_ascend.worker.kv_cache_tensors import KVCacheTensorsError, check_layers_are_planned
 
 
 @pytest.fixture(scope="module")
 def config() -> KVCacheConfig:
-    kinds = kv_cache_groups.group_specs_by_kind(dsv4_flash_a3(128).specs)
-    groups = kv_cache_groups.split_into_groups(kinds)
-    tensors = kv_cache_groups.plan_tensors(groups).allocate(10)
-    return KVCacheConfig(num_blocks=10, kv_cache_tensors=tensors, kv_cache_groups=groups)
+    return flash_config(10)
 
 
 def test_the_plan_of_deepseek_v4_covers_its_layers(config):

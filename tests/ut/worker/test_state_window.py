@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from vllm_ascend.core import kv_cache_groups
-from vllm_ascend.replay.layouts import dsv4_flash_a3
+from tests.ut.worker.flash import block_tables, flash_groups
 from vllm_ascend.worker import block_table
 from vllm_ascend.worker.block_table import MultiGroupBlockTable
 from vllm_ascend.worker.state_window import current_state_window, set_current_state_window
@@ -29,22 +28,12 @@ def over_checkout(monkeypatch):
     set_current_state_window(None)
 
 
-def flash_groups(rows: int) -> list[KVCacheGroupSpec]:
-    kinds = kv_cache_groups.group_specs_by_kind(dsv4_flash_a3(rows).specs)
-    return kv_cache_groups.split_into_groups(kinds)
-
-
 def tables(rows: int, max_model_len: int, max_num_batched_tokens: int = CHUNK, num_reqs: int = 3):
-    groups = flash_groups(rows)
-    return MultiGroupBlockTable(
-        max_num_reqs=num_reqs,
-        max_model_len=max_model_len,
+    return block_tables(
+        flash_groups(rows),
+        max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
-        pin_memory=False,
-        device=torch.device("cpu"),
-        block_sizes=[group.kv_cache_spec.block_size for group in groups],
-        kernel_sizes=[[group.kv_cache_spec.block_size] for group in groups],
-        kv_cache_groups=groups,
+        max_num_reqs=num_reqs,
     )
 
 
