@@ -25,6 +25,7 @@ from vllm.benchmarks.datasets import PrefixRepetitionRandomDataset
 
 from tests.e2e.scraping import difference, own_metrics
 from tests.e2e.server.server import (
+    BEST,
     GRANULE,
     MAX_MODEL_LEN,
     Server,
@@ -32,10 +33,10 @@ from tests.e2e.server.server import (
     expected_hits,
     longest_hit,
     serve,
+    tokens,
 )
-from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
+from vllm_ascend.models.tiny.maker import make_tiny_model
 
-BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
 
@@ -45,11 +46,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_tiny_model(folder / "model")
     with serve(folder / "model", folder / "log", BEST) as running:
         yield running
-
-
-def tokens(num_tokens: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(16, VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 def test_it_says_what_is_in_force(server):
