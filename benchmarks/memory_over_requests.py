@@ -152,22 +152,15 @@ def memory_png(memory: Memory, path: Path) -> None:
         figure = Figure(figsize=(8.4, 3.6), dpi=150, layout="constrained")
         axes = figure.subplots()
         slopes = memory.bytes_per_request()
-        for (name, values), colour in zip(
-            memory.resident.items(), colours(len(slopes)), strict=True
-        ):
+        lines = zip(memory.resident.items(), colours(len(slopes)), strict=True)
+        for (name, values), colour in lines:
+            label = f"{name}, {slopes[name]:+.0f} bytes per request"
             mib = [value / _MIB for value in values]
-            axes.plot(memory.num_requests, mib, color=colour, linewidth=2)
-            axes.annotate(
-                f"{name}: {slopes[name]:+.0f} bytes per request in the second half",
-                (memory.num_requests[-1], mib[-1]),
-                xytext=(0, 4),
-                textcoords="offset points",
-                ha="right",
-                color=colour,
-            )
+            axes.plot(memory.num_requests, mib, color=colour, linewidth=2, label=label)
         axes.axvline(memory.num_requests[len(memory.num_requests) // 2], color=FAINT, linewidth=1)
         axes.set(xlabel="requests", ylabel="resident memory, MiB", xlim=(0, None), ylim=(0, None))
         axes.xaxis.set_major_formatter("{x:,.0f}")
+        figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
         figure.savefig(path, metadata={"Software": None})
 
 

@@ -73,13 +73,15 @@ def wait_until_idle(server: Server) -> None:
     assert sum(counts.values()) == NUM_BLOCKS - 1
 
 
-def right_answers(server: Server, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Return what the server says to each prompt when it is alone."""
-    return [server.complete(prompt, 8)["choices"][0]["token_ids"] for prompt in prompts]
+def said_without_a_hit(server: Server, prompt: Sequence[int]) -> list[int]:
+    """Return the first eight tokens of the answer to a prompt that is alone and skips the cache."""
+    told = server.post("/v1/completions", prompt=list(prompt), max_tokens=8, prompt_logprobs=0)
+    assert cached(told) == 0
+    return told["choices"][0]["token_ids"]
 
 
 def test_200_clients_at_once(server):
-    """Half of them stream, every fifth leaves; the others are told what each is told alone."""
+    """Half stream, every fifth leaves; the others are told what each is told without a hit."""
     documents = [tokens(300, seed) for seed in range(8)]
     prompts = [documents[i % 8] + tokens(1 + 6 * i, seed=100 + i) for i in range(25)]
 
@@ -95,7 +97,7 @@ def test_200_clients_at_once(server):
         return None
 
     endings = asyncio.run(clients())
-    answers = right_answers(server, prompts)
+    answers = [said_without_a_hit(server, prompt) for prompt in prompts]
     num_right = 0
     for number, ending in enumerate(endings):
         if ending is not None:
@@ -174,33 +176,30 @@ def test_prompt_logprobs_are_told_for_every_token(server):
 
 
 def test_several_answers_to_one_prompt(server):
-    """They share the prompt's blocks and part behind it; greedy ones do not part."""
+    """They share the prompt and part behind it; the next turn of each is answered right."""
     prompt = tokens(300, seed=6)
-    (alone,) = right_answers(server, [prompt])
-    greedy = server.post("/v1/completions", prompt=prompt, max_tokens=8, n=1)
-    assert greedy["choices"][0]["token_ids"] == alone
     sampled = server.post(
         "/v1/completions", prompt=prompt, max_tokens=200, n=4, temperature=1, seed=1
     )
-    answers = [choice["token_ids"] for choice in sampled["choices"]]
-    assert len({tuple(answer) for answer in answers}) == 4
-    for answer in answers:
-        again = server.complete(prompt + answer, 1)
-        assert cached(again) >= longest_hit(300)
-    assert right_answers(server, [prompt]) == [alone]
+    turns = [prompt + choice["token_ids"] for choice in sampled["choices"]]
+    assert len(set(map(tuple, turns))) == 4
+    for turn in turns:
+        answer = server.complete(turn, 8)
+        assert cached(answer) >= longest_hit(300)
+        assert answer["choices"][0]["token_ids"] == said_without_a_hit(server, turn)
 
 
 def test_prompts_that_differ_in_one_token(server):
     """What is hit ends before it, to the granule; what is said is right."""
     common = tokens(600, seed=7)
-    prompts = [common]
-    for place in (599, 512, 511, 300, 128, 127, 1, 0):
-        prompts.append([*common[:place], 16 + (common[place] - 15) % 1000, *common[place + 1 :]])
+    prompts = [common] + [
+        [*common[:place], 16 + (common[place] - 15) % 1000, *common[place + 1 :]]
+        for place in (599, 512, 511, 300, 128, 127, 1, 0)
+    ]
     for number, prompt in enumerate(prompts):
         answer = server.complete(prompt, 8)
         assert cached(answer) == expected_hits([prompt], before=prompts[:number])
-        told = server.post("/v1/completions", prompt=prompt, max_tokens=8, prompt_logprobs=0)
-        assert told["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
+        assert answer["choices"][0]["token_ids"] == said_without_a_hit(server, prompt)
 
 
 def test_memory_is_flat(server):
