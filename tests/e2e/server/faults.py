@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import httpx
 
 from tests.e2e.server.clients import Ending, ask, http_client
 from tests.e2e.server.server import Server
 
 NUM_CLIENTS = 24
 _PATIENCE_S = 120
+# Nobody waits for ever; on an idle machine it is a second.
+_IN_GOOD_TIME_S = 60
+_ENGINE_IS_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 # Far more than a server writes before anything happens to it.
 _MANY_TOKENS = 3000
 
@@ -47,6 +52,17 @@ async def strike_under_load(server: Server, strike: Callable[[], None]) -> list[
     for ending in endings:
         ending.time -= struck
     return endings
+
+
+def check_all_were_told(endings: Sequence[Ending]) -> None:
+    """Check that every client was told of a dead engine, in good time and in the way of HTTP."""
+    assert len(endings) == NUM_CLIENTS
+    for client, ending in enumerate(endings):
+        # A stream has begun with 200; what went wrong is its last event.
+        expected = httpx.codes.OK if client % 2 == 0 else httpx.codes.INTERNAL_SERVER_ERROR
+        assert (ending.status, ending.error) == (expected, _ENGINE_IS_DEAD)
+        assert ending.time < _IN_GOOD_TIME_S
+    print(f"clients were told within {max(ending.time for ending in endings):.1f} s")
 
 
 async def until_running(server: Server, num_requests: int) -> None:
