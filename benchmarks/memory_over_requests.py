@@ -2,6 +2,7 @@
 """Memory of every process of a server over many requests, and what each of them leaves.
 
     python -m benchmarks.memory_over_requests [--requests 20000] [--clients 32] [--unset]
+        [--out FOLDER]
 
 A real `vllm serve` with a tiny DeepSeek-V4, every switch on, in a pool so small that it is turned
 over many times. Prompts are unique or begin with one of a few documents, which are replaced now and
@@ -41,7 +42,7 @@ from tests.e2e.server.processes import (
 from tests.e2e.server.server import BEST, Server, serve
 from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
 
-NUM_BLOCKS = 1000
+_NUM_BLOCKS = 1000
 # What one request may leave in a process, in bytes.
 _LIMIT_BYTES = 256
 # How far the memory of a process may drift although nothing stays: a worker's tensors come and go.
@@ -51,7 +52,7 @@ _MIB = 1 << 20
 
 
 class Traffic:
-    """Prompts of 1 to 500 tokens, two in three behind one of eight documents. Seeded."""
+    """Prompts of 1 to 499 tokens, two in three behind one of eight documents. Seeded."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -188,14 +189,14 @@ def run(num_requests: int, num_clients: int, switches: dict[str, str], console: 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_tiny_model(folder / "model")
-        options = ("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-model-len", "1024")
+        options = ("--num-gpu-blocks-override", str(_NUM_BLOCKS), "--max-model-len", "1024")
         with serve(folder / "model", folder / "log", switches, *options) as server:
             memory = asyncio.run(measure(server, num_requests, num_clients))
             counted = own_metrics(server.get("/metrics"))
     taken = sum(count for key, count in counted.items() if "kv_cache_evictions_total" in key)
     if counted:
         console.print(
-            f"{taken:,.0f} blocks with content were given up, the pool has {NUM_BLOCKS:,}"
+            f"{taken:,.0f} blocks with content were given up, the pool has {_NUM_BLOCKS:,}"
         )
     return memory
 
