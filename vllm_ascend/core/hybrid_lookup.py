@@ -128,6 +128,10 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             metrics_collector,
         )
         self.single_type_managers = self._make_managers()
+        # vLLM notes every new block of full attention, to be zeroed, and takes the notes only where
+        # there are Mamba layers: elsewhere they grow for ever. Source: vllm-project/vllm#44490.
+        zeroes = kv_cache_config.needs_kv_cache_zeroing
+        self._noting_in_vain = () if zeroes else self.single_type_managers
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )
@@ -369,3 +373,5 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         """Called when a new step is started."""
         super().new_step_starts()
         self._state_blocks_entered_this_step.clear()
+        for manager in self._noting_in_vain:
+            manager.new_block_ids.clear()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -15,6 +17,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_ascend.oracle import OracleOptions, ShadowWorker, check_drained, check_integrity
 from vllm_ascend.replay.layouts import KVLayout
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.replay.worker import Worker
 
 # As many batches as vLLM's EngineCore keeps in flight with asynchronous scheduling.
 _BATCHES_IN_FLIGHT = 2
@@ -22,7 +25,7 @@ _MAX_IDLE_TURNS = 20
 
 
 class Engine:
-    """Drives one scheduler; every step is verified.
+    """Drives one scheduler; every step is verified, unless it is given another worker.
 
     Attributes:
         hits: request id -> hit tokens at its first scheduling.
@@ -32,10 +35,15 @@ class Engine:
     """
 
     def __init__(
-        self, layout: KVLayout, options: SchedulerOptions, oracle: OracleOptions | None = None
+        self,
+        layout: KVLayout,
+        options: SchedulerOptions,
+        oracle: OracleOptions | None = None,
+        make_worker: Callable[[Scheduler], Worker] | None = None,
     ) -> None:
         self.scheduler: Scheduler = build_scheduler(layout, options)
-        self.worker = ShadowWorker(self.scheduler, oracle)
+        verifying = partial(ShadowWorker, options=oracle)
+        self.worker: Any = (make_worker or verifying)(self.scheduler)
         self.requests: dict[str, Request] = {}
         self.hits: dict[str, int] = {}
         self.outputs: dict[str, list[int]] = {}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.e2e.core.configurations import CASES, MODES, Configuration
+from tests.e2e.core.configurations import CASES, MODES, Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
 from vllm_ascend.oracle import ContentViolation, OracleOptions
@@ -62,3 +62,16 @@ def test_draft_rows_at_block_ends_depend_on_who_wrote_them(make_engine: MakeEngi
     """Of two blocks under one key, followed by different tokens, vLLM lends either."""
     with pytest.raises(ContentViolation, match="draft model"):
         run(make_engine, "full", "mtp3", replace(RELAXED, strict_draft=True))
+
+
+def test_new_blocks_of_full_attention_are_noted_for_ever(make_engine: MakeEngine) -> None:
+    """They are to be zeroed, and only models with Mamba layers do (vllm-project/vllm#44490)."""
+    cell = next(cell for cell in grid() if str(cell) == "gemma-plain-retention-unset")
+    engine = make_engine(lambda: cell.layout, lambda: cell.options(1.3))
+    noted = []
+    for seed in range(2):
+        Workload(engine, cell.traffic, seed).run(200)
+        noted.append(
+            sum(len(m.new_block_ids) for m in engine.manager.coordinator.single_type_managers)
+        )
+    assert noted[1] > 1.5 * noted[0] > 0

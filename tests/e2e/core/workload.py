@@ -40,43 +40,52 @@ class Traffic:
 
 
 class Workload:
-    """Feeds an engine with traffic until a number of steps is done."""
+    """Feeds an engine with traffic.
+
+    Attributes:
+        num_requests: Requests sent so far.
+    """
 
     def __init__(self, engine: Engine, traffic: Traffic, seed: int) -> None:
         self.engine = engine
         self.traffic = traffic
         self.random = random.Random(seed)
         self._families: list[list[int]] = []
-        self._count = 0
+        self.num_requests = 0
         self._prefix = f"s{seed}-"
 
     def run(self, num_steps: int, check_every: int = 8) -> None:
         """Execute at least `num_steps` steps, then let everything end and check the leftovers."""
-        engine, rng, traffic = self.engine, self.random, self.traffic
+        engine = self.engine
         target = engine.worker.num_steps + num_steps
         turn = 0
         while engine.worker.num_steps < target:
             turn += 1
-            alive = engine.alive
-            if len(alive) < traffic.max_alive and (not alive or rng.random() < traffic.arrival):
-                self._add()
-            engine.step(self._maybe_abort_in_flight)
-            if rng.random() < traffic.abort:
-                self._abort(engine.alive)
-            if rng.random() < traffic.idle_reset:
-                engine.reset()
-            if rng.random() < traffic.busy_reset:
-                engine.reset(busy=True)
+            self.turn()
             if turn % check_every == 0:
                 engine.check()
         engine.drain()
 
+    def turn(self) -> None:
+        """One turn of the engine, with what happens before and after it."""
+        engine, rng, traffic = self.engine, self.random, self.traffic
+        alive = engine.alive
+        if len(alive) < traffic.max_alive and (not alive or rng.random() < traffic.arrival):
+            self._add()
+        engine.step(self._maybe_abort_in_flight)
+        if rng.random() < traffic.abort:
+            self._abort(engine.alive)
+        if rng.random() < traffic.idle_reset:
+            engine.reset()
+        if rng.random() < traffic.busy_reset:
+            engine.reset(busy=True)
+
     def _add(self) -> None:
         rng, traffic = self.random, self.traffic
         prompt = self._prompt()
-        self._count += 1
-        request_id = f"{self._prefix}{self._count}"
-        kwargs: dict = {"arrival_time": float(self._count), "priority": rng.randrange(3)}
+        self.num_requests += 1
+        request_id = f"{self._prefix}{self.num_requests}"
+        kwargs: dict = {"arrival_time": float(self.num_requests), "priority": rng.randrange(3)}
         if rng.random() < traffic.salted:
             kwargs["cache_salt"] = rng.choice("ab")
         if rng.random() < traffic.with_lora:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -18,8 +19,10 @@ from typing import Any
 
 import httpx
 
+from vllm_ascend.models.tiny.maker import VOCAB_SIZE
 from vllm_ascend.prefix_cache_config import child_environment
 
+BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 MAX_MODEL_LEN = 16_384
 GRANULE = 128
 _PATIENCE_S = 300
@@ -111,9 +114,19 @@ def cached(answer: dict[str, Any]) -> int:
     return details.get("cached_tokens") or 0
 
 
+def tokens(num_tokens: int, seed: int) -> list[int]:
+    """Return a prompt of ordinary tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(16, VOCAB_SIZE) for _ in range(num_tokens)]
+
+
 @contextlib.contextmanager
 def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, and leave no process behind."""
+    """Start a server, wait until it is healthy, and leave no process behind.
+
+    Args:
+        arguments: More options of ``vllm serve``; of one given twice the last one holds.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -24,7 +24,10 @@ from transformers import PreTrainedTokenizerFast
 from vllm.benchmarks.datasets import PrefixRepetitionRandomDataset
 
 from tests.e2e.scraping import difference, own_metrics
+from tests.e2e.server.faults import until_gone
+from tests.e2e.server.processes import shared_memory_of
 from tests.e2e.server.server import (
+    BEST,
     GRANULE,
     MAX_MODEL_LEN,
     Server,
@@ -32,10 +35,10 @@ from tests.e2e.server.server import (
     expected_hits,
     longest_hit,
     serve,
+    tokens,
 )
-from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
+from vllm_ascend.models.tiny.maker import make_tiny_model
 
-BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
 
@@ -45,11 +48,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_tiny_model(folder / "model")
     with serve(folder / "model", folder / "log", BEST) as running:
         yield running
-
-
-def tokens(num_tokens: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(16, VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 def test_it_says_what_is_in_force(server):
@@ -248,15 +246,16 @@ def test_bad_requests_change_nothing(server):
 
 
 def test_sigterm_while_serving(server):
-    """It ends with what it was told to, and takes all of its processes with it."""
+    """Its clients are told what there is; it ends, and takes all of its processes with it."""
     body = server.body(prompt=tokens(GRANULE, seed=8), max_tokens=10_000, stream=True)
+    shared_memory = shared_memory_of(server)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        next(lines)
         assert len(server.processes()) >= 3
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(timeout=60)
-    deadline = time.monotonic() + 30
-    while server.processes():
-        assert time.monotonic() < deadline, server.processes()
-        time.sleep(0.2)
-    assert server.process.returncode in (0, -signal.SIGTERM)
+        *_, last, done = lines
+    assert done == "[DONE]"
+    (choice,) = json.loads(last)["choices"]
+    assert choice["finish_reason"] == "abort"
+    assert until_gone(server, shared_memory) == 0

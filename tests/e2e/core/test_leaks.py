@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests leave nothing behind: after thousands of them every container is as long as it was.
+
+The real scheduler serves random traffic with aborts, preemptions and resets, without a model and
+without the oracle. Whenever all requests have ended and the cache was reset, what can be reached
+from the scheduler is counted, and so is every object that Python's garbage collector knows.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from tests.e2e.core.census import census
+from tests.e2e.core.configurations import Configuration, grid
+from tests.e2e.core.engine import Engine
+from tests.e2e.core.workload import Workload
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.replay.worker import SamplingWorker
+
+# Everything that can be on, and the other ways of keeping blocks.
+_NUM_REQUESTS = {
+    "dsv4-rows-async-mtp-pin-best": 20_000,
+    "dsv4-rows-plain-best": 2_000,
+    "gemma-plain-spare-0": 2_000,
+    "dsv4-rows-mtp1-retention-unset": 2_000,
+}
+_CELLS = {str(cell): cell for cell in grid() if str(cell) in _NUM_REQUESTS}
+# By block id: never more entries than blocks, but how many differs from time to time.
+_BY_BLOCK = ".kv_cache_manager.coordinator._successors._by_block"
+# Objects that come and go whatever is served, as in Python's own caches.
+_NUM_PASSING_OBJECTS = 100
+
+Switch = Callable[[Mapping[str, str]], None]
+
+
+class Traffic:
+    """Random traffic on one engine, a cell of the grid."""
+
+    def __init__(self, cell: Configuration) -> None:
+        self.engine = Engine(cell.layout, cell.options(1.0), make_worker=SamplingWorker)
+        # Many short requests rather than a few long ones.
+        traffic = replace(cell.traffic, max_output_tokens=8, arrival=0.9)
+        self._workload = Workload(self.engine, traffic, seed=0)
+
+    def serve(self, num_requests: int) -> tuple[Counter[str], int]:
+        """Let so many requests come and all of them end.
+
+        Returns:
+            The census of the scheduler, and the number of objects in the process.
+        """
+        target = self._workload.num_requests + num_requests
+        while self._workload.num_requests < target:
+            self._workload.turn()
+        self.engine.drain()
+        for told in (self.engine.requests, self.engine.outputs, self.engine.hits):
+            told.clear()
+        entries = census(self.engine.scheduler)
+        assert entries.pop(_BY_BLOCK, 0) < entries[".kv_cache_manager.block_pool.blocks"]
+        gc.collect()
+        return entries, len(gc.get_objects())
+
+
+@pytest.mark.parametrize("name", _NUM_REQUESTS)
+def test_nothing_is_left_of_requests(name: str, switch: Switch) -> None:
+    cell = _CELLS[name]
+    switch(cell.environment)
+    traffic, num_requests = Traffic(cell), _NUM_REQUESTS[name]
+    entries, num_objects = traffic.serve(num_requests // 10)
+    later_entries, num_later_objects = traffic.serve(num_requests - num_requests // 10)
+    assert later_entries == entries
+    assert abs(num_later_objects - num_objects) < _NUM_PASSING_OBJECTS
+    assert traffic.engine.num_preemptions > 0
+
+
+def test_a_request_id_that_is_kept_is_found(
+    switch: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest leak: a string per request."""
+    freed: list[str] = []
+    free = AscendHybridKVCacheCoordinator.free
+
+    def free_and_keep(self: AscendHybridKVCacheCoordinator, request_id: str) -> None:
+        free(self, request_id)
+        freed.append(request_id)
+
+    cell = _CELLS["dsv4-rows-plain-best"]
+    switch(cell.environment)
+    traffic = Traffic(cell)
+    monkeypatch.setattr(AscendHybridKVCacheCoordinator, "free", free_and_keep)
+    coordinator = traffic.engine.manager.coordinator
+    coordinator.freed = freed
+    entries, _ = traffic.serve(50)
+    later_entries, _ = traffic.serve(50)
+    assert later_entries - entries == {".kv_cache_manager.coordinator.freed": len(freed) - 50}
