@@ -22,6 +22,13 @@ ROW_LAYOUT: dict[str, Any] = {
 }
 # The configured block size in every process.
 BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascend#14479"}
+# What contradicts the model or the command line ends the process that the operator started.
+EARLY_CHECK: dict[str, Any] = {
+    "feature": "early-check",
+    "upstream": "none: part of what this project promises for values that cannot be used",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
 # Not known upstream: part of what this project promises where retention is on.
 UNWRITTEN: dict[str, Any] = {
     "feature": "retention-exactness",

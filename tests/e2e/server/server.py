@@ -111,9 +111,8 @@ def cached(answer: dict[str, Any]) -> int:
     return details.get("cached_tokens") or 0
 
 
-@contextlib.contextmanager
-def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, and leave no process behind."""
+def start(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Server:
+    """Start a server, head of a session of its own; whoever asked for it ends it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -133,14 +132,25 @@ def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> 
             start_new_session=True,
             cwd=log.parent,
         )
-    server = Server(process, f"http://127.0.0.1:{port}", model, log)
+    return Server(process, f"http://127.0.0.1:{port}", model, log)
+
+
+def end(server: Server) -> None:
+    """Leave no process behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+
+
+@contextlib.contextmanager
+def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Iterator[Server]:
+    """Start a server, wait until it is healthy, and leave no process behind."""
+    server = start(model, log, switches, *arguments)
     try:
         server.seconds_to_health = _wait_until_healthy(server)
         yield server
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end(server)
 
 
 def _wait_until_healthy(server: Server) -> float:

@@ -37,7 +37,11 @@ def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
         hybrid = any(map(is_windowed, specs)) and not any(
             isinstance(spec, MambaSpec) for spec in specs
         )
-        if kv_cache_groups.has_row_layout(specs) or (config.changes_caching and hybrid):
+        parallel = vllm_config.parallel_config
+        ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        # Context parallelism is Ascend's own; for other layouts vLLM refuses it.
+        is_ours = config.changes_caching and hybrid and ranks == 1
+        if kv_cache_groups.has_row_layout(specs) or is_ours:
             return block_sizes.resolve_block_sizes(kv_cache_config, vllm_config, config)
         return original(kv_cache_config, vllm_config)
 
