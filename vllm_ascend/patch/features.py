@@ -36,6 +36,13 @@ UNWRITTEN: dict[str, Any] = {
     "remove_when": "never",
     "skip_if_present": None,
 }
+# Whose a block is.
+ISOLATION: dict[str, Any] = {
+    "feature": "isolation",
+    "upstream": "none: part of what this project promises where any of its switches is on",
+    "remove_when": "never",
+    "skip_if_present": None,
+}
 # What routers are told of the cache, and when.
 KV_EVENTS: dict[str, Any] = {
     "feature": "kv-events",
