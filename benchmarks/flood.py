@@ -256,7 +256,7 @@ def flood_png(floods: Sequence[Flood], path: Path) -> None:
         )
         axes.set_xlim(left=0)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        figure.savefig(path, metadata={"Software": None})
+        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def main() -> None:
