@@ -18,6 +18,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, child_environment
 from vllm_ascend.replay.job import Job, WorkloadSource
-from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
+from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.replay.variants import ASCEND_LAYOUT, fit_block_size, parse_variant
 
 VARIANTS = (
     "stock@dsv4-flash-gpu",
@@ -38,13 +41,14 @@ VARIANTS = (
     "partial",
     "pinned",
     "best",
-    "best:VLLM_PIN_SWA_TOKENS=1",
+    "best+pin:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_PIN_SWA_TOKENS=1",
 )
 SHARED_TOKENS, OWN_TOKENS, ROUNDS = 28_672, 512, 3
 _VOCABULARY = 100_000
 _PROBES = 48
+_FIRST_PROMPTS = 16  # each looked at: dense caching is empty behind a few
 _GIB = 1 << 30
-_PROGRESS, _RESULT = "@progress ", "@result "
+_PROGRESS, _RESULT, _REFUSAL = "@progress ", "@result ", "@refusal "
 _err = Console(stderr=True, emoji=False)
 
 
@@ -130,15 +134,15 @@ def measure(job: Job, num_prefixes: int, prompt_tokens: int) -> Flood:
         for prefix in range(num_prefixes):
             traffic.send(_prompt(prefix, visit))
     num_blocks = traffic.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
-    # No token of a C4 layer needs more of the pool: after so many nothing old is left.
+    # As many tokens as C4 blocks of the whole pool cover, twice: nothing old is left behind them.
     most = 2 * num_blocks * 4 * job.block_size
     points = [(0, traffic.hit_rate())]
-    sent = noted = 0
-    while points[-1][1] and sent < most:
-        traffic.send(_tokens(2, sent, count=prompt_tokens))
-        sent += prompt_tokens
-        if sent - noted >= most // 2 // _PROBES:
-            noted = sent
+    every = ceil(most // 2 / _PROBES / prompt_tokens)
+    for number in count(1):
+        if not points[-1][1] or (sent := number * prompt_tokens) > most:
+            break
+        traffic.send(_tokens(2, number, count=prompt_tokens))
+        if number <= _FIRST_PROMPTS or number % every == 0:
             points.append((sent, traffic.hit_rate()))
             print(f"{_PROGRESS}{sent / most}", flush=True)
     return Flood(
@@ -158,7 +162,11 @@ def child() -> None:
         job = Job.from_json(json.dumps(cell["job"]))
         if job.patched:
             import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-        flood = measure(job, cell["prefixes"], cell["prompt_tokens"])
+        try:
+            flood = measure(job, cell["prefixes"], cell["prompt_tokens"])
+        except BadInputError as error:
+            print(f"{_REFUSAL}{error}", flush=True)
+            return
         print(_RESULT + json.dumps(asdict(flood)), flush=True)
 
 
@@ -167,12 +175,13 @@ def child() -> None:
 
 def _job(text: str, block_size: int, kv_gib: float, max_model_len: int) -> Job:
     variant, _ = parse_variant(text, ASCEND_LAYOUT)
+    layout = variant.layout or ASCEND_LAYOUT
     return Job(
         variant=variant.name,
         patched=variant.patched,
         environment=variant.environment,
-        layout=variant.layout or ASCEND_LAYOUT,
-        block_size=variant.block_size or block_size,
+        layout=layout,
+        block_size=fit_block_size(layout, variant.block_size or block_size),
         kv_memory_bytes=int(kv_gib * _GIB),
         workload=WorkloadSource("flood"),
         arrivals="closed",
@@ -208,6 +217,8 @@ def _run(job: Job, num_prefixes: int, lengths: Sequence[int]) -> Iterator[Flood]
                 status.update(f"{job.variant}, block size {job.block_size}: {share:.0%}")
             elif line.startswith(_RESULT):
                 yield Flood(**json.loads(line.removeprefix(_RESULT)))
+            elif line.startswith(_REFUSAL):
+                raise SystemExit(f"error: {line.removeprefix(_REFUSAL).rstrip()}")
     if process.wait():
         raise SystemExit(f"{job.variant}: its process ended with exit code {process.returncode}")
 
@@ -215,7 +226,7 @@ def _run(job: Job, num_prefixes: int, lengths: Sequence[int]) -> Iterator[Flood]
 def print_floods(floods: Sequence[Flood], console: Console) -> None:
     """Print a row per variant and length of the flood's prompts."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("variant", "rows", "GiB", "flood prompts", "before", "half at", "nothing at"):
+    for name in ("variant", "block", "GiB", "flood prompts", "before", "half at", "nothing at"):
         table.add_column(name, justify="left" if name == "variant" else "right", overflow="fold")
     for flood in floods:
         table.add_row(
@@ -234,7 +245,7 @@ def _count(tokens: int | None) -> str:
 
 
 def flood_png(floods: Sequence[Flood], path: Path) -> None:
-    """Draw the hit rate over the tokens of a flood of the shortest prompts."""
+    """Draw the hit rate over the tokens of a flood of the shortest prompts, per block size."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -242,21 +253,35 @@ def flood_png(floods: Sequence[Flood], path: Path) -> None:
 
     shortest = min(flood.prompt_tokens for flood in floods)
     lines = [flood for flood in floods if flood.prompt_tokens == shortest and flood.before]
+    sizes = sorted({flood.block_size for flood in lines if _is_ours(flood)}, reverse=True)
+    names = list(dict.fromkeys(flood.variant for flood in lines))
+    looks = {
+        name: {"color": colour, "linestyle": "--" if name.count("+") else "-"}
+        for name, colour in zip(names, colours(len(names)), strict=True)
+    }
     with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(8.4, 4.2), dpi=150, layout="constrained")
-        axes = figure.subplots()
-        for flood, colour in zip(lines, colours(len(lines)), strict=True):
-            tokens, rates = zip(*flood.points, strict=True)
-            label = f"{flood.variant}, {flood.block_size} rows"
-            axes.plot([t / 1e6 for t in tokens], rates, label=label, color=colour, linewidth=2)
-        axes.set(
-            xlabel=f"million tokens of unique prompts of {shortest:,}",
-            ylabel="hit rate of normal traffic, %",
-            ylim=(0, 104),
+        figure = Figure(figsize=(9.6, 4.2), dpi=150, layout="constrained")
+        panels = figure.subplots(1, len(sizes) or 1, sharey=True, squeeze=False)[0]
+        for axes, size in zip(panels, sizes or [None], strict=True):
+            for flood in lines:
+                # What has another size altogether is drawn everywhere, to compare with.
+                if flood.block_size == size or not _is_ours(flood):
+                    tokens, rates = zip(*flood.points, strict=True)
+                    look = {"linewidth": 2, "label": flood.variant, **looks[flood.variant]}
+                    axes.plot([t / 1e6 for t in tokens], rates, **look)
+            axes.set(xlabel="million tokens of the flood", ylim=(0, 104))
+            axes.set_title(f"block size {size}", fontsize=10)
+            axes.set_xlim(left=0)
+        panels[0].set_ylabel("hit rate of normal traffic, %")
+        handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+        figure.legend(
+            handles.values(), handles, loc="outside upper left", ncols=4, frameon=False, fontsize=9
         )
-        axes.set_xlim(left=0)
-        figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
         figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _is_ours(flood: Flood) -> bool:
+    return flood.block_size in DSV4_COMPRESSED_BLOCK_SIZES
 
 
 def main() -> None:

@@ -310,3 +310,49 @@ def test_with_nothing_set_a_salt_may_pass_for_an_adapter(make_engine):
     everyone.engine.add("salt adapter-1", prompt, 1, **LOOKALIKE["salt adapter-1"])
     with pytest.raises(IsolationError, match="holds block 1, which lora 1 filled"):
         everyone.engine.run()
+
+
+# What a tenant can find out about others
+
+
+A3 = {
+    switches: Configuration(_CASES["dsv4-a3-128"], _MODES["plain"], _SWITCHES[switches])
+    for switches in ("retention-unset", "best")
+}
+
+
+@pytest.mark.parametrize(("switches", "seen_tokens"), [("retention-unset", 16_384), ("best", 128)])
+def test_how_much_of_anothers_prompt_a_probe_shows(switches, seen_tokens, make_engine):
+    """Without salts everybody is one tenant; a hit tells how far a guess is right."""
+    cell = A3[switches]
+    engine = make_engine(
+        lambda: cell.layout, lambda: cell.options(30.0), cell.oracle(0), cell.environment
+    )
+    rng = random.Random(0)
+    secret = [rng.randrange(50) for _ in range(33_000)]
+    engine.add("victim", secret, 1)
+    engine.run()
+    for number, right in enumerate((100, 128, 5_000, 16_384, 16_511, 32_900)):
+        engine.add(f"probe {number}", [*secret[:right], *[60] * 200], 1)
+        engine.add(f"salted {number}", secret[:right], 1, cache_salt=f"another {number}")
+        engine.run()
+        assert engine.hits[f"probe {number}"] == right // seen_tokens * seen_tokens
+        assert engine.hits[f"salted {number}"] == 0
+
+
+@pytest.mark.parametrize("cell", CELLS[1:7], ids=str)
+def test_what_others_say_changes_nothing_but_the_room_that_is_left(cell, make_engine):
+    """No junction, no kept tail, no order of eviction depends on a foreign tenant's tokens."""
+    unit = cell.traffic.unit_tokens
+    mine = [i * 7 % 50 for i in range(8 * unit + 3)]
+    pools = []
+    for theirs in (mine[: 5 * unit + 1] + [60] * unit, [70] * (6 * unit + 1)):
+        engine = make_engine(
+            lambda: cell.layout, lambda: cell.options(6.0), cell.oracle(0), cell.environment
+        )
+        for number, (prompt, salt) in enumerate(((mine, "a"), (theirs, "b"), (mine, "a"))):
+            engine.add(f"r{number}", prompt, 2, cache_salt=salt)
+            engine.run()
+        queue = engine.manager.block_pool.free_block_queue.get_all_free_blocks()
+        pools.append([(block.block_id, block.block_hash is None) for block in queue])
+    assert pools[0] == pools[1]
