@@ -36,13 +36,13 @@ def extra_keys_of_tenants(
     vLLM writes both as bare strings: a salt that is spelled like an adapter's name names the
     adapter's first block.
     """
-    keys, mm_idx = generate_block_hash_extra_keys(
-        request, start_token_idx, end_token_idx, start_mm_idx
-    )
-    is_salt_alone = start_token_idx == 0 and request.cache_salt and not request.lora_request
-    if keys is not None and is_salt_alone and load_config().changes_caching:
-        keys = (None, *keys)
-    return keys, mm_idx
+    keys = generate_block_hash_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+    # Most blocks are not a prompt's first: this is called for each.
+    if start_token_idx or not request.cache_salt or request.lora_request:
+        return keys
+    extra_keys, mm_idx = keys
+    assert extra_keys is not None, "the salt is one of them"
+    return ((None, *extra_keys) if load_config().changes_caching else extra_keys), mm_idx
 
 
 def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
