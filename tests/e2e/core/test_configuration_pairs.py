@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every pair of settings works, every row verified, or is refused before anything is scheduled.
 
-Whether it is refused is said here once more, by the rules of the settings page. An error comes from
-this project's own code and names what was set, unless vLLM raises it with nothing of ours set.
+What cannot work is listed here. The error comes from this project's own code and names what was
+set, unless vLLM raises the same with nothing of ours set.
 """
 
 from __future__ import annotations
