@@ -28,6 +28,8 @@ COMMANDS = {
     "tiny-model": "vllm_ascend.models.tiny.cli:tiny_model",
 }
 
+_EXIT_BAD_INPUT = 2
+
 
 class _LazyCommands(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
@@ -44,6 +46,14 @@ class _LazyCommands(typer.core.TyperGroup):
             function, command = command, _typer()
             command.command(cmd_name)(function)
         return typer.main.get_command(command)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; a file that cannot be used ends it with one line."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(_EXIT_BAD_INPUT) from error
 
 
 def _exists(module: str) -> bool:

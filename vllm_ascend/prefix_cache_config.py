@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 DSV4_COMPRESSED_BLOCK_SIZES = (32, 64, 128)
+_MOST_DIGITS = 18  # what fits into 64 bits, whatever the digits are
 
 
 def _flag(name: str, raw: str) -> bool:
@@ -22,19 +23,27 @@ def _flag(name: str, raw: str) -> bool:
     return raw == "1"
 
 
+def _is_whole_number(raw: str) -> bool:
+    # Python refuses to read thousands of digits, with an error that names no variable.
+    return raw.isascii() and raw.isdigit() and len(raw) <= _MOST_DIGITS
+
+
 def _non_negative_int(name: str, raw: str) -> int:
-    if not raw.isascii() or not raw.isdigit():
-        raise ValueError(f"{name}={raw!r} is invalid: allowed are whole numbers from 0 up")
+    if not _is_whole_number(raw):
+        raise ValueError(
+            f"{name}={raw!r} is invalid: allowed are whole numbers from 0 up, of at most "
+            f"{_MOST_DIGITS} digits"
+        )
     return int(raw)
 
 
 def _retention(name: str, raw: str) -> int | str:
     if raw == "auto":
         return raw
-    if not raw.isascii() or not raw.isdigit():
+    if not _is_whole_number(raw):
         raise ValueError(
-            f"{name}={raw!r} is invalid: allowed are 'auto', 0, or a number of tokens that is a "
-            "multiple of the prefix cache's alignment"
+            f"{name}={raw!r} is invalid: allowed are 'auto', 0, or a number of tokens (at most "
+            f"{_MOST_DIGITS} digits) that is a multiple of the prefix cache's alignment"
         )
     return int(raw)
 

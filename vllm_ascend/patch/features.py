@@ -24,10 +24,22 @@ ROW_LAYOUT: dict[str, Any] = {
 }
 # The configured block size in every process.
 BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascend#14479"}
+# What contradicts the model or the command line ends the process that the operator started.
+EARLY_CHECK: dict[str, Any] = {
+    "feature": "early-check",
+    "upstream": "none: part of what this project promises for values that cannot be used",
+    **_OURS,
+}
 # Not known upstream: part of what this project promises where retention is on.
 UNWRITTEN: dict[str, Any] = {
     "feature": "retention-exactness",
     "upstream": "vllm-project/vllm#43447",
+    **_OURS,
+}
+# Whose a block is.
+ISOLATION: dict[str, Any] = {
+    "feature": "isolation",
+    "upstream": "none: part of what this project promises where any of its switches is on",
     **_OURS,
 }
 # What routers are told of the cache, and when.

@@ -141,6 +141,8 @@ def replay(
         cost_model = CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None
         if png is not None and not png.parent.is_dir():
             raise BadInputError(f"--png {png}: there is no folder {png.parent}")
+        if png is not None and png.is_dir():
+            raise BadInputError(f"--png {png}: that is a folder")
         workloads = load_workloads(
             sources,
             needs_arrivals=arrivals == TIMESTAMPS,

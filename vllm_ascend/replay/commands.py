@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,7 +33,10 @@ _MAX_BARS = 12
 # emoji=False: "2:100:50:1" is a workload, not a picture.
 _err = Console(stderr=True, emoji=False)
 
-KvGib = Annotated[float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001)]
+MAX_KV_GIB = 1_000_000
+KvGib = Annotated[
+    float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001, max=MAX_KV_GIB)
+]
 Seed = Annotated[int, typer.Option(help="Seed of generated prompts.", min=0)]
 Concurrency = Annotated[int | None, typer.Option(help="Requests in flight.", min=1)]
 MaxRequests = Annotated[int | None, typer.Option(help="Files: read so many.", min=1)]
@@ -68,6 +72,22 @@ def bad_input_ends() -> Iterator[None]:
     except (BadInputError, OSError) as error:
         say("[bold red]error:[/]", str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from error
+
+
+def prepare_files(paths: Iterable[Path | None]) -> None:
+    """Make sure, before anything runs, that results can be written where they shall be.
+
+    Args:
+        paths: Files; ``None`` is passed over.
+
+    Raises:
+        BadInputError: A folder is in the place of a file.
+        OSError: A folder cannot be made.
+    """
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise BadInputError(f"{path} is a folder, not a file to write")
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def load_workloads(

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from vllm_ascend.replay.commands import (
     GIB,
+    MAX_KV_GIB,
     Concurrency,
     Jobs,
     MaxModelLen,
@@ -25,6 +26,7 @@ from vllm_ascend.replay.commands import (
     load_workloads,
     make_job,
     make_report,
+    prepare_files,
     run_what_can_be_run,
     say,
     say_what_went_wrong,
@@ -61,6 +63,7 @@ def memory_curve(
         typer.Option(
             help="KV cache memory of one rank in GiB, several times; by default 4 to 128.",
             min=0.001,
+            max=MAX_KV_GIB,
         ),
     ] = None,
     block_size: Annotated[
@@ -106,8 +109,7 @@ def memory_curve(
             for memory in memories
             for variant in _variants()
         ]
-        for path in (json, png):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        prepare_files((json, png))
         outcome, refused = run_what_can_be_run(plan, jobs, workloads)
     with no_interrupts():
         replay = make_report(workloads, outcome, seed=seed)

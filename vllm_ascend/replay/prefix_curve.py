@@ -22,6 +22,7 @@ from vllm_ascend.replay.commands import (
     load_workloads,
     make_job,
     make_report,
+    prepare_files,
     run_jobs,
     say,
     say_what_went_wrong,
@@ -48,7 +49,7 @@ def prefix_curve(
     layout: Annotated[
         str, typer.Option(help="A Hugging Face config.json; by default Gemma-3-27B's.")
     ] = GEMMA,
-    block_size: Annotated[int, typer.Option(help="--block-size of the engine.")] = 16,
+    block_size: Annotated[int, typer.Option(help="--block-size of the engine.", min=1)] = 16,
     kv_tokens: Annotated[
         int, typer.Option(help="What vLLM logs as 'GPU KV cache size', in tokens.", min=1)
     ] = 1_470_000,
@@ -96,8 +97,7 @@ def prefix_curve(
             for source in workloads
             for chosen in variants
         ]
-        for path in (json, png):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        prepare_files((json, png))
         outcome = run_jobs(plan, jobs, workloads)
     with no_interrupts():
         report = make_report(workloads, outcome, seed=seed)

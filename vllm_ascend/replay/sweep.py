@@ -27,6 +27,7 @@ from vllm_ascend.replay.commands import (
     load_workloads,
     make_job,
     make_report,
+    prepare_files,
     run_what_can_be_run,
     say,
     say_what_went_wrong,
@@ -109,8 +110,7 @@ def sweep(
             max_model_len=max_model_len,
             verify=verify,
         )
-        for path in filter(None, (json, markdown)):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        prepare_files((json, markdown))
         outcome, refused = run_what_can_be_run(plan, jobs, workloads)
     with no_interrupts():
         replay = make_report(workloads, outcome, seed=seed)

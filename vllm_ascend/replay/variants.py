@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def _check_values(what: str, environment: dict[str, str]) -> None:
 
 
 def _block_size(value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", value, re.ASCII):
         raise BadInputError(f"block_size={value}: expected a positive number")
     return int(value)
 

@@ -120,9 +120,8 @@ def tokens(num_tokens: int, seed: int) -> list[int]:
     return [rng.randrange(16, VOCAB_SIZE) for _ in range(num_tokens)]
 
 
-@contextlib.contextmanager
-def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, and leave no process behind.
+def start(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Server:
+    """Start a server, head of a session of its own; whoever asked for it ends it.
 
     Args:
         arguments: More options of ``vllm serve``; of one given twice the last one holds.
@@ -146,14 +145,25 @@ def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> 
             start_new_session=True,
             cwd=log.parent,
         )
-    server = Server(process, f"http://127.0.0.1:{port}", model, log)
+    return Server(process, f"http://127.0.0.1:{port}", model, log)
+
+
+def end(server: Server) -> None:
+    """Leave no process behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+
+
+@contextlib.contextmanager
+def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Iterator[Server]:
+    """Start a server, wait until it is healthy, and leave no process behind."""
+    server = start(model, log, switches, *arguments)
     try:
         server.seconds_to_health = _wait_until_healthy(server)
         yield server
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end(server)
 
 
 def _wait_until_healthy(server: Server) -> float:

@@ -82,6 +82,8 @@ def test_a_vllm_with_retention_keeps_its_own():
         ("kv-connectors", "not available"),
         ("kv-events", "not available"),
         ("metrics", "not available"),
+        ("early-check", "not available"),
+        ("isolation", "not available"),
     }
 
 

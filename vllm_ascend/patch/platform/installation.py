@@ -20,6 +20,7 @@ refuse_unknown_vllm("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n
 
 from vllm_ascend.deployment import is_over_checkout, own_package
 from vllm_ascend.patch.platform import (
+    patch_arg_utils,
     patch_block_pool,
     patch_engine_core,
     patch_kv_cache_coordinator,
@@ -45,6 +46,7 @@ PATCHES: tuple[Patch, ...] = (
     *patch_scheduler.PATCHES,
     *patch_engine_core.PATCHES,
     *patch_metrics.PATCHES,
+    *patch_arg_utils.PATCHES,
     *(patch_spec_classes.PATCHES if is_over_checkout() else ()),
 )
 

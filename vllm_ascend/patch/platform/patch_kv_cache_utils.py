@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -15,14 +17,32 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     UniformTypeKVCacheSpecs,
 )
+from vllm.v1.request import Request
 
 from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups
 from vllm_ascend.core.specs import group_specs, is_windowed
-from vllm_ascend.patch.features import RETENTION, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.features import ISOLATION, RETENTION, ROW_LAYOUT
+from vllm_ascend.patch.table import Add, Patch, Rebind, Wrap
 from vllm_ascend.prefix_cache_config import load_config
 
 _MODULE = "vllm.v1.core.kv_cache_utils"
+
+
+def extra_keys_of_tenants(
+    request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[tuple[Any, ...] | None, int]:
+    """Return vLLM's extra keys, with the adapter's place left empty where only a salt is given.
+
+    vLLM writes both as bare strings: a salt that is spelled like an adapter's name names the
+    adapter's first block.
+    """
+    keys = generate_block_hash_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+    # Most blocks are not a prompt's first: this is called for each.
+    if start_token_idx or not request.cache_salt or request.lora_request:
+        return keys
+    extra_keys, mm_idx = keys
+    assert extra_keys is not None, "the salt is one of them"
+    return ((None, *extra_keys) if load_config().changes_caching else extra_keys), mm_idx
 
 
 def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
@@ -37,7 +57,11 @@ def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
         hybrid = any(map(is_windowed, specs)) and not any(
             isinstance(spec, MambaSpec) for spec in specs
         )
-        if kv_cache_groups.has_row_layout(specs) or (config.changes_caching and hybrid):
+        parallel = vllm_config.parallel_config
+        ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        # Context parallelism is Ascend's own; for other layouts vLLM refuses it.
+        is_ours = config.changes_caching and hybrid and ranks == 1
+        if kv_cache_groups.has_row_layout(specs) or is_ours:
             return block_sizes.resolve_block_sizes(kv_cache_config, vllm_config, config)
         return original(kv_cache_config, vllm_config)
 
@@ -123,6 +147,14 @@ PATCHES: tuple[Patch, ...] = (
         **RETENTION,
         why="Blocks that hold nothing reusable must be handed out before cached ones.",
         skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
+    ),
+    Rebind(
+        target=f"{_MODULE}:generate_block_hash_extra_keys",
+        replacement=extra_keys_of_tenants,
+        upstream_sha256="e09249e0ccb5e5d8",
+        **ISOLATION,
+        why="A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's "
+        "first block. Only hashing asks here; KV events go on telling vLLM's keys.",
     ),
     _row_layout_patch(
         "resolve_kv_cache_block_sizes",

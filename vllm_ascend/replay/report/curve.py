@@ -80,7 +80,7 @@ def curve_png(curve: MemoryCurve, path: Path) -> None:
         axes.set(xlabel="KV cache of a rank, GiB", ylabel="hit rate, % of prompt tokens")
         axes.set_ylim(0, axes.get_ylim()[1] * _HEADROOM)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        figure.savefig(path, metadata={"Software": None})
+        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def _plot(axes: Axes, line: Line, **look) -> None:

@@ -203,7 +203,7 @@ def http_png(report: HttpReport, path: Path) -> None:
         axes.set_ylabel("hit rate, % of prompt tokens")
         axes.set_ylim(0, 105)
         axes.grid(visible=False, axis="x")
-        figure.savefig(path, metadata={"Software": None})
+        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def _model(workload: HttpWorkload) -> str:

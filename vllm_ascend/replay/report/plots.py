@@ -151,7 +151,7 @@ def summary_png(report: ReplayReport, path: Path) -> None:
         axes.tick_params(axis="x", length=0)
         if names:
             figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
-        figure.savefig(path, metadata={"Software": None})
+        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def _number(axes: Axes, x: float, rate: float) -> None:

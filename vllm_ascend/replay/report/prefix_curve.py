@@ -91,4 +91,4 @@ def prefix_curve_png(curve: PrefixCurve, path: Path) -> None:
         )
         axes.set_ylim(0, _HEADROOM)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        figure.savefig(path, metadata={"Software": None})
+        figure.savefig(path, format="png", metadata={"Software": None})

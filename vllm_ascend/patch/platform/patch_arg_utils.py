@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/engine/arg_utils.py``: settings that cannot work are refused before an engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from vllm_ascend.core.early_check import check_settings
+from vllm_ascend.patch.features import EARLY_CHECK
+from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
+
+
+def wrap_create_engine_config(original: Callable) -> Callable:
+    def create_engine_config(self: EngineArgs, *args, **kwargs) -> VllmConfig:
+        vllm_config = original(self, *args, **kwargs)
+        check_settings(vllm_config, load_config())
+        return vllm_config
+
+    return create_engine_config
+
+
+PATCHES: tuple[Patch, ...] = (
+    Wrap(
+        target="vllm.engine.arg_utils:EngineArgs.create_engine_config",
+        replacement=wrap_create_engine_config,
+        upstream_sha256="2d98eee50b6b3712",
+        aliases=(),
+        **EARLY_CHECK,
+        why="The layout is known in workers and in the scheduler, minutes later and in other "
+        "processes; what an operator sees last is then vLLM's message, not the reason.",
+    ),
+)
