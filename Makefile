@@ -8,10 +8,13 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+# Of `make soak`: the random cases, and how long.
+SEED ?= 0
+MINUTES ?= 30
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay serve test test-fast lint docs docs-pages bench ledger other-vllm \
+.PHONY: help setup replay serve test test-fast soak lint docs docs-pages bench ledger other-vllm \
         lock clean
 
 help:  ## Show this list.
@@ -50,6 +53,9 @@ test: setup other-vllm lint  ## Lint, types and the whole test suite.
 test-fast: setup  ## The unit tests alone.
 	$(BIN)/python -m pytest -n $(JOBS) tests/ut
 
+soak: setup  ## Random layouts, switches and traffic through the content oracle (SEED, MINUTES, JOBS).
+	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES) --jobs $(JOBS) --out soak-out
+
 lint: setup  ## ruff, mypy, and the generated patch ledger.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,4 +93,4 @@ lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .uv replay-out tiny-dsv4 site
+	rm -rf $(VENV) .venv-vllm .uv replay-out soak-out tiny-dsv4 site

@@ -24,15 +24,8 @@ from tests.e2e.core.configurations import (
 from tests.soak.case import Case, Connection, Habits
 from tests.soak.driver import environment, is_ours
 from tests.soak.features import PROFILE
-from tests.soak.recipes import (
-    DSV4_ROWS,
-    DSV4_STOCK,
-    FLASH_A3,
-    FLASH_GPU,
-    HYBRID,
-    Layer,
-    LayoutRecipe,
-)
+from tests.soak.names import DSV4_ROWS, DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
+from tests.soak.recipes import Layer, LayoutRecipe
 from vllm_ascend.core.specs import group_specs, tokens_per_block
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
@@ -41,7 +34,6 @@ _FAMILIES = {HYBRID: 8, DSV4_STOCK: 5, DSV4_ROWS: 12, FLASH_A3: 0.25, FLASH_GPU:
 _RATIOS = ((4, 16), (4, 16), (4,), (16,), (4, 32), (4, 16, 32), (2, 4), (4, 128), (16, 4))
 # What requests hold at most must not grow beyond what a short episode can fill.
 _MAX_ALIGNMENT = 512
-_MAX_ALIGNMENT_FLASH = 16384
 _PROBE_BLOCKS = 1000
 
 
@@ -73,13 +65,15 @@ class _Draw:
         known = {name: "0" if value == "N" else value for name, value in switches.items()}
         with environment(known):
             probe = build_scheduler(layout.build(), options)
+        connects = takes_part and options.enable_prefix_caching and self.chance(0.25)
         unit = self.unit(probe)
+        connection = self.connection(unit, seed) if connects else None
+        if connection is not None and not connection.knows_granules:
+            unit = self.whole_blocks(probe)
         if switches.get(RETENTION) == "N":
             switches[RETENTION] = str(unit * self.pick(1, 1, 2, 3, 8))
         if switches.get(MIN_HIT) == "N":
             switches[MIN_HIT] = str(self._random.randrange(2 * unit))
-        connects = takes_part and options.enable_prefix_caching and self.chance(0.25)
-        connection = self.connection(unit, seed) if connects else None
         if not is_ours(probe) and options.num_speculative_tokens:
             # Windows are freed as if drafts in flight were accepted (test_vllm_defects.py).
             options = replace(options, async_scheduling=False)
@@ -206,6 +200,10 @@ class _Draw:
         coordinator = probe.kv_cache_manager.coordinator
         if is_ours(probe):
             return coordinator.lcm_block_size
+        return self.whole_blocks(probe)
+
+    def whole_blocks(self, probe: Scheduler) -> int:
+        """The least number of tokens with which a block of every group ends."""
         return lcm(*map(tokens_per_block, group_specs(probe.kv_cache_config)))
 
     def connection(self, unit: int, seed: int) -> Connection:
@@ -227,7 +225,7 @@ class _Draw:
     ) -> Habits:
         """Traffic that suits the sizes of the layout."""
         unit = self.unit(probe)
-        whole = lcm(*map(tokens_per_block, group_specs(probe.kv_cache_config)))
+        whole = self.whole_blocks(probe)
         is_flash = layout.family in (FLASH_A3, FLASH_GPU)
         longest = int(whole * self._random.uniform(1.0, 2.0 if is_flash else 5.0))
         if not is_flash:

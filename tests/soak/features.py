@@ -1,32 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What varies, by name: a run of some size must have met all of it."""
+"""Which of the features a case and a request have."""
 
 from __future__ import annotations
 
 from tests.e2e.core.configurations import DSV4, MIN_HIT, PARTIAL, PIN, RETENTION, SPARE, SPARSE
 from tests.soak.case import Case
 from tests.soak.operations import IMAGE, Add
-from tests.soak.recipes import DSV4_ROWS, DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
 
 PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
-
-LAYOUTS = (
-    *(f"layout: {family}" for family in (HYBRID, DSV4_STOCK, DSV4_ROWS, FLASH_A3, FLASH_GPU)),
-    *(f"layers: {kind}" for kind in ("full", "sliding", "chunked", "mamba", "compressed", "MTP")),
-)
-SWITCHES = (
-    *(f"retention: {value}" for value in ("unset", "0", "auto", "N")),
-    *("partial hits", "min-hit tokens", "sparse state", "spare tails", "pinning", "profile best"),
-    *("everything unset", "prefix caching off"),
-)
-SCHEDULING = (
-    *("fcfs", "priority", "async scheduling", "drafts", "async drafts", "KV events"),
-    *("connector, recompute", "connector, fail", "connector of whole blocks"),
-)
-REQUESTS = (
-    *("LoRA", "cache salt", "image", "prompt embeddings", "prompt logprobs", "embedding request"),
-)
-FEATURES = (*LAYOUTS, *SWITCHES, *SCHEDULING, *REQUESTS)
 
 
 def features_of(case: Case) -> frozenset[str]:

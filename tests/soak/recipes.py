@@ -17,18 +17,13 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from tests.soak.names import DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
 from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 
 # Every page has as many bytes, whatever the block size.
 _PAGE_BYTES = 4096
 # One layer of every kind is enough: a group's block table does not depend on its layers.
 _FEW_LAYERS = (0, 4, 128)
-
-HYBRID = "hybrid"
-DSV4_STOCK = "dsv4-stock"
-DSV4_ROWS = "dsv4-rows"
-FLASH_A3 = "flash-a3"
-FLASH_GPU = "flash-gpu"
 
 
 @dataclass(frozen=True)

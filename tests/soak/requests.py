@@ -56,9 +56,7 @@ class Prompter:
             identifier = f"image-{segment.number}-{segment.count}"
             position = PlaceholderRange(offset=len(self.tokens), length=segment.count)
             self.features.append(MultiModalFeatureSpec(None, "image", identifier, position))
-            self._extend(
-                [_PLACEHOLDER] * segment.count, image_contents(identifier, segment.count)
-            )
+            self._extend([_PLACEHOLDER] * segment.count, image_contents(identifier, segment.count))
         else:
             self._extend(stream_tokens(segment.number, segment.count))
 
