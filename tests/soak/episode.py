@@ -7,11 +7,12 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.soak.case import Case, Recording
 from tests.soak.draw import draw
 from tests.soak.driver import Driver
+from tests.soak.limits import at_most
 from tests.soak.operations import Operation
 from tests.soak.traffic import RandomTraffic
 from vllm_ascend.oracle import ContentViolation
@@ -19,6 +20,10 @@ from vllm_ascend.oracle import ContentViolation
 # What a combination may be refused with: clear errors of vLLM or of the project.
 _REFUSALS: tuple[str, ...] = ()
 _LINES_OF_TRACE = 12
+# Of a run; replays check after every operation.
+_CHECK_EVERY = 8
+MAX_EPISODE_S = 240.0
+"""An episode takes a few seconds of computing; one that takes so many will never end."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Result:
 
     Attributes:
         refusal: why the case could not be built.
-        failure: with `recording`, what to replay.
+        failure: what went wrong; with `recording` unless the case could not be built.
     """
 
     episode: int
@@ -65,29 +70,26 @@ def run(seed: int, episode: int) -> Result:
     """Draw a case and feed it with random traffic."""
     try:
         case = draw(seed, episode)
-        driver = Driver(case)
-    except ValueError as error:
-        if not any(re.search(pattern, str(error)) for pattern in _REFUSALS):
-            raise
-        return Result(episode, refusal=str(error))
+        driver = Driver(case, check_every=_CHECK_EVERY)
+    except Exception as error:
+        if isinstance(error, ValueError) and any(re.search(r, str(error)) for r in _REFUSALS):
+            return Result(episode, refusal=str(error))
+        return Result(episode, failure=Failure.of(error))
     traffic = RandomTraffic(driver, case.habits, case.seed)
     failure = None
     try:
-        traffic.run()
-        driver.finish()
+        with at_most(MAX_EPISODE_S):
+            traffic.run()
+            driver.finish()
     except Exception as error:
         failure = Failure.of(error)
     driver.tally()
-    recording = Recording(
-        f"{seed}-{episode}", case, tuple(traffic.operations), failure.text if failure else ""
-    )
-    return Result(
-        episode,
-        driver.counts,
-        driver.feature_steps,
-        failure=failure,
-        recording=recording if failure else None,
-    )
+    result = Result(episode, driver.counts, driver.feature_steps, failure=failure)
+    if failure is None:
+        return result
+    name = f"{seed}-{episode}"
+    recording = Recording(name, case, tuple(traffic.operations), failure.text)
+    return replace(result, recording=recording)
 
 
 def replay(case: Case, operations: Sequence[Operation]) -> Failure | None:
@@ -96,11 +98,12 @@ def replay(case: Case, operations: Sequence[Operation]) -> Failure | None:
     Raises:
         ValueError: the case cannot be built.
     """
-    driver = Driver(case)
+    driver = Driver(case, check_every=1)
     try:
-        for operation in operations:
-            driver.apply(operation)
-        driver.finish()
+        with at_most(MAX_EPISODE_S):
+            for operation in operations:
+                driver.apply(operation)
+            driver.finish()
     except Exception as error:
         return Failure.of(error)
     return None
