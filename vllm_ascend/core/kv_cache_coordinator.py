@@ -172,7 +172,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         the hit.
         """
         record = self._records.get(request_id)
-        if record is not None and record.capacity:
+        if record is not None and record.capacity and not apply_admission_cap:
             # It is running: a group that has blocks enough needs none, and most have.
             return sum(
                 group.manager.get_num_blocks_to_allocate(
@@ -200,16 +200,29 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
                 num_tokens_main_model,
                 apply_admission_cap=apply_admission_cap and group.is_downward_closed,
             )
-            cap = group.manager._max_admission_blocks_per_request
-            if not apply_admission_cap or group.is_downward_closed or cap is None:
+            cap = self._admission_cap(group)
+            if not apply_admission_cap or cap is None:
                 return blocks
             if self._sparse_state.is_sparse(group):
                 # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
                 blocks += cdiv(group.window, group.block_tokens) + 1
-            return min(blocks, cap + cdiv(self._num_draft_tokens, group.block_tokens))
+            # What a connector has loaded is held already, and given back as the window moves on.
+            held = group.manager.req_to_blocks.get(request_id, ())
+            return min(blocks, max(cap - sum(not block.is_null for block in held), 0))
 
         copies = len(self._copied_groups(new_computed_blocks, total_computed_tokens))
         return sum(map(needed, self._groups)) + copies
+
+    def _admission_cap(self, group: Group) -> int | None:
+        """Return the most blocks that a request holds in a group at a time, if that is bounded.
+
+        vLLM's own bound, with the drafts in it that may have to be computed anew.
+        """
+        if group.is_downward_closed or group.manager._max_admission_blocks_per_request is None:
+            return None
+        return group.manager.kv_cache_spec.max_admission_blocks_per_request(
+            self._max_num_batched_tokens + self._num_draft_tokens, self.max_model_len
+        )
 
     def _short_groups(
         self, record: RequestRecord, request_id: str, num_tokens: int
