@@ -22,9 +22,10 @@ from tests.e2e.core.configurations import (
     blocks_of_longest_request,
 )
 from tests.soak.case import Case, Connection, Habits
-from tests.soak.driver import environment, is_ours
+from tests.soak.driver import environment
 from tests.soak.features import PROFILE
 from tests.soak.names import DSV4_ROWS, DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
+from tests.soak.promises import is_ours, without_vllm_defects
 from tests.soak.recipes import Layer, LayoutRecipe
 from vllm_ascend.core.specs import group_specs, tokens_per_block
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
@@ -74,19 +75,17 @@ class _Draw:
             switches[RETENTION] = str(unit * self.pick(1, 1, 2, 3, 8))
         if switches.get(MIN_HIT) == "N":
             switches[MIN_HIT] = str(self._random.randrange(2 * unit))
-        if not is_ours(probe) and options.num_speculative_tokens:
-            # Windows are freed as if drafts in flight were accepted (test_vllm_defects.py).
-            options = replace(options, async_scheduling=False)
         habits = self.habits(layout, options, probe, connection)
-        return Case(
+        case = Case(
             layout=layout,
-            options=self.sized(options, habits, probe),
+            options=self.sized(options, habits, probe, connects=connects),
             habits=habits,
             environment=switches,
             connection=connection,
             acceptance=self.pick(0.1, 0.6, 0.9),
             seed=seed,
         )
+        return without_vllm_defects(case, probe)
 
     def chance(self, probability: float) -> bool:
         """Whether something that is this probable happens."""
@@ -258,7 +257,7 @@ class _Draw:
         )
 
     def sized(
-        self, options: SchedulerOptions, habits: Habits, probe: Scheduler
+        self, options: SchedulerOptions, habits: Habits, probe: Scheduler, *, connects: bool
     ) -> SchedulerOptions:
         """Steps and a pool that fit the traffic."""
         longest, drafts = habits.max_prompt_tokens, options.num_speculative_tokens
@@ -271,8 +270,16 @@ class _Draw:
             max_num_batched_tokens=budget,
             max_model_len=longest + habits.max_output_tokens + 2 * drafts + 8,
         )
-        need = blocks_of_longest_request(probe.kv_cache_config, options)
+        # Drafts take room beside a step's tokens, twice with one more step in flight.
+        in_flight = drafts * (1 + options.async_scheduling)
+        need = blocks_of_longest_request(
+            probe.kv_cache_config, replace(options, max_num_batched_tokens=budget + in_flight)
+        )
         room = self.pick(1.02, 1.1, 1.3, 1.7, 2.5, 4.0, 7.0)
+        if connects and options.policy == "priority":
+            # Requests that wait with loaded blocks starve those of a higher priority
+            # (test_vllm_defects.py), unless there is room for all.
+            room = float(habits.max_alive)
         return replace(
             options,
             num_blocks=1 + ceil(need * room),

@@ -22,7 +22,7 @@ from tests.soak import requests
 from tests.soak.case import Case, Connection
 from tests.soak.features import features_of, features_of_request
 from tests.soak.operations import Abort, Add, Operation, Reset, Sleep, Step, WakeUp
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from tests.soak.promises import is_ours, without_vllm_defects
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 
@@ -54,11 +54,6 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def is_ours(scheduler: Scheduler) -> bool:
-    """Whether the project's coordinator is in force, which promises more than stock vLLM."""
-    return isinstance(scheduler.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator)
-
-
 class Driver:
     """Applies operations to the engine of a case.
 
@@ -82,10 +77,8 @@ class Driver:
         with environment(case.environment):
             self.engine = self._make_engine()
         scheduler = self.engine.scheduler
-        drafts_in_flight = case.options.async_scheduling and case.options.num_speculative_tokens
-        if drafts_in_flight and not is_ours(scheduler):
-            # Windows are freed as if drafts in flight were accepted: test_vllm_defects.py.
-            raise ValueError("stock vLLM is not exact with drafts and asynchronous scheduling")
+        if without_vllm_defects(case, scheduler) != case:
+            raise ValueError("stock vLLM is not exact with this")
         # The stand-in model has no encoder.
         scheduler.max_num_encoder_input_tokens = case.encoder_tokens
         scheduler.encoder_cache_manager = EncoderCacheManager(case.encoder_tokens)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tests.soak.case import Case, Recording
 from tests.soak.episode import Failure, replay
@@ -147,19 +148,20 @@ def simpler_cases(case: Case) -> Iterator[Case]:
         yield replace(case, connection=None)
         if case.connection.failures:
             yield replace(case, connection=replace(case.connection, failures=0.0))
-    simple = {
+    simple: dict[str, Any] = {
         "async_scheduling": False,
         "num_speculative_tokens": 0,
         "policy": "fcfs",
         "enable_kv_cache_events": False,
     }
-    roomy = {
-        "num_blocks": max(case.options.num_blocks or 0, _ROOMY_BLOCKS),
-        "max_num_batched_tokens": max(case.options.max_num_batched_tokens, _ROOMY_TOKENS),
-    }
-    for name, value in (simple | roomy).items():
-        if getattr(case.options, name) != value:
-            yield replace(case, options=replace(case.options, **{name: value}))
+    options = case.options
+    simple["num_blocks"] = max(options.num_blocks or 0, _ROOMY_BLOCKS)
+    if options.num_blocks == simple["num_blocks"]:
+        # In a tight pool longer steps would only starve.
+        simple["max_num_batched_tokens"] = max(options.max_num_batched_tokens, _ROOMY_TOKENS)
+    for name, value in simple.items():
+        if getattr(options, name) != value:
+            yield replace(case, options=replace(options, **{name: value}))
     layout = case.layout
     if layout.mtp:
         options = replace(case.options, num_speculative_tokens=0)
