@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _DEFAULT_MINUTES = 3.0
 _INTERRUPTED = 130
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command()
 def main(
     seed: Annotated[int, typer.Option(help="Episode i of a seed is the same for ever.")] = 0,
     minutes: Annotated[
@@ -90,4 +93,4 @@ def show_recording(console: Console, recording: Recording, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

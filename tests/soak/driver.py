@@ -30,7 +30,7 @@ from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 _MAX_IDLE_TURNS = 60
 
 
-class _PatientEngine(ConnectedEngine):
+class PatientEngine(ConnectedEngine):
     """Counts turns instead of seconds: a replay must not depend on the machine."""
 
     def _watch_progress(self, executed: bool) -> None:
@@ -90,7 +90,7 @@ class Driver:
 
     def _make_engine(self) -> Engine:
         case, layout = self.case, self.case.layout.build()
-        engine_class: Any = _PatientEngine if case.connection else Engine
+        engine_class: Any = PatientEngine if case.connection else Engine
         transfer = (_transfer(case.connection),) if case.connection else ()
         return engine_class(layout, case.options, *transfer, oracle=self._oracle)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where exactness is promised: under the project's switches, and in stock vLLM where it is right."""
+"""Where exactness is promised: under the project's switches, and where stock vLLM is right."""
 
 from __future__ import annotations
 

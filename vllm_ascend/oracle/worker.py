@@ -133,7 +133,7 @@ class ShadowWorker:
             self._requests.pop(request_id, None)
         cached = output.scheduled_cached_reqs
         new_ids = {request.req_id for request in output.scheduled_new_reqs}
-        self._guard.start_step(new_ids | cached.resumed_req_ids)
+        self._guard.start_step(self._newcomers(output))
         self._memory.wipe(output.new_block_ids_to_zero or ())
         for request in output.scheduled_new_reqs:
             self._add(request)
@@ -145,6 +145,11 @@ class ShadowWorker:
         if copies:
             for request_id in new_ids | cached.resumed_req_ids:
                 self._spoil_behind_hit(self._requests[request_id])
+
+    def _newcomers(self, output: SchedulerOutput) -> set[str]:
+        """Requests whose look-up may have met blocks that others are given in this step."""
+        new_ids = {request.req_id for request in output.scheduled_new_reqs}
+        return new_ids | output.scheduled_cached_reqs.resumed_req_ids
 
     def _add(self, request: NewRequestData) -> None:
         life = Life(request.req_id)

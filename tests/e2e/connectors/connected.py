@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
 
 from tests.e2e.core.engine import Engine, Oracle
 from vllm_ascend.oracle import OracleOptions, ShadowWorker
@@ -35,6 +36,7 @@ class ConnectedWorker(ShadowWorker):
         super().__init__(scheduler, options)
         self.connector: Any = None
         self._loaded: dict[str, dict[int, Life]] = {}
+        self._loading: set[str] = set()
 
     @property
     def memory(self) -> Any:
@@ -84,6 +86,16 @@ class ConnectedWorker(ShadowWorker):
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
         super()._update_requests(output)
         self.connector.start_load_kv(None)
+
+    def _newcomers(self, output: SchedulerOutput) -> set[str]:
+        # One that starts to wait for its load was looked up, although it does not run.
+        before = self._loading
+        self._loading = {
+            request_id
+            for request_id, request in self._scheduler.requests.items()
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+        }
+        return super()._newcomers(output) | (self._loading - before)
 
     def _replace_tables(self, state: RequestState, *args: Any) -> None:
         super()._replace_tables(state, *args)
