@@ -253,9 +253,32 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
     ) -> None:
         """Take a hit's blocks; a block that it ends inside is replaced by a private copy.
 
-        Everything is referenced before the first copy is allocated, so that no allocation can
-        take what the same hit rests on.
+        Everything is referenced before anything is allocated, so that no allocation can take what
+        the same hit rests on. vLLM goes through the groups one by one: what the first allocates
+        for external tokens could be what the second is about to reference.
         """
+        num_tokens = num_local_computed_tokens + num_external_computed_tokens
+        kept: list[KVCacheBlock] = []
+        if num_external_computed_tokens:
+            for group in self._groups:
+                skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
+                kept += new_computed_blocks[group.id][skipped:]
+        self.block_pool.touch(kept)
+        self._take_computed_blocks(
+            request_id,
+            new_computed_blocks,
+            num_local_computed_tokens,
+            num_external_computed_tokens,
+        )
+        self.block_pool.free_blocks(kept)
+
+    def _take_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Blocks,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
         if not self._changes_caching:
             super().allocate_new_computed_blocks(
                 request_id,
