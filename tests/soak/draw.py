@@ -78,7 +78,7 @@ class _Draw:
         habits = self.habits(layout, options, probe, connection)
         case = Case(
             layout=layout,
-            options=self.sized(options, habits, probe, connects=connects),
+            options=self.sized(options, habits, probe),
             habits=habits,
             environment=switches,
             connection=connection,
@@ -257,7 +257,7 @@ class _Draw:
         )
 
     def sized(
-        self, options: SchedulerOptions, habits: Habits, probe: Scheduler, *, connects: bool
+        self, options: SchedulerOptions, habits: Habits, probe: Scheduler
     ) -> SchedulerOptions:
         """Steps and a pool that fit the traffic."""
         longest, drafts = habits.max_prompt_tokens, options.num_speculative_tokens
@@ -276,10 +276,6 @@ class _Draw:
             probe.kv_cache_config, replace(options, max_num_batched_tokens=budget + in_flight)
         )
         room = self.pick(1.02, 1.1, 1.3, 1.7, 2.5, 4.0, 7.0)
-        if connects and options.policy == "priority":
-            # Requests that wait with loaded blocks starve those of a higher priority
-            # (test_vllm_defects.py), unless there is room for all.
-            room = float(habits.max_alive)
         return replace(
             options,
             num_blocks=1 + ceil(need * room),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COMPLETE_STEPS = 200_000
 _COUNTS = (
     *("requests", "hits", "hit tokens", "preemptions", "aborts", "loads", "failed loads"),
-    *("resets", "sleeps"),
+    *("starved", "resets", "sleeps"),
 )
 
 
