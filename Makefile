@@ -8,7 +8,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
-# Of `make soak`: the random cases, and how long.
+# Of `make soak`: which random cases, and for how long.
 SEED ?= 0
 MINUTES ?= 30
 # vLLM releases that the patch table is planned against, beside the one it is written for.
@@ -47,8 +47,9 @@ serve: setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.1:8000, ev
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port 8000
 
-test: setup other-vllm lint  ## Lint, types and the whole test suite.
+test: setup other-vllm lint  ## Lint, types, the whole test suite and three minutes of soak.
 	$(BIN)/python -m pytest -n $(JOBS) tests
+	$(MAKE) soak MINUTES=3 SEED=$$(git rev-list --count HEAD 2>/dev/null || echo 0)
 
 test-fast: setup  ## The unit tests alone.
 	$(BIN)/python -m pytest -n $(JOBS) tests/ut

@@ -162,6 +162,10 @@ def simpler_cases(case: Case) -> Iterator[Case]:
     for name, value in simple.items():
         if getattr(options, name) != value:
             yield replace(case, options=replace(options, **{name: value}))
+    if options.num_blocks is not None and options.num_blocks < _ROOMY_BLOCKS:
+        # It takes pressure, which a smaller pool has with fewer requests.
+        for number in _less(options.num_blocks):
+            yield replace(case, options=replace(options, num_blocks=number))
     layout = case.layout
     if layout.mtp:
         options = replace(case.options, num_speculative_tokens=0)

@@ -22,21 +22,18 @@ from tests.soak.text import describe_recording
 
 _SEED = 3
 _MAX_STEPS = 5000
-_SHRINK_S = 30.0
+_SHRINK_S = 20.0
 # Requests, and steps between them where the order of events matters.
-_MAX_OPERATIONS = 12
+_MAX_OPERATIONS = 14
 
 PLANTS: tuple[Plant, ...] = (
     bugs.hash_without_extra_keys,
     bugs.hash_rows_instead_of_tokens,
-    bugs.lend_blocks_behind_the_hit,
     bugs.free_windows_too_early,
     bugs.forget_to_reference_hits,
     bugs.keep_keys_of_evicted_blocks,
     bugs.ignore_successors,
-    partial_bugs.free_the_source_before_dispatch,
     partial_bugs.never_make_the_copies,
-    partial_bugs.trust_drafts_in_sparse_state,
 )
 
 
