@@ -8,10 +8,13 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+# Of `make soak`: which random cases, and for how long.
+SEED ?= 0
+MINUTES ?= 30
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay serve test test-fast lint docs docs-pages bench ledger other-vllm \
+.PHONY: help setup replay serve test test-fast soak lint docs docs-pages bench ledger other-vllm \
         lock clean
 
 help:  ## Show this list.
@@ -44,11 +47,15 @@ serve: setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.1:8000, ev
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port 8000
 
-test: setup other-vllm lint  ## Lint, types and the whole test suite.
+test: setup other-vllm lint  ## Lint, types, the whole test suite and three minutes of soak.
 	$(BIN)/python -m pytest -n $(JOBS) tests
+	$(MAKE) soak MINUTES=3 SEED=$$(git rev-list --count HEAD 2>/dev/null || echo 0)
 
 test-fast: setup  ## The unit tests alone.
 	$(BIN)/python -m pytest -n $(JOBS) tests/ut
+
+soak: setup  ## Random layouts, switches and traffic through the content oracle (SEED, MINUTES, JOBS).
+	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES) --jobs $(JOBS) --out soak-out
 
 lint: setup  ## ruff, mypy, and the generated patch ledger.
 	$(BIN)/ruff check .
@@ -87,4 +94,4 @@ lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .uv replay-out tiny-dsv4 site
+	rm -rf $(VENV) .venv-vllm .uv replay-out soak-out tiny-dsv4 site

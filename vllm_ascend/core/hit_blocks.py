@@ -45,7 +45,8 @@ def blocks_for_next_chunk(
     *,
     is_admission: bool,
     is_sparse: bool,
-    num_draft_tokens: int,
+    max_step_tokens: int,
+    max_model_len: int,
 ) -> int:
     """Return the blocks that one group needs to let a request in, or to go on behind its hit.
 
@@ -57,21 +58,25 @@ def blocks_for_next_chunk(
     Args:
         num_tokens: Tokens that the request must have room for, drafts included.
         is_sparse: Null blocks stand where nobody reads the group's rows.
-        num_draft_tokens: Drafts that may be in flight.
+        max_step_tokens: Tokens of one step, and the drafts that may have to be computed anew.
     """
-    is_capped = is_admission and not group.is_downward_closed
+    is_windowed = not group.is_downward_closed
     blocks = group.manager.get_num_blocks_to_allocate(
         request_id,
         num_tokens,
         hit_blocks,
         total_computed_tokens,
         num_tokens_main_model,
-        apply_admission_cap=is_admission and group.is_downward_closed,
+        apply_admission_cap=is_admission and not is_windowed,
     )
-    cap = group.manager._max_admission_blocks_per_request
-    if not is_capped or cap is None:
+    is_bounded = is_windowed and group.manager._max_admission_blocks_per_request is not None
+    if not (is_admission and is_bounded):
         return blocks
     if is_sparse:
         # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
         blocks += cdiv(group.window, group.block_tokens) + 1
-    return min(blocks, cap + cdiv(num_draft_tokens, group.block_tokens))
+    spec = group.manager.kv_cache_spec
+    cap = spec.max_admission_blocks_per_request(max_step_tokens, max_model_len)
+    # What a connector has loaded is held already, and given back as the window moves on.
+    held = group.manager.req_to_blocks.get(request_id, ())
+    return min(blocks, max(cap - sum(not block.is_null for block in held), 0))

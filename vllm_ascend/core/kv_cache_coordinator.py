@@ -110,7 +110,7 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
         A hit that ends inside a block needs one more for the copy.
         """
         record = self._records.get(request_id)
-        if record is not None and record.capacity:
+        if record is not None and record.capacity and not apply_admission_cap:
             # It is running: a group that has blocks enough needs none, and most have.
             return sum(
                 group.manager.get_num_blocks_to_allocate(
@@ -139,7 +139,8 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
                 num_tokens_main_model,
                 is_admission=apply_admission_cap,
                 is_sparse=self._sparse_state.is_sparse(group),
-                num_draft_tokens=self._num_draft_tokens,
+                max_step_tokens=self._max_num_batched_tokens + self._num_draft_tokens,
+                max_model_len=self.max_model_len,
             )
             for group in self._groups
         )
@@ -168,9 +169,32 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
     ) -> None:
         """Take a hit's blocks; a block that it ends inside is replaced by a private copy.
 
-        Everything is referenced before the first copy is allocated, so that no allocation can
-        take what the same hit rests on.
+        Everything is referenced before anything is allocated, so that no allocation can take what
+        the same hit rests on. vLLM goes through the groups one by one: what the first allocates
+        for external tokens could be what the second is about to reference.
         """
+        num_tokens = num_local_computed_tokens + num_external_computed_tokens
+        kept: list[KVCacheBlock] = []
+        if num_external_computed_tokens:
+            for group in self._groups:
+                skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
+                kept += new_computed_blocks[group.id][skipped:]
+        self.block_pool.touch(kept)
+        self._take_computed_blocks(
+            request_id,
+            new_computed_blocks,
+            num_local_computed_tokens,
+            num_external_computed_tokens,
+        )
+        self.block_pool.free_blocks(kept)
+
+    def _take_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Blocks,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
         if not self._changes_caching:
             super().allocate_new_computed_blocks(
                 request_id,

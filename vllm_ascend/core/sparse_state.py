@@ -70,7 +70,8 @@ class SparseState:
             if record is None or record.request is None:
                 return range(first_ordinal, end_ordinal)
             resumed_at = max(num_main_tokens - self._num_draft_tokens, 0)
-            ranges = [(group.tail_start(resumed_at), num_tokens)]
+            # +1: the next token's row is written beside those of this step, and read after it.
+            ranges = [(group.tail_start(resumed_at), num_tokens + 1)]
             boundaries = self._read_boundaries(record, num_main_tokens)
             ranges += [(group.tail_start(boundary), boundary) for boundary in boundaries]
             return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)

@@ -85,16 +85,20 @@ class PrefixDigests:
             raise IndexError(f"{num_tokens} of {self._length} tokens")
         return int(self._sums[num_tokens])
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append many tokens at once."""
+    def extend(self, tokens: Sequence[int], contents: Sequence[int] | None = None) -> None:
+        """Append many tokens at once.
+
+        Args:
+            tokens: their ids.
+            contents: what the model reads in their place, see `contents`; the ids by default.
+        """
         start, count = self._length, len(tokens)
         if not count:
             return
         self._reserve(start + count)
         positions = np.arange(start + 1, start + count + 1, dtype=np.uint64)
-        pairs = np.asarray(tokens, dtype=np.int64).astype(np.uint64) + positions * np.uint64(
-            _POSITION
-        )
+        values = np.asarray(tokens if contents is None else contents, dtype=np.int64)
+        pairs = values.astype(np.uint64) + positions * np.uint64(_POSITION)
         sums = self._sums
         sums[start + 1 : start + count + 1] = np.cumsum(_mix_array(pairs), dtype=np.uint64)
         sums[start + 1 : start + count + 1] += sums[start]

@@ -58,6 +58,7 @@ class RequestState:
         num_rejected_tokens: drafts rejected in the last step; an asynchronous scheduler does
             not know of them yet and counts them as computed.
         draft_token_ids: proposed for the next step.
+        pools: it asks for an embedding, so nothing is sampled.
     """
 
     life: Life
@@ -66,6 +67,7 @@ class RequestState:
     num_computed_tokens: int
     num_rejected_tokens: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
+    pools: bool = False
 
     @property
     def request_id(self) -> str:

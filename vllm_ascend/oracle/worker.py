@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-from vllm_ascend.oracle.digests import PrefixDigests
+from vllm_ascend.oracle.contents import digests_of
 from vllm_ascend.oracle.drafting import FakeModel
 from vllm_ascend.oracle.errors import ContentViolation
 from vllm_ascend.oracle.groups import GroupRules, Kind, rules_of_groups
@@ -23,6 +24,8 @@ from vllm_ascend.oracle.shadow_memory import Life, ShadowMemory
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+
+_POOLED = torch.zeros(1)
 
 
 class ShadowWorker:
@@ -62,7 +65,7 @@ class ShadowWorker:
             continuation=options.continuation,
         )
         self._requests: dict[str, RequestState] = {}
-        self._last_request_ids: list[str] = []
+        self.last_request_ids: list[str] = []
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Execute one step. Call it right after `schedule()` returned.
@@ -84,20 +87,25 @@ class ShadowWorker:
             self.num_steps += 1
             self.num_tokens += output.total_num_scheduled_tokens
         request_ids = list(output.num_scheduled_tokens)
-        self._last_request_ids = request_ids
+        self.last_request_ids = request_ids
         return ModelRunnerOutput(
             req_ids=request_ids,
             req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
             sampled_token_ids=[span.sampled_token_ids for span in spans],
+            pooler_output=[self._pool(span) for span in spans],
         )
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Drafts for the requests of the last step, for `scheduler.update_draft_token_ids`."""
         if not self._num_drafts or self._is_async:
             return None
-        request_ids = [r for r in self._last_request_ids if r in self._requests]
+        request_ids = [r for r in self.last_request_ids if r in self._requests]
         drafts = [list(self._requests[r].draft_token_ids) for r in request_ids]
         return DraftTokenIds(request_ids, drafts)
+
+    def lose_memory(self) -> None:
+        """Forget what every row holds, as a worker that gives its KV cache's memory up."""
+        self._memory.wipe(range(len(self._memory.owner)))
 
     def tokens(self, request_id: str) -> list[int]:
         """All tokens of a request that the worker has not been told is finished, a copy."""
@@ -125,7 +133,7 @@ class ShadowWorker:
             self._requests.pop(request_id, None)
         cached = output.scheduled_cached_reqs
         new_ids = {request.req_id for request in output.scheduled_new_reqs}
-        self._guard.start_step(new_ids | cached.resumed_req_ids)
+        self._guard.start_step(self._newcomers(output))
         self._memory.wipe(output.new_block_ids_to_zero or ())
         for request in output.scheduled_new_reqs:
             self._add(request)
@@ -138,13 +146,18 @@ class ShadowWorker:
             for request_id in new_ids | cached.resumed_req_ids:
                 self._spoil_behind_hit(self._requests[request_id])
 
+    def _newcomers(self, output: SchedulerOutput) -> set[str]:
+        """Requests whose look-up may have met blocks that others are given in this step."""
+        new_ids = {request.req_id for request in output.scheduled_new_reqs}
+        return new_ids | output.scheduled_cached_reqs.resumed_req_ids
+
     def _add(self, request: NewRequestData) -> None:
         life = Life(request.req_id)
-        lora = request.lora_request.lora_name if request.lora_request else None
         known = self._scheduler.requests.get(request.req_id)
-        key: Hashable = (known.cache_salt if known else None, lora)
-        digests = PrefixDigests(key, request.prompt_token_ids or ())
-        self._requests[request.req_id] = state = RequestState(life, digests, [], 0)
+        digests = digests_of(request, cache_salt=known.cache_salt if known else None)
+        self._requests[request.req_id] = state = RequestState(
+            life, digests, [], 0, pools=request.pooling_params is not None
+        )
         self._replace_tables(state, request.block_ids, request.num_computed_tokens)
 
     def _continue(self, cached: CachedRequestData, index: int) -> None:
@@ -229,7 +242,7 @@ class ShadowWorker:
                 f"is to compute tokens [{start}, {num_real}) of {len(state.digests)}",
                 request_id=request_id,
             )
-        if num_real == len(state.digests):
+        if num_real == len(state.digests) and not state.pools:
             if self._is_async:
                 drafts = state.draft_token_ids[: len(drafts)]
             span.sampled_token_ids = self._model.verify(request_id, state.digests, drafts)
@@ -237,11 +250,16 @@ class ShadowWorker:
             span.valid_end += span.num_accepted
         return span
 
+    def _pool(self, span: Span) -> torch.Tensor | None:
+        """What an embedding request ends with: anything, once all of its prompt is computed."""
+        state = span.state
+        return _POOLED if state.pools and span.end == len(state.digests) else None
+
     def _finish_span(self, span: Span) -> None:
         state = span.state
         state.num_computed_tokens = span.valid_end
         state.num_rejected_tokens = span.end - span.valid_end
-        if self._num_drafts:
+        if self._num_drafts and not state.pools:
             state.draft_token_ids = self._model.propose(
                 state.request_id, state.digests, self._num_drafts
             )

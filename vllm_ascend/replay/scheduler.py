@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -28,6 +29,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
@@ -135,7 +137,6 @@ def make_request(
 ) -> Request:
     """Return a request hashed as the scheduler's engine would hash it; nothing is enqueued."""
     sampling_params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
-    hash_block_size = scheduler.kv_cache_manager.block_pool.hash_block_size
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
@@ -145,9 +146,15 @@ def make_request(
         lora_request=lora,
         cache_salt=cache_salt,
         priority=priority,
-        block_hasher=kv_cache_utils.get_request_block_hasher(
-            hash_block_size, get_hash_fn_by_name(_HASH_ALGORITHM)
-        ),
+        block_hasher=block_hasher(scheduler),
+    )
+
+
+def block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHash]]:
+    """Return what hashes the requests of a scheduler, as its engine would."""
+    return kv_cache_utils.get_request_block_hasher(
+        scheduler.kv_cache_manager.block_pool.hash_block_size,
+        get_hash_fn_by_name(_HASH_ALGORITHM),
     )
 
 

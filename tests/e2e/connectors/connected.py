@@ -16,8 +16,9 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
 
-from tests.e2e.core.engine import Engine
+from tests.e2e.core.engine import Engine, Oracle
 from vllm_ascend.oracle import OracleOptions, ShadowWorker
 from vllm_ascend.oracle.request_state import RequestState
 from vllm_ascend.oracle.shadow_memory import Life
@@ -35,6 +36,7 @@ class ConnectedWorker(ShadowWorker):
         super().__init__(scheduler, options)
         self.connector: Any = None
         self._loaded: dict[str, dict[int, Life]] = {}
+        self._loading: set[str] = set()
 
     @property
     def memory(self) -> Any:
@@ -85,6 +87,16 @@ class ConnectedWorker(ShadowWorker):
         super()._update_requests(output)
         self.connector.start_load_kv(None)
 
+    def _newcomers(self, output: SchedulerOutput) -> set[str]:
+        # One that starts to wait for its load was looked up, although it does not run.
+        before = self._loading
+        self._loading = {
+            request_id
+            for request_id, request in self._scheduler.requests.items()
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+        }
+        return super()._newcomers(output) | (self._loading - before)
+
     def _replace_tables(self, state: RequestState, *args: Any) -> None:
         super()._replace_tables(state, *args)
         # Blocks that it is given again later hold nothing of it.
@@ -109,12 +121,14 @@ class ConnectedEngine(Engine):
         handed_over: request id -> the transfer parameters that it ended with.
     """
 
+    worker: ConnectedWorker
+
     def __init__(
         self,
         layout: KVLayout,
         options: SchedulerOptions,
         transfer: KVTransferConfig,
-        oracle: OracleOptions | None = None,
+        oracle: Oracle | None = None,
         **hf_config: Any,
     ) -> None:
         make_config = replay_scheduler._vllm_config
@@ -128,7 +142,6 @@ class ConnectedEngine(Engine):
 
         with mock.patch.object(replay_scheduler, "_vllm_config", with_connector):
             super().__init__(layout, options, oracle)
-        self.worker: ConnectedWorker = ConnectedWorker(self.scheduler, oracle)
         self.worker.connector = self.make_worker_connector()
         self.worker.connector.worker = self.worker
         self.handed_over: dict[str, dict[str, Any]] = {}
@@ -143,6 +156,10 @@ class ConnectedEngine(Engine):
         self.scheduler._connector_finished = note  # type: ignore[method-assign]
         self._since = time.monotonic()
 
+    def make_worker(self, oracle: OracleOptions | None) -> ConnectedWorker:
+        """Return what executes the steps."""
+        return ConnectedWorker(self.scheduler, oracle)
+
     def make_worker_connector(self) -> Any:
         """Return the worker's half of the connector."""
         return KVConnectorFactory.create_connector(
@@ -153,7 +170,7 @@ class ConnectedEngine(Engine):
         """One turn; also while finished requests wait for their blocks to be handed over."""
         if super().step(between):
             return True
-        if not self.scheduler.requests:
+        if not any(request.is_finished() for request in self.scheduler.requests.values()):
             return False
         output = self.scheduler.schedule()
         self.scheduler.update_from_output(output, self.worker.execute(output))

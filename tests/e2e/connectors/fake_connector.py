@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.v1.request import RequestStatus
 
 from vllm_ascend.core.specs import group_specs, tokens_per_block
+from vllm_ascend.oracle.contents import digests_of
 from vllm_ascend.oracle.digests import GARBAGE, PrefixDigests
 from vllm_ascend.oracle.groups import Kind
 
@@ -28,7 +29,7 @@ class Load:
     """Blocks that a request waits for.
 
     Attributes:
-        tokens: All of the request's.
+        digests: Of all its tokens.
         num_tokens: So many of them are to be in the cache.
         placed: Per group, (ordinal, block id).
         fails: It will not arrive.
@@ -36,8 +37,7 @@ class Load:
     """
 
     request_id: str
-    key: Any
-    tokens: list[int]
+    digests: PrefixDigests
     num_tokens: int
     placed: list[list[tuple[int, int]]]
     fails: bool
@@ -69,6 +69,7 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
         self.received: set[str] = set()
         self.sends: dict[str, tuple[int, list[list[int]], list[np.ndarray]]] = {}
         self.invalid: set[int] = set()
+        self.num_loaded = self.num_failed = 0
         self.worker: Any = None
 
     # Scheduler
@@ -95,12 +96,14 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
         num_tokens, is_async = self._asked(request, blocks, num_external_tokens)
         self.offered[name] = num_tokens, is_async
         start = num_tokens - num_external_tokens
-        lora = request.lora_request.lora_name if request.lora_request else None
         self.orders.loads.append(
             Load(
                 name,
-                (request.cache_salt, lora),
-                list(request.all_token_ids),
+                digests_of(
+                    request,
+                    cache_salt=request.cache_salt,
+                    output_token_ids=request.output_token_ids,
+                ),
                 num_tokens,
                 [
                     [
@@ -165,11 +168,13 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
             self.loads.remove(load)
             ids = {block_id for placed in load.placed for _, block_id in placed}
             if load.fails:
+                self.num_failed += 1
                 self.invalid |= ids
                 continue
-            digests = PrefixDigests(load.key, load.tokens).array
+            digests = load.digests.array
             for group_id, placed in enumerate(load.placed):
                 self._write(group_id, placed, load.num_tokens, digests)
+            self.num_loaded += 1
             self.worker.has_loaded(ids)
 
     def _write(self, group_id, placed, num_tokens, digests) -> None:
@@ -211,3 +216,9 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self):
         pass
+
+
+class WholeBlockConnector(FakeConnector):
+    """One that copes neither with hits inside blocks nor with hashes of granules."""
+
+    knows_granules = False

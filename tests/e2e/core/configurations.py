@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
 
-from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, SlidingWindowSpec
 
 from tests.e2e.core import layouts
 from tests.e2e.core.workload import Traffic
@@ -263,11 +263,15 @@ class Configuration:
 def _blocks_of_longest_request(
     configuration: Configuration, common: tuple[tuple[str, object], ...]
 ) -> int:
-    """What a request of the greatest length holds at most, over all groups."""
     options = SchedulerOptions(num_blocks=1000, **dict(common))  # type: ignore[arg-type]
     scheduler = build_scheduler(configuration.layout, options)
+    return blocks_of_longest_request(scheduler.kv_cache_config, options)
+
+
+def blocks_of_longest_request(kv_cache_config: KVCacheConfig, options: SchedulerOptions) -> int:
+    """What a request of the greatest length holds at most, over all groups."""
     blocks = 0
-    for group in scheduler.kv_cache_config.kv_cache_groups:
+    for group in kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
         if isinstance(spec, SlidingWindowSpec):
             blocks += spec.max_admission_blocks_per_request(

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
@@ -17,15 +16,17 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_ascend.oracle import OracleOptions, ShadowWorker, check_drained, check_integrity
 from vllm_ascend.replay.layouts import KVLayout
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
-from vllm_ascend.replay.worker import Worker
 
 # As many batches as vLLM's EngineCore keeps in flight with asynchronous scheduling.
 _BATCHES_IN_FLIGHT = 2
 _MAX_IDLE_TURNS = 20
 
+# How strict the proof is, or what decides so once the scheduler is there.
+Oracle = OracleOptions | Callable[[Scheduler], OracleOptions]
+
 
 class Engine:
-    """Drives one scheduler; every step is verified, unless it is given another worker.
+    """Drives one scheduler; every step is verified.
 
     Attributes:
         hits: request id -> hit tokens at its first scheduling.
@@ -35,15 +36,10 @@ class Engine:
     """
 
     def __init__(
-        self,
-        layout: KVLayout,
-        options: SchedulerOptions,
-        oracle: OracleOptions | None = None,
-        make_worker: Callable[[Scheduler], Worker] | None = None,
+        self, layout: KVLayout, options: SchedulerOptions, oracle: Oracle | None = None
     ) -> None:
         self.scheduler: Scheduler = build_scheduler(layout, options)
-        verifying = partial(ShadowWorker, options=oracle)
-        self.worker: Any = (make_worker or verifying)(self.scheduler)
+        self.worker = self.make_worker(oracle(self.scheduler) if callable(oracle) else oracle)
         self.requests: dict[str, Request] = {}
         self.hits: dict[str, int] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -51,6 +47,10 @@ class Engine:
         self._is_async = isinstance(self.scheduler, AsyncScheduler)
         self.idle_turns = 0
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+
+    def make_worker(self, oracle: OracleOptions | None) -> ShadowWorker:
+        """Return what executes the steps."""
+        return ShadowWorker(self.scheduler, oracle)
 
     @property
     def manager(self):
@@ -63,9 +63,12 @@ class Engine:
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int, **kwargs) -> Request:
         """Enqueue a request."""
-        request = make_request(self.scheduler, request_id, prompt, max_tokens, **kwargs)
-        self.requests[request_id] = request
-        self.outputs[request_id] = []
+        return self.submit(make_request(self.scheduler, request_id, prompt, max_tokens, **kwargs))
+
+    def submit(self, request: Request) -> Request:
+        """Enqueue a request that is made already."""
+        self.requests[request.request_id] = request
+        self.outputs[request.request_id] = []
         self.scheduler.add_request(request)
         return request
 
@@ -115,6 +118,27 @@ class Engine:
     def reset(self, *, busy: bool = False) -> bool:
         """Reset the prefix cache; with `busy`, by preempting all running requests."""
         return self.scheduler.reset_prefix_cache(reset_running_requests=busy)
+
+    def sleep(self, level: int, mode: str) -> None:
+        """Do to the scheduler what EngineCore's `sleep` does; adds are queued from then on.
+
+        Args:
+            level: From 1 on the KV cache's memory is given up as well.
+            mode: What becomes of requests: `abort`, `wait` for those that run, or `keep` them.
+        """
+        if mode == "abort":
+            self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+        self.scheduler.set_pause_state(state)
+        self.run()
+        if level >= 1:
+            assert self.reset(busy=True), "the cache could not be reset before the engine sleeps"
+            self.scheduler.reset_encoder_cache()
+            self.worker.lose_memory()
+
+    def wake_up(self) -> None:
+        """Go on scheduling."""
+        self.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def check(self) -> None:
         """Check the invariants of pool, queue, index and tables."""

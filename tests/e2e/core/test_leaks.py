@@ -20,6 +20,7 @@ from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.workload import Workload
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.replay.worker import SamplingWorker
 
 # Everything that can be on, and the other ways of keeping blocks.
@@ -38,11 +39,19 @@ _NUM_PASSING_OBJECTS = 100
 Switch = Callable[[Mapping[str, str]], None]
 
 
+class UnverifiedEngine(Engine):
+    """Drives a scheduler without the oracle, whose memory grows with what it has seen."""
+
+    def make_worker(self, oracle: OracleOptions | None) -> SamplingWorker:
+        """Samples tokens, and reads no rows."""
+        return SamplingWorker(self.scheduler)
+
+
 class Traffic:
     """Random traffic on one engine, a cell of the grid."""
 
     def __init__(self, cell: Configuration) -> None:
-        self.engine = Engine(cell.layout, cell.options(1.0), make_worker=SamplingWorker)
+        self.engine = UnverifiedEngine(cell.layout, cell.options(1.0))
         # Many short requests rather than a few long ones.
         traffic = replace(cell.traffic, max_output_tokens=8, arrival=0.9)
         self._workload = Workload(self.engine, traffic, seed=0)

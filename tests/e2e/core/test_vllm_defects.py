@@ -8,13 +8,21 @@ release that fixes one makes its test fail, and the exclusion in configurations.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from vllm.config import KVTransferConfig
 
+from tests import soak
+from tests.e2e.core import layouts
 from tests.e2e.core.configurations import CASES, MODES, Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
-from tests.e2e.core.workload import Workload
-from vllm_ascend.oracle import ContentViolation, OracleOptions
+from tests.e2e.core.workload import Traffic, Workload
+from tests.soak.case import Recording
+from tests.soak.driver import Driver, PatientEngine
+from tests.soak.recipes import Layer, LayoutRecipe
+from vllm_ascend.oracle import ContentViolation, IntegrityError, OracleOptions
+from vllm_ascend.replay.scheduler import SchedulerOptions
 
 
 def run(make_engine: MakeEngine, case: str, mode: str, oracle: OracleOptions, **traffic) -> None:
@@ -75,3 +83,51 @@ def test_new_blocks_of_full_attention_are_noted_for_ever(make_engine: MakeEngine
             sum(len(m.new_block_ids) for m in engine.manager.coordinator.single_type_managers)
         )
     assert noted[1] > 1.5 * noted[0] > 0
+
+
+def test_a_failed_load_resumes_where_its_window_has_gone(switch) -> None:
+    """The request is cut back to its last valid block, and nothing in front of it was loaded."""
+    transfer = KVTransferConfig(
+        kv_connector="FakeConnector",
+        kv_connector_module_path="tests.e2e.connectors.fake_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"seed": 0, "failures": 0.5, "unit": 4},
+    )
+    layout = LayoutRecipe("hybrid", 4, (Layer("sliding", 4, window=4),)).build()
+    options = SchedulerOptions(num_blocks=200, max_num_batched_tokens=32, max_model_len=80)
+    engine = PatientEngine(layout, options, transfer, RELAXED)
+    with pytest.raises(ContentViolation, match="reads the null block"):
+        Workload(engine, Traffic(4, 48, 12, busy_reset=0.0), 0).run(400)
+
+
+def test_external_tokens_take_what_another_group_has_hit(make_engine: MakeEngine) -> None:
+    """A group allocates blocks for them before the next one has referenced its part of the hit."""
+    options = SchedulerOptions(num_blocks=80, max_num_batched_tokens=32, max_model_len=64)
+    engine = make_engine(lambda: layouts.gemma_like(4, 9), options)
+    manager, prompt = engine.manager, list(range(16))
+    engine.add("first", [*prompt, 50], 1)
+    engine.run()
+    request = engine.add("second", [*prompt, *range(20)], 1)
+    blocks, hit = manager.get_computed_blocks(request)
+    assert hit == 16
+    # What is hit has been used least recently.
+    pool = manager.block_pool
+    hit_ids = {block.block_id for group in blocks.blocks for block in group if not block.is_null}
+    others = [b for b in pool.free_block_queue.get_all_free_blocks() if b.block_id not in hit_ids]
+    pool.touch(others)
+    pool.free_blocks(others)
+    assert manager.allocate_slots(request, 4, hit, blocks, num_external_computed_tokens=1)
+    with pytest.raises(IntegrityError, match="its key is of group"):
+        engine.check()
+
+
+def test_requests_that_wait_with_loaded_blocks_starve_each_other() -> None:
+    """Each of them waits for blocks that another holds, for ever; a client has to give up."""
+    path = Path(soak.__file__).parent / "cases" / "requests-that-wait-with-loaded-blocks.json"
+    recording = Recording.load(path)
+    driver = Driver(recording.case, check_every=1)
+    for operation in recording.operations:
+        driver.apply(operation)
+    driver.finish()
+    assert isinstance(driver.engine, PatientEngine) and driver.engine.num_starved

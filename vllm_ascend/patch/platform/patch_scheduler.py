@@ -20,7 +20,7 @@ from vllm_ascend.core.connector_rules import ConnectorQuery, knows_granules
 from vllm_ascend.core.failed_loads import blocks_to_evict, is_affected
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.scheduler_facts import coordinators_told
-from vllm_ascend.core.specs import group_specs, tokens_per_block
+from vllm_ascend.core.specs import group_specs, is_windowed, tokens_per_block
 from vllm_ascend.patch.features import (
     CONNECTORS,
     KV_EVENTS,
@@ -73,10 +73,12 @@ def wrap_handle_invalid_blocks(original: Callable) -> Callable:
     ) -> set[str]:
         """Fail or restart the requests that rest on blocks which a connector could not load.
 
-        vLLM cuts a request back to its last valid block. With several groups that is no place to
-        resume at: windows behind it are gone. So the request starts anew, with whatever it hits.
+        vLLM cuts a request back to its last valid block. With windows that is no place to resume
+        at: those behind it are gone. So the request starts anew, with whatever it hits.
         """
-        if len(self.kv_cache_config.kv_cache_groups) == 1:
+        specs = group_specs(self.kv_cache_config)
+        is_ours = isinstance(self.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator)
+        if len(specs) == 1 and not (is_ours and is_windowed(specs[0])):
             return original(self, invalid_block_ids, num_scheduled_tokens or {})
 
         def affected(requests: list[Request]) -> list[Request]:

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests.soak``: random cases through the content oracle, until time runs out."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tests.soak.pool import Budget, Soak, executor_of, replay_case
+from tests.soak.summary import Summary
+
+if TYPE_CHECKING:
+    from tests.soak.case import Recording
+    from tests.soak.episode import Result
+
+_DEFAULT_MINUTES = 3.0
+_INTERRUPTED = 130
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    seed: Annotated[int, typer.Option(help="Episode i of a seed is the same for ever.")] = 0,
+    minutes: Annotated[
+        float | None, typer.Option(help="Start no episode after this time.", min=0)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Start no episode after so many steps.", min=1)
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for cases and summary.json.")] = Path(
+        "soak-out"
+    ),
+    episode: Annotated[
+        int | None, typer.Option(help="Run this episode of the seed and no other.", min=0)
+    ] = None,
+    case: Annotated[Path | None, typer.Option(help="Replay this case and nothing else.")] = None,
+) -> None:
+    """Feed random cases to real schedulers; every step is verified by the content oracle.
+
+    Exit codes: 0; 1 if anything failed or was left out; 130 if interrupted.
+    """
+    console = Console(emoji=False, highlight=False)
+    if case is not None:
+        with executor_of(1) as executor:
+            recording = executor.submit(replay_case, case).result()
+        show_recording(console, recording, case)
+        raise typer.Exit(1 if recording.failure else 0)
+    if minutes is None and steps is None:
+        minutes = _DEFAULT_MINUTES
+    out.mkdir(parents=True, exist_ok=True)
+    console.print(f"soak: seed {seed}, {jobs} processes, results in {out}", markup=False)
+    episodes = count() if episode is None else [episode]
+    budget = Budget(None if minutes is None else 60 * minutes, steps)
+
+    def show_failure(result: Result) -> None:
+        console.print(f"episode {result.episode} of seed {seed} failed", style="red")
+        if result.recording is None and result.failure is not None:
+            console.print(result.failure.text, markup=False, soft_wrap=True)
+        elif result.recording is not None:
+            path = out / f"case-{result.recording.name}.json"
+            show_recording(console, result.recording, path)
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting")
+
+        def show_progress(summary: Summary) -> None:
+            text = f"{summary.steps:,} steps, {summary.episodes:,} episodes"
+            progress.update(task, description=f"{text}, {len(summary.failures)} failures")
+
+        summary = Soak(seed, out, on_progress=show_progress, on_failure=show_failure).run(
+            episodes, budget, jobs
+        )
+    summary.print(console)
+    summary.write(out / "summary.json")
+    if summary.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+    raise typer.Exit(0 if summary.is_good else 1)
+
+
+def show_recording(console: Console, recording: Recording, path: Path) -> None:
+    """Print a case for people."""
+    from tests.soak.text import describe_recording  # imports vLLM, which the others wait for
+
+    console.print(describe_recording(recording, path), markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A case: everything that decides an episode, as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.core.workload import Traffic
+from tests.soak.operations import Operation, from_data, to_data
+from tests.soak.recipes import Layer, LayoutRecipe
+from vllm_ascend.replay.scheduler import SchedulerOptions
+
+
+@dataclass(frozen=True)
+class Habits(Traffic):
+    """What requests look like beyond plain prompts, and what operators do, per engine step.
+
+    Attributes:
+        with_images: share of prompts that hold a multimodal item.
+        with_embeds: share of prompts that come as embeddings.
+        with_prompt_logprobs: share of requests that must not read the cache.
+        sleep: how often the engine is put to sleep.
+        sleep_modes: `level mode` pairs that may be asked for.
+        pools: all requests ask for embeddings instead of answers.
+        num_steps: steps of the episode, not counting those in which the last requests end.
+    """
+
+    with_images: float = 0.0
+    with_embeds: float = 0.0
+    with_prompt_logprobs: float = 0.05
+    sleep: float = 0.0
+    sleep_modes: tuple[str, ...] = ()
+    pools: bool = False
+    num_steps: int = 200
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A KV connector that loads at once, late, or not at all.
+
+    Attributes:
+        seed: of what it brings to whom.
+        failures: share of asynchronous loads that fail.
+        unit: tokens; it often brings multiples of this.
+        policy: `kv_load_failure_policy`.
+        knows_granules: whether it copes with hits that end inside blocks.
+    """
+
+    seed: int
+    failures: float
+    unit: int
+    policy: str
+    knows_granules: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything but the operations.
+
+    Attributes:
+        environment: the project's variables.
+        encoder_tokens: what the encoder computes per step, and what its cache holds.
+        seed: of the drafter's luck and of the traffic.
+    """
+
+    layout: LayoutRecipe
+    options: SchedulerOptions
+    habits: Habits
+    environment: dict[str, str] = field(default_factory=dict)
+    connection: Connection | None = None
+    encoder_tokens: int = 64
+    acceptance: float = 0.6
+    seed: int = 0
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Case:
+        """The case that `asdict` made it from, through JSON."""
+        values = dict(data)
+        layout = dict(values.pop("layout"))
+        layers = tuple(Layer(**layer) for layer in layout.pop("layers"))
+        habits = dict(values.pop("habits"))
+        habits["sleep_modes"] = tuple(habits["sleep_modes"])
+        connection = values.pop("connection")
+        return cls(
+            layout=LayoutRecipe(layers=layers, **layout),
+            options=SchedulerOptions(**values.pop("options")),
+            habits=Habits(**habits),
+            connection=connection and Connection(**connection),
+            **values,
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An episode that can be replayed.
+
+    Attributes:
+        name: `SEED-EPISODE`.
+        failure: what went wrong, if anything did.
+    """
+
+    name: str
+    case: Case
+    operations: tuple[Operation, ...]
+    failure: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, an operation per line."""
+        operations = ",\n".join(f"  {json.dumps(to_data(op))}" for op in self.operations)
+        head = {"name": self.name, "failure": self.failure, "case": asdict(self.case)}
+        text = json.dumps(head, indent=1)
+        path.write_text(f'{text[:-2]},\n "operations": [\n{operations}\n ]\n}}\n')
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: the file is no recording.
+        """
+        try:
+            data = json.loads(path.read_text())
+            operations = _operations(data["operations"])
+            return cls(data["name"], Case.from_data(data["case"]), operations, data["failure"])
+        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is no recording of the soak: {error!r}") from error
+
+
+def _operations(data: Sequence[dict[str, Any]]) -> tuple[Operation, ...]:
+    return tuple(map(from_data, data))

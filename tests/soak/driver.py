@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One real engine that operations are applied to, every step verified."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.config import KVTransferConfig
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+
+import vllm_ascend.patch.platform  # noqa: F401  (installs the patches)
+from tests.e2e.connectors.connected import ConnectedEngine
+from tests.e2e.core.engine import Engine
+from tests.soak import requests
+from tests.soak.case import Case, Connection
+from tests.soak.features import features_of, features_of_request
+from tests.soak.operations import Abort, Add, Operation, Reset, Sleep, Step, WakeUp
+from tests.soak.promises import is_ours, without_vllm_defects
+from vllm_ascend.oracle import OracleOptions
+from vllm_ascend.prefix_cache_config import VARIABLES, load_config
+
+# Loads and hand-overs end within this many turns; who waits for longer waits for ever.
+_MAX_IDLE_TURNS = 60
+
+
+class PatientEngine(ConnectedEngine):
+    """Counts turns instead of seconds: a replay must not depend on the machine.
+
+    Attributes:
+        num_starved: requests that had to be given up, because some that wait hold loaded blocks
+            and others wait for those (test_vllm_defects.py). One alone must always get on.
+    """
+
+    num_starved = 0
+
+    def _watch_progress(self, executed: bool) -> None:
+        self.idle_turns = 0 if executed else self.idle_turns + 1
+        if self.idle_turns < _MAX_IDLE_TURNS:
+            return
+        tables = self.manager.get_block_ids
+        by_blocks = sorted(self.alive, key=lambda name: any(map(any, tables(name))))
+        holds = bool(by_blocks) and any(map(any, tables(by_blocks[-1])))
+        assert holds and len(by_blocks) > 1, f"nothing is scheduled any more of {self.alive}"
+        self.abort(by_blocks[:1])
+        self.num_starved += 1
+        self.idle_turns = 0
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set exactly these of the project's variables inside."""
+    before = {name: os.environ.get(name) for name in (v.name for v in VARIABLES)}
+    for name in before:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+class Driver:
+    """Applies operations to the engine of a case.
+
+    Attributes:
+        counts: what happened, by name: `steps`, `hits`, `preemptions`, `failed loads`, ...
+        feature_steps: feature -> steps with it on.
+    """
+
+    def __init__(self, case: Case, *, check_every: int) -> None:
+        """Build the engine.
+
+        Args:
+            check_every: operations from one check of all invariants to the next; it is slow.
+
+        Raises:
+            ValueError: the product or vLLM refuses the combination.
+        """
+        self.case = case
+        self.counts: Counter[str] = Counter()
+        self.feature_steps: Counter[str] = Counter()
+        with environment(case.environment):
+            self.engine = self._make_engine()
+        scheduler = self.engine.scheduler
+        if without_vllm_defects(case, scheduler) != case:
+            raise ValueError("stock vLLM is not exact with this")
+        # The stand-in model has no encoder.
+        scheduler.max_num_encoder_input_tokens = case.encoder_tokens
+        scheduler.encoder_cache_manager = EncoderCacheManager(case.encoder_tokens)
+        self._features = features_of(case)
+        self._request_features: dict[str, frozenset[str]] = {}
+        self._num_added = 0
+        self._check_every = check_every
+        self._turn = 0
+
+    def _make_engine(self) -> Engine:
+        case, layout = self.case, self.case.layout.build()
+        engine_class: Any = PatientEngine if case.connection else Engine
+        transfer = (_transfer(case.connection),) if case.connection else ()
+        return engine_class(layout, case.options, *transfer, oracle=self._oracle)
+
+    def _oracle(self, scheduler: Scheduler) -> OracleOptions:
+        """How strict the proof is: stock vLLM is exact for the model, not for all kernels."""
+        strict = is_ours(scheduler)
+        return OracleOptions(
+            acceptance=self.case.acceptance,
+            seed=self.case.seed,
+            strict_state=strict and load_config().changes_caching,
+            strict_draft=strict,
+        )
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine was put to sleep and not woken up."""
+        return self.engine.scheduler.pause_state != PauseState.UNPAUSED
+
+    def apply(self, operation: Operation) -> None:
+        """Let something happen; what is about requests that are gone does nothing."""
+        engine = self.engine
+        match operation:
+            case Step():
+                self._step(operation.abort)
+            case Add():
+                request = requests.make(engine.scheduler, operation, self._num_added)
+                self._num_added += 1
+                self._request_features[operation.request_id] = features_of_request(operation)
+                engine.submit(request)
+            case Abort():
+                self._abort(operation.request_id)
+            case Reset():
+                self.counts["resets"] += engine.reset(busy=operation.busy)
+            case Sleep():
+                engine.sleep(operation.level, operation.mode)
+                self.counts["sleeps"] += 1
+            case WakeUp():
+                engine.wake_up()
+        self._turn += 1
+        if self._turn % self._check_every == 0:
+            engine.check()
+
+    def finish(self) -> None:
+        """Let everything end and check the leftovers."""
+        self.engine.wake_up()
+        self.engine.drain()
+
+    def tally(self) -> None:
+        """Count what the engine counts itself."""
+        engine = self.engine
+        self.counts["steps"] = engine.worker.num_steps
+        self.counts["requests"] = self._num_added
+        self.counts["hits"] = sum(hit > 0 for hit in engine.hits.values())
+        self.counts["hit tokens"] = sum(engine.hits.values())
+        self.counts["preemptions"] = engine.num_preemptions
+        if isinstance(engine, PatientEngine):
+            connector = engine.worker.connector
+            self.counts["loads"] = connector.num_loaded
+            self.counts["starved"] = engine.num_starved
+            self.counts["failed loads"] = connector.num_failed
+
+    def _step(self, abort: str | None) -> None:
+        steps = self.engine.worker.num_steps
+
+        def between(output: SchedulerOutput) -> None:
+            if abort is not None and abort in output.num_scheduled_tokens:
+                self._abort(abort)
+
+        self.engine.step(between)
+        if self.engine.worker.num_steps > steps:
+            scheduled = self.engine.worker.last_request_ids
+            on = self._features.union(*(self._request_features[name] for name in scheduled))
+            self.feature_steps.update(on)
+
+    def _abort(self, request_id: str) -> None:
+        if request_id in self.engine.scheduler.requests:
+            self.engine.abort([request_id])
+            self.counts["aborts"] += 1
+
+
+def _transfer(connection: Connection) -> KVTransferConfig:
+    name = "FakeConnector" if connection.knows_granules else "WholeBlockConnector"
+    return KVTransferConfig(
+        kv_connector=name,
+        kv_connector_module_path="tests.e2e.connectors.fake_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy=connection.policy,
+        kv_connector_extra_config={
+            "seed": connection.seed,
+            "failures": connection.failures,
+            "unit": connection.unit,
+        },
+    )
