@@ -69,7 +69,15 @@ def aborts(running: Engine) -> list[Answer]:
     return answers
 
 
-WORKLOADS = (leave_a_prefix_anywhere, chat, sixteen_users, aborts)
+# What is recommended meets every workload, and every other setting those that it could fail at: an
+# engine for each pair is the largest part of the time.
+PAIRS = [
+    *(("best, 128", w) for w in (leave_a_prefix_anywhere, chat, sixteen_users, aborts)),
+    *(("best, 32", w) for w in (chat, aborts)),
+    *(("partial, dense, 128", w) for w in (leave_a_prefix_anywhere, aborts)),
+    *(("partial, interval 0, 128", w) for w in (chat, sixteen_users)),
+    *(("partial, interval 256, 64", w) for w in (leave_a_prefix_anywhere, sixteen_users)),
+]
 _without_cache: dict[str, list[Answer]] = {}
 
 
@@ -90,12 +98,11 @@ def assert_as_without_a_cache(model, setting: str, workload) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("setting", AT_ANY_GRANULE)
-def test_answers_are_those_without_a_cache(deepseek, setting):
-    for workload in WORKLOADS:
-        answers = assert_as_without_a_cache(deepseek, setting, workload)
-        hits = sum(answer.num_cached_tokens > 0 for answer in answers)
-        assert hits >= len(answers) // 2, (workload.__name__, hits)
+@pytest.mark.parametrize(("setting", "workload"), PAIRS)
+def test_answers_are_those_without_a_cache(deepseek, setting, workload):
+    answers = assert_as_without_a_cache(deepseek, setting, workload)
+    hits = sum(answer.num_cached_tokens > 0 for answer in answers)
+    assert hits >= len(answers) // 2
 
 
 @pytest.mark.parametrize("setting", WHOLE_BLOCKS)
