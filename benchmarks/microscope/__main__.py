@@ -23,7 +23,9 @@ from benchmarks.microscope.tables import print_sheets
 def _known(names: list[str] | None, all_names: dict, option: str) -> list[str]:
     for name in names or ():
         if name not in all_names:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(all_names)}", param_hint=option)
+            raise typer.BadParameter(
+                f"{name!r} is none of {', '.join(all_names)}", param_hint=option
+            )
     return list(names or all_names)
 
 
@@ -53,8 +55,8 @@ def main(
     cases = [c for c in ALL_CASES if c.operation in operations and c.num_tokens <= max_tokens]
     if reuse is None:
         with console.status("measuring") as status:
-            figures = measure(sides, cases, rounds, status.update)
-        figures.write(out / "speed.json")
+            for figures in measure(sides, cases, rounds, status.update):
+                figures.write(out / "speed.json")
     else:
         figures = Figures.read(reuse)
     print_sheets(figures, console)

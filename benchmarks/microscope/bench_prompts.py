@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 from vllm.v1.request import RequestStatus
@@ -18,7 +19,7 @@ prompts = pytest.mark.parametrize("num_tokens", PROMPT_TOKENS, ids=size)
 
 def num_repeats(num_tokens: int) -> int:
     """Return how many prompts of a length one process takes."""
-    return max(1, min(8, (1 << 19) // num_tokens))
+    return max(1, min(5, (1 << 18) // num_tokens))
 
 
 @prompts
@@ -33,13 +34,25 @@ def bench_add_request(benchmark, side: Side, num_tokens: int) -> None:
         scheduler.finish_requests([*scheduler.requests], RequestStatus.FINISHED_ABORTED)
 
     repeats = num_repeats(num_tokens)
-    benchmark.pedantic(add_request, setup=forget, rounds=repeats, warmup_rounds=repeats // 4)
+    benchmark.pedantic(add_request, setup=forget, rounds=repeats, warmup_rounds=repeats // 5)
+
+
+@pytest.fixture(scope="module")
+def served(side: Side) -> Callable[[int], Passage]:
+    """Tokens -> a passage whose prompt has been served, and freed."""
+
+    @lru_cache(maxsize=1)
+    def serve(num_tokens: int) -> Passage:
+        passage = Passage(side, num_tokens)
+        passage.serve()
+        passage.free()
+        return passage
+
+    return serve
 
 
 def look_up(benchmark, passage: Passage, prompt: list[int]) -> None:
-    """Measure the look-up of a prompt behind that of the passage, served and freed."""
-    passage.serve()
-    passage.free()
+    """Measure the look-up of a prompt in the cache that a passage has left."""
     request = passage.new_request(prompt)
     _, num_hit_tokens = passage.manager.get_computed_blocks(request)
     benchmark.extra_info["hit_tokens"] = num_hit_tokens
@@ -49,19 +62,19 @@ def look_up(benchmark, passage: Passage, prompt: list[int]) -> None:
 
 
 @prompts
-def bench_look_up_miss(benchmark, side: Side, num_tokens: int) -> None:
-    look_up(benchmark, Passage(side, num_tokens), random_prompt(num_tokens, seed=1))
+def bench_look_up_miss(benchmark, served: Callable[[int], Passage], num_tokens: int) -> None:
+    look_up(benchmark, served(num_tokens), random_prompt(num_tokens, seed=1))
 
 
 @prompts
-def bench_look_up_full(benchmark, side: Side, num_tokens: int) -> None:
-    passage = Passage(side, num_tokens)
+def bench_look_up_full(benchmark, served: Callable[[int], Passage], num_tokens: int) -> None:
+    passage = served(num_tokens)
     look_up(benchmark, passage, passage.prompt)
 
 
 @prompts
-def bench_look_up_middle(benchmark, side: Side, num_tokens: int) -> None:
-    passage = Passage(side, num_tokens)
+def bench_look_up_middle(benchmark, served: Callable[[int], Passage], num_tokens: int) -> None:
+    passage = served(num_tokens)
     half = num_tokens // 2
     look_up(benchmark, passage, passage.prompt[:half] + random_prompt(half, seed=1))
 
@@ -81,7 +94,7 @@ def chunk_by_chunk(
         setup=setup,
         teardown=teardown,
         rounds=repeats * passage.num_chunks,
-        warmup_rounds=repeats // 4 * passage.num_chunks,
+        warmup_rounds=repeats // 5 * passage.num_chunks,
     )
 
 
@@ -112,4 +125,4 @@ def bench_free(benchmark, side: Side, num_tokens: int) -> None:
         benchmark.extra_info["key_bytes"] = passage.key_bytes()
 
     repeats = num_repeats(num_tokens)
-    benchmark.pedantic(passage.free, setup=setup, rounds=repeats, warmup_rounds=repeats // 4)
+    benchmark.pedantic(passage.free, setup=setup, rounds=repeats, warmup_rounds=repeats // 5)

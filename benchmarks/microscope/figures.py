@@ -64,8 +64,8 @@ class Figures:
 
 def measure(
     sides: Sequence[Side], cases: Sequence[Case], num_rounds: int, said: Said = lambda _: None
-) -> Figures:
-    """Measure every case on every side in every round.
+) -> Iterator[Figures]:
+    """Measure every case on every side; yield the figures so far behind every round.
 
     A round has a process of its own, because a process keeps the memory layout that it happened to
     get, and within it the sides take turns.
@@ -90,8 +90,8 @@ def measure(
         for key, samples in turn.items():
             figures.samples[key].append(samples)
         busy.append(os.getloadavg()[0])
-    figures.machine["load average"] = f"{min(busy):.1f} to {max(busy):.1f}"
-    return figures
+        figures.machine["load average"] = f"{min(busy):.1f} to {max(busy):.1f}"
+        yield figures
 
 
 def take_turn(

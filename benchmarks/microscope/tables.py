@@ -34,7 +34,9 @@ def sheets(figures: Figures) -> Iterator[Sheet]:
     for operation, (_, title) in OPERATIONS.items():
         cases = _cases(figures, operation)
         if cases:
-            rows = [[side, *(_cell(figures, side, case) for case in cases)] for side in _sides(figures)]
+            rows = [
+                [side, *(_cell(figures, side, case) for case in cases)] for side in _sides(figures)
+            ]
             yield _sheet(title, "ms (ratio to stock)", cases, rows)
     cases = _cases(figures, "look_up_full")
     if cases:
