@@ -33,7 +33,7 @@ class Limit:
 
 # Turns on a busy machine differ by up to a tenth.
 _UNSET = "With nothing switched on nobody may feel that the patches are there."
-_HASHES = "One hash per granule instead of 8; both copy the prompt."
+_HASHES = "One hash per granule instead of 16; both copy the prompt."
 _PREFIX = "The full match goes block by block, the last block by bisection, and one tail is tried."
 _CHUNK = "What a chunk adds is all that is looked at, and spare tails are entered as well."
 _BLOCKS = "State that nobody reads takes no block, but each spare tail takes one for a step."
@@ -48,19 +48,19 @@ _UNSET_CASES = (
     Case("schedule", _K, 256),
 )
 _BEST = (
-    (Case("add_request", 8 * _K), 0.30, _HASHES),
-    (Case("add_request", 128 * _K), 0.30, _HASHES),
-    (Case("look_up_full", 8 * _K), 1.20, _PREFIX),
-    (Case("look_up_full", 128 * _K), 0.40, _PREFIX),
-    (Case("look_up_middle", 128 * _K), 0.40, _PREFIX),
-    (Case("allocate", 8 * _K), 1.30, _BLOCKS),
-    (Case("cache", 8 * _K), 0.50, _CHUNK),
-    (Case("cache", 128 * _K), 0.30, _CHUNK),
+    (Case("add_request", 8 * _K), 0.25, _HASHES),
+    (Case("add_request", 128 * _K), 0.25, _HASHES),
+    (Case("look_up_full", 8 * _K), 1.00, _PREFIX),
+    (Case("look_up_full", 128 * _K), 0.25, _PREFIX),
+    (Case("look_up_middle", 128 * _K), 0.25, _PREFIX),
+    (Case("allocate", 8 * _K), 1.10, _BLOCKS),
+    (Case("cache", 8 * _K), 0.40, _CHUNK),
+    (Case("cache", 128 * _K), 0.20, _CHUNK),
     (Case("free", 8 * _K), 1.50, _DEEP_FIRST),
-    (Case("free", 128 * _K), 0.50, _DEEP_FIRST),
-    (Case("schedule", 8 * _K, 1), 0.90, _STEP),
-    (Case("schedule", 8 * _K, 64), 0.75, _STEP),
-    (Case("schedule", _K, 256), 0.75, _STEP),
+    (Case("free", 128 * _K), 0.45, _DEEP_FIRST),
+    (Case("schedule", 8 * _K, 1), 0.85, _STEP),
+    (Case("schedule", 8 * _K, 64), 0.65, _STEP),
+    (Case("schedule", _K, 256), 0.65, _STEP),
 )
 LIMITS = (
     *(Limit(case, "unset", "stock", 1.15, _UNSET) for case in _UNSET_CASES),
