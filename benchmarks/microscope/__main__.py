@@ -6,6 +6,7 @@ python -m benchmarks.microscope --docs docs/speed.md
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,8 @@ from benchmarks.microscope.page import write_page
 from benchmarks.microscope.plot import draw
 from benchmarks.microscope.sides import SIDES
 from benchmarks.microscope.tables import print_sheets
+
+_LOG_WIDTH = 130
 
 
 def _known(names: list[str] | None, all_names: dict, option: str) -> list[str]:
@@ -49,7 +52,8 @@ def main(
     ] = None,
 ) -> None:
     """Measure what single calls cost the scheduler's thread: ours beside stock vLLM."""
-    console = Console()
+    # Numbers are never torn apart: a log is as wide as the widest table.
+    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
     sides = [SIDES[key] for key in _known(side, SIDES, "--side")]
     operations = _known(operation, OPERATIONS, "--operation")
     cases = [c for c in ALL_CASES if c.operation in operations and c.num_tokens <= max_tokens]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PROMPT_TOKENS = tuple(1024 * size for size in (8, 32, 128, 512, 1024))
 # (running requests, tokens of each prompt)
@@ -12,17 +13,32 @@ RUNNING = tuple(
     for number, size in ((1, 8), (1, 128), (1, 1024), (16, 8), (64, 8), (256, 1), (256, 8))
 )
 PROMPTS, STEPS = "bench_prompts.py", "bench_steps.py"
-# Operation -> its file, and what a table says of it.
+
+
+class Operation(NamedTuple):
+    """What is timed.
+
+    Attributes:
+        file: Where its benchmark is.
+        title: What a plot says of it, and
+        detail: what a table adds.
+    """
+
+    file: str
+    title: str
+    detail: str = ""
+
+
 OPERATIONS = {
-    "add_request": (PROMPTS, "add_request(), with the request's hashes"),
-    "look_up_miss": (PROMPTS, "Look-up, nothing found"),
-    "look_up_full": (PROMPTS, "Look-up, the whole prompt found"),
-    "look_up_middle": (PROMPTS, "Look-up, the first half found"),
-    "allocate": (PROMPTS, "Allocate the prompt's blocks, in chunks of 8,192 tokens"),
-    "cache": (PROMPTS, "Cache the prompt's blocks, in chunks of 8,192 tokens"),
-    "free": (PROMPTS, "Free the prompt's blocks"),
-    "schedule": (STEPS, "schedule(), a step in which every request decodes"),
-    "update": (STEPS, "update_from_output() of such a step"),
+    "add_request": Operation(PROMPTS, "add_request()", "with the request's hashes"),
+    "look_up_miss": Operation(PROMPTS, "Look-up, nothing shared"),
+    "look_up_full": Operation(PROMPTS, "Look-up, the whole prompt shared"),
+    "look_up_middle": Operation(PROMPTS, "Look-up, the first half shared"),
+    "allocate": Operation(PROMPTS, "Allocate a prompt's blocks", "in chunks of 8,192 tokens"),
+    "cache": Operation(PROMPTS, "Cache a prompt's blocks", "in chunks of 8,192 tokens"),
+    "free": Operation(PROMPTS, "Free a prompt's blocks"),
+    "schedule": Operation(STEPS, "schedule()", "a step in which every request decodes"),
+    "update": Operation(STEPS, "update_from_output()", "of such a step"),
 }
 
 
@@ -53,7 +69,7 @@ class Case:
     @property
     def file(self) -> str:
         """Return the file that it is in."""
-        return OPERATIONS[self.operation][0]
+        return OPERATIONS[self.operation].file
 
 
 def size(num_tokens: int, num_running: int = 0) -> str:
@@ -64,7 +80,7 @@ def size(num_tokens: int, num_running: int = 0) -> str:
 
 ALL_CASES = tuple(
     Case(operation, *place)
-    for operation, (file, _) in OPERATIONS.items()
+    for operation, (file, *_) in OPERATIONS.items()
     for place in (
         [(tokens, number) for number, tokens in RUNNING]
         if file == STEPS

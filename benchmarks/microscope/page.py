@@ -32,9 +32,9 @@ def _measured(figures: Figures, picture: Path) -> str:
     machine = figures.machine
     rounds = len(next(iter(figures.samples.values())))
     parts = [
-        f"Printed on {machine['cores']} cores of an {machine['processor']}, Python "
-        f"{machine['Python']}, vLLM {machine['vLLM']}, load average {machine['load average']}; "
-        f"medians of {rounds} rounds.",
+        f"Printed on {machine['cores']} cores ({machine['processor']}) with Python "
+        f"{machine['Python']} and vLLM {machine['vLLM']}, load average {machine['load average']}; "
+        + ("one round." if rounds == 1 else f"medians of {rounds} rounds."),
         f"![Time of each operation over prompt length and running requests]({picture})",
         "*Milliseconds of CPU time, both axes logarithmic.*",
         *map(markdown, sheets(figures)),

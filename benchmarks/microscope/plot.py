@@ -61,7 +61,7 @@ def _draw_panel(axes: Axes, figures: Figures, operation: str) -> None:
                 linewidth=1.5,
                 label=SIDES[side].title,
             )
-    is_step = OPERATIONS[operation][0] == STEPS
+    is_step = OPERATIONS[operation].file == STEPS
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(
@@ -72,7 +72,7 @@ def _draw_panel(axes: Axes, figures: Figures, operation: str) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:,g}"))
     axes.set_xlabel("running requests of 8K tokens" if is_step else "tokens", color=FAINT)
     axes.set_ylabel("ms", color=FAINT)
-    axes.set_title(OPERATIONS[operation][1].split(",")[0], loc="left", fontsize=10)
+    axes.set_title(OPERATIONS[operation].title, loc="left", fontsize=10)
 
 
 def _place(case: Case) -> int:

@@ -31,27 +31,18 @@ class Sheet:
 
 def sheets(figures: Figures) -> Iterator[Sheet]:
     """Yield a table per operation, then what was hit and what the keys take."""
-    for operation, (_, title) in OPERATIONS.items():
+    for operation, (_, title, detail) in OPERATIONS.items():
         cases = _cases(figures, operation)
         if cases:
             rows = [
                 [side, *(_cell(figures, side, case) for case in cases)] for side in _sides(figures)
             ]
-            yield _sheet(title, "ms (ratio to stock)", cases, rows)
-    cases = _cases(figures, "look_up_full")
-    if cases:
-        rows = [
-            [side, *(f"{figures.fact(side, case, 'hit_tokens'):,}" for case in cases)]
-            for side in _sides(figures)
-        ]
-        yield _sheet("What that look-up finds of the whole prompt", "tokens", cases, rows)
-    cases = _cases(figures, "free")
-    if cases:
-        rows = [
-            [side, *(f"{figures.fact(side, case, 'key_bytes') / 1024:,.0f}" for case in cases)]
-            for side in _sides(figures)
-        ]
-        yield _sheet("Keys of the prompt's blocks", "KiB", cases, rows)
+            yield _sheet(
+                f"{title}, {detail}" if detail else title, "ms (ratio to stock)", cases, rows
+            )
+    yield from _facts(figures, "look_up_full", "hit_tokens", "Found of the whole prompt", "tokens")
+    yield from _facts(figures, "look_up_middle", "hit_tokens", "Found of the first half", "tokens")
+    yield from _facts(figures, "free", "key_bytes", "Keys of the prompt's blocks", "bytes")
 
 
 def print_sheets(figures: Figures, console: Console) -> None:
@@ -95,6 +86,17 @@ def milliseconds(ms: float) -> str:
 def _sheet(title: str, unit: str, cases: list[Case], rows: list[list[str]]) -> Sheet:
     named = tuple((SIDES[side].title, *cells) for side, *cells in rows)
     return Sheet(title, (unit, *(case.size for case in cases)), named)
+
+
+def _facts(figures: Figures, operation: str, fact: str, title: str, unit: str) -> Iterator[Sheet]:
+    """Yield a table of what is the same in every round, if it was found out at all."""
+    cases = _cases(figures, operation)
+    rows = [
+        [side, *(f"{figures.fact(side, case, fact):,}" for case in cases)]
+        for side in _sides(figures)
+    ]
+    if cases:
+        yield _sheet(title, unit, cases, rows)
 
 
 def _sides(figures: Figures) -> list[str]:

@@ -13,7 +13,7 @@ from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make
 
 CHUNK_TOKENS = 8192
 _MAX_MODEL_LEN = 1_100_000
-# Everything fits, so that no side is measured while another's blocks are given up.
+# Holds a million tokens' rows, and of most sides 128K tokens with all that windows leave behind.
 _NUM_BLOCKS = 60_000
 
 
