@@ -42,7 +42,7 @@ def sheets(figures: Figures) -> Iterator[Sheet]:
             )
     yield from _facts(figures, "look_up_full", "hit_tokens", "Found of the whole prompt", "tokens")
     yield from _facts(figures, "look_up_middle", "hit_tokens", "Found of the first half", "tokens")
-    yield from _facts(figures, "free", "key_bytes", "Keys of the prompt's blocks", "bytes")
+    yield from _facts(figures, "free", "key_bytes", "Keys of the prompt's blocks", "KiB", 1024)
 
 
 def print_sheets(figures: Figures, console: Console) -> None:
@@ -88,11 +88,13 @@ def _sheet(title: str, unit: str, cases: list[Case], rows: list[list[str]]) -> S
     return Sheet(title, (unit, *(case.size for case in cases)), named)
 
 
-def _facts(figures: Figures, operation: str, fact: str, title: str, unit: str) -> Iterator[Sheet]:
+def _facts(
+    figures: Figures, operation: str, fact: str, title: str, unit: str, per_unit: int = 1
+) -> Iterator[Sheet]:
     """Yield a table of what is the same in every round, if it was found out at all."""
     cases = _cases(figures, operation)
     rows = [
-        [side, *(f"{figures.fact(side, case, fact):,}" for case in cases)]
+        [side, *(f"{figures.fact(side, case, fact) / per_unit:,.0f}" for case in cases)]
         for side in _sides(figures)
     ]
     if cases:

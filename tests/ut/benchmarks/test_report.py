@@ -43,6 +43,14 @@ def test_a_row_has_times_and_ratios(figures: Figures) -> None:
     assert markdown(sheet).splitlines()[1] == "|---|---:|---:|---:|"
 
 
+def test_what_was_found_stands_beside_the_time() -> None:
+    case = Case("look_up_full", 8192)
+    samples = {"stock": [{case.name: {"ms": 1.0, "hit_tokens": 7936}}]}
+    time, found = sheets(Figures({}, samples))
+    assert time.rows == (("stock vLLM, GPU layout", "1.00"),)
+    assert (found.head, found.rows) == (("tokens", "8K"), (("stock vLLM, GPU layout", "7,936"),))
+
+
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
