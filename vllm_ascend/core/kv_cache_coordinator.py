@@ -51,7 +51,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         self._looking_up: RequestRecord | None = None
         self._request_looked_up: Request | None = None
         self._connector: ConnectorQuery | None = None
-        self._has_compressed_group = any(map(is_compressed, group_specs(self.kv_cache_config)))
+        self._compressed = [is_compressed(spec) for spec in group_specs(self.kv_cache_config)]
         self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self._frees_withdraw = False
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
@@ -123,7 +123,7 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         """Return the longest hit; see the base class."""
         request = self._request_looked_up
         # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
-        if request is not None and self._has_compressed_group:
+        if request is not None and any(self._compressed):
             limit = look_up_limit(request.num_tokens, request.kv_transfer_params)
             max_cache_hit_length = min(max_cache_hit_length, limit)
         return super().find_longest_cache_hit(block_hashes, max_cache_hit_length)
@@ -521,8 +521,6 @@ class AscendHybridKVCacheCoordinator(HybridLookupCoordinator):
         if not self._changes_caching:
             return super().get_num_common_prefix_blocks(running_request_id)
         return [
-            0
-            if group.ends_inside
-            else group.manager.get_num_common_prefix_blocks(running_request_id)
-            for group in self._groups
+            0 if compressed else group.manager.get_num_common_prefix_blocks(running_request_id)
+            for group, compressed in zip(self._groups, self._compressed, strict=True)
         ]
