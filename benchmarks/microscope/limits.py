@@ -56,7 +56,7 @@ _BEST = (
     (Case("allocate", 8 * _K), 1.20, _BLOCKS),
     (Case("cache", 8 * _K), 0.50, _CHUNK),
     (Case("cache", 128 * _K), 0.20, _CHUNK),
-    (Case("free", 8 * _K), 1.50, _DEEP_FIRST),
+    (Case("free", 8 * _K), 1.75, _DEEP_FIRST),
     (Case("free", 128 * _K), 0.60, _DEEP_FIRST),
     (Case("schedule", 8 * _K, 1), 0.85, _STEP),
     (Case("schedule", 8 * _K, 64), 0.65, _STEP),
