@@ -14,8 +14,8 @@ MINUTES ?= 30
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay serve test test-fast soak lint docs docs-pages bench ledger other-vllm \
-        lock clean
+.PHONY: help setup replay serve test test-fast soak speed-check lint docs docs-pages speed \
+        bench ledger other-vllm lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -47,9 +47,10 @@ serve: setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.1:8000, ev
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port 8000
 
-test: setup other-vllm lint  ## Lint, types, the whole test suite and three minutes of soak.
+test: setup other-vllm lint  ## Lint, types, the test suite, three minutes of soak, the check of speed.
 	$(BIN)/python -m pytest -n $(JOBS) tests
 	$(MAKE) soak MINUTES=3 SEED=$$(git rev-list --count HEAD 2>/dev/null || echo 0)
+	$(MAKE) speed-check
 
 test-fast: setup  ## The unit tests alone.
 	$(BIN)/python -m pytest -n $(JOBS) tests/ut
@@ -73,9 +74,16 @@ docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledge
 	$(BIN)/python -m tools.drawings
 	$(BIN)/python -m vllm_ascend.patch.ledger
 
-bench: setup  ## What the scheduler spends: unset against unpatched vLLM, and ours beside stock.
+# Behind the suite, when nothing else runs: it compares times.
+speed-check: setup  ## Fail if something is slower than its limit, three times of three.
+	$(BIN)/python -m benchmarks.microscope.check
+
+speed: setup  ## Measure ours beside stock; write docs/speed.md and its picture.
+	$(BIN)/python -m benchmarks.microscope --docs docs/speed.md
+
+bench: setup  ## What the scheduler spends: ours beside stock, and what single features cost.
+	$(BIN)/python -m benchmarks.microscope
 	$(BIN)/python -m benchmarks.unset_overhead
-	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.metrics_cost
 	$(BIN)/python -m benchmarks.pinned_overhead
 
@@ -94,4 +102,4 @@ lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .uv replay-out soak-out tiny-dsv4 site
+	rm -rf $(VENV) .venv-vllm .uv replay-out soak-out bench-out tiny-dsv4 site

@@ -72,6 +72,7 @@ def take_counting_out(scheduler) -> None:
 
 def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[str, int, int]]:
     """Step for ever; yield the kind of step and the nanoseconds of its two parts."""
+    from benchmarks.steps import sampled
     from vllm_ascend.replay.scheduler import make_request
 
     rng = random.Random(0)
@@ -96,23 +97,8 @@ def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[str, int, int]]:
         start = time.thread_time_ns()
         output = scheduler.schedule()
         elapsed = time.thread_time_ns() - start
-        scheduler.update_from_output(output, _answer(scheduler, output))
+        scheduler.update_from_output(output, sampled(scheduler, output))
         yield kind, elapsed, took[0]
-
-
-def _answer(scheduler, output):
-    from vllm.v1.outputs import ModelRunnerOutput
-
-    ids = list(output.num_scheduled_tokens)
-    requests = [scheduler.requests[i] for i in ids]
-    return ModelRunnerOutput(
-        req_ids=ids,
-        req_id_to_index={name: i for i, name in enumerate(ids)},
-        sampled_token_ids=[[1] if r.num_computed_tokens >= r.num_tokens else [] for r in requests],
-        logprobs=None,
-        prompt_logprobs_dict={},
-        pooler_output=[],
-    )
 
 
 Rows = dict[str, list[dict[str, tuple[int, int]]]]

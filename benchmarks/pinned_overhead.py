@@ -12,25 +12,21 @@ within a round; and that of whole rounds, all of their steps together.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_ascend.prefix_cache_config import child_environment
+from benchmarks.children import Child, answer_all
 
 MODES = {"unpatched": {}, "pinned": {"VLLM_PIN_SWA_TOKENS": "1"}}
-REPOSITORY = Path(__file__).parents[1]
 KV_TOKENS, MAX_MODEL_LEN = 1_470_000, 32_768
 SHARED, OWN, OUTPUT = 28_672, 512, 64
 
 
 def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
-    """Child: serve a round per line of input; print [tokens of the step, seconds] of its steps."""
+    """Child: serve a round per question; answer [tokens of the step, seconds] of its steps."""
     from vllm_ascend.replay.layouts import from_hf_config
     from vllm_ascend.replay.prefix_curve import GEMMA
     from vllm_ascend.replay.scheduler import (
@@ -60,15 +56,18 @@ def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
     )
     worker = SamplingWorker(scheduler)
     requests = enumerate(workload.requests())
-    for _ in sys.stdin:
-        times = []
+
+    def serve_round(_: None) -> list[tuple[int, float]]:
+        times: list[tuple[int, float]] = []
         for _ in range(num_prefixes):
             number, request = next(requests)
             scheduler.add_request(
                 make_request(scheduler, str(number), request.prompt_token_ids, OUTPUT)
             )
             times += list(_steps(scheduler, worker))
-        print(json.dumps(times), flush=True)
+        return times
+
+    answer_all(serve_round)
 
 
 def _steps(scheduler, worker) -> Iterator[tuple[int, float]]:
@@ -86,20 +85,17 @@ def measure(num_prefixes: int, num_rounds: int) -> dict[str, dict[str, list[floa
     """
     children = {mode: _start(mode, num_prefixes, num_rounds) for mode in MODES}
     medians: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    try:
-        for round_ in range(num_rounds):
-            for mode in MODES if round_ % 2 else reversed(MODES):
-                by_kind, total = defaultdict(list), 0.0
-                for tokens, elapsed in _ask(children[mode]):
-                    by_kind[_kind(tokens)].append(elapsed)
-                    total += elapsed
-                medians["whole round"][mode].append(total)
-                for kind, times in by_kind.items():
-                    medians[kind][mode].append(statistics.median(times))
-    finally:
-        for child in children.values():
-            child.stdin.close()
-            child.wait()
+    for round_ in range(num_rounds):
+        for mode in MODES if round_ % 2 else reversed(MODES):
+            by_kind, total = defaultdict(list), 0.0
+            for tokens, elapsed in children[mode].ask(None):
+                by_kind[_kind(tokens)].append(elapsed)
+                total += elapsed
+            medians["whole round"][mode].append(total)
+            for kind, times in by_kind.items():
+                medians[kind][mode].append(statistics.median(times))
+    for child in children.values():
+        child.end()
     return medians
 
 
@@ -109,28 +105,12 @@ def _kind(tokens: int) -> str:
     return "behind a hit" if tokens < 1024 else "whole chunk"
 
 
-def _start(mode: str, num_prefixes: int, num_rounds: int) -> subprocess.Popen:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "benchmarks.pinned_overhead", "--child", mode),
-            *("--prefixes", str(num_prefixes), "--rounds", str(num_rounds)),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=REPOSITORY,
-        env={**child_environment(MODES[mode]), "VLLM_LOGGING_LEVEL": "ERROR"},
+def _start(mode: str, num_prefixes: int, num_rounds: int) -> Child:
+    return Child(
+        "benchmarks.pinned_overhead",
+        *("--child", mode, "--prefixes", str(num_prefixes), "--rounds", str(num_rounds)),
+        environment=MODES[mode],
     )
-
-
-def _ask(child: subprocess.Popen) -> list[tuple[int, float]]:
-    child.stdin.write("\n")
-    child.stdin.flush()
-    for line in child.stdout:
-        if line.startswith("["):
-            return json.loads(line)
-    raise RuntimeError("the child process ended early")
 
 
 def main() -> None:

@@ -12,25 +12,21 @@ median ratio within a round, per layout.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-from vllm_ascend.prefix_cache_config import child_environment
+from benchmarks.children import Child, answer_all
 
 MODES = ("unpatched", "patched")
 LAYOUTS = ("full", "gemma", "dsv4-gpu")
 STEPS_PER_ROUND = 200
-REPOSITORY = Path(__file__).parents[1]
 
 
 def serve(mode: str, layout: str, num_requests: int) -> None:
-    """Child: build a scheduler, prefill, then time a block of decode steps per line of input."""
+    """Child: build a scheduler, prefill, then time as many decode steps as each question asks."""
     if mode == "patched":
         import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+    from benchmarks.steps import finish_prefill, sampled
     from tests.e2e.core.scheduler_trace import LAYOUTS as BUILDERS
     from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
 
@@ -41,33 +37,16 @@ def serve(mode: str, layout: str, num_requests: int) -> None:
     for i in range(num_requests):
         prompt = [i * 1000 + token % 999 for token in range(1000)]
         scheduler.add_request(make_request(scheduler, f"r{i}", prompt, max_tokens=90_000))
-    while any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.requests.values()):
-        timed_step(scheduler)
-    for line in sys.stdin:
-        times = [timed_step(scheduler) for _ in range(int(line))]
-        print(json.dumps(times), flush=True)
+    finish_prefill(scheduler)
 
+    def timed_step() -> float:
+        start = time.perf_counter()
+        output = scheduler.schedule()
+        elapsed = time.perf_counter() - start
+        scheduler.update_from_output(output, sampled(scheduler, output))
+        return elapsed
 
-def timed_step(scheduler) -> float:
-    from vllm.v1.outputs import ModelRunnerOutput
-
-    start = time.perf_counter()
-    output = scheduler.schedule()
-    elapsed = time.perf_counter() - start
-    ids = list(output.num_scheduled_tokens)
-    done = [
-        scheduler.requests[i].num_computed_tokens >= scheduler.requests[i].num_tokens for i in ids
-    ]
-    result = ModelRunnerOutput(
-        req_ids=ids,
-        req_id_to_index={name: i for i, name in enumerate(ids)},
-        sampled_token_ids=[[1] if complete else [] for complete in done],
-        logprobs=None,
-        prompt_logprobs_dict={},
-        pooler_output=[],
-    )
-    scheduler.update_from_output(output, result)
-    return elapsed
+    answer_all(lambda num_steps: [timed_step() for _ in range(num_steps)])
 
 
 def measure(layout: str, num_requests: int, pairs: int, rounds: int) -> tuple[float, float, float]:
@@ -79,42 +58,22 @@ def measure(layout: str, num_requests: int, pairs: int, rounds: int) -> tuple[fl
     ratios: list[float] = []
     for _ in range(pairs):
         children = {mode: _start(mode, layout, num_requests) for mode in MODES}
-        try:
-            for round_ in range(rounds):
-                medians = {}
-                for mode in MODES if round_ % 2 else reversed(MODES):
-                    block = _ask(children[mode], STEPS_PER_ROUND)
-                    times[mode] += block
-                    medians[mode] = statistics.median(block)
-                ratios.append(medians["patched"] / medians["unpatched"])
-        finally:
-            for child in children.values():
-                child.stdin.close()
-                child.wait()
+        for round_ in range(rounds):
+            medians = {}
+            for mode in MODES if round_ % 2 else reversed(MODES):
+                block = children[mode].ask(STEPS_PER_ROUND)
+                times[mode] += block
+                medians[mode] = statistics.median(block)
+            ratios.append(medians["patched"] / medians["unpatched"])
+        for child in children.values():
+            child.end()
     unpatched, patched = (statistics.median(times[mode]) for mode in MODES)
     return unpatched, patched, statistics.median(ratios)
 
 
-def _start(mode: str, layout: str, num_requests: int) -> subprocess.Popen:
+def _start(mode: str, layout: str, num_requests: int) -> Child:
     module = "benchmarks.unset_overhead"
-    return subprocess.Popen(
-        [sys.executable, "-m", module, "--child", mode, layout, str(num_requests)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=REPOSITORY,
-        env={**child_environment({}), "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-
-
-def _ask(child: subprocess.Popen, steps: int) -> list[float]:
-    child.stdin.write(f"{steps}\n")
-    child.stdin.flush()
-    for line in child.stdout:
-        if line.startswith("["):
-            return json.loads(line)
-    raise RuntimeError("the child process ended early")
+    return Child(module, "--child", mode, layout, str(num_requests), environment={})
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ a block is found by bisection.
 
 A dictionary entry per granule, rather than one per block that carries its granules: hundreds of
 requests may share a prompt's first granules and then part inside the same block, and all of their
-blocks would have to be tried (benchmarks/granule_index.py).
+blocks would have to be tried (docs/speed.md).
 """
 
 from __future__ import annotations

@@ -428,8 +428,6 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
         if not self._changes_caching:
             return super().get_num_common_prefix_blocks(running_request_id)
         return [
-            0
-            if group.ends_inside
-            else group.manager.get_num_common_prefix_blocks(running_request_id)
-            for group in self._groups
+            0 if compressed else group.manager.get_num_common_prefix_blocks(running_request_id)
+            for group, compressed in zip(self._groups, self._compressed, strict=True)
         ]

@@ -28,7 +28,7 @@ class RequestLookupCoordinator(HybridLookupCoordinator):
         self._looking_up: RequestRecord | None = None
         self._request_looked_up: Request | None = None
         self._connector: ConnectorQuery | None = None
-        self._has_compressed_group = any(map(is_compressed, group_specs(self.kv_cache_config)))
+        self._compressed = [is_compressed(spec) for spec in group_specs(self.kv_cache_config)]
         self._lookahead = self.hash_block_size if self.eagle_group_ids else 0
 
     @contextmanager
@@ -55,7 +55,7 @@ class RequestLookupCoordinator(HybridLookupCoordinator):
         """Return the longest hit; see the base class."""
         request = self._request_looked_up
         # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
-        if request is not None and self._has_compressed_group:
+        if request is not None and any(self._compressed):
             limit = look_up_limit(request.num_tokens, request.kv_transfer_params)
             max_cache_hit_length = min(max_cache_hit_length, limit)
         return super().find_longest_cache_hit(block_hashes, max_cache_hit_length)

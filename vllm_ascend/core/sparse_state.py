@@ -83,6 +83,8 @@ class SparseState:
         assert record.request is not None
         # Drafts may be among the tokens; boundaries are passed by real ones.
         end = min(num_main_tokens, record.request.num_tokens)
+        if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
+            return []
         kept = self._tails.kept(record, record.passed, end)
         return [*kept, *(b for b in self._tails.rolling(end) if b > record.passed)]
 
@@ -130,9 +132,11 @@ class SparseState:
         """Return by boundary the blocks that its tail lacks, all among the new ones."""
         assert record.request is not None
         end = min(num_main_tokens, record.request.num_tokens)
+        holes: dict[int, list[tuple[Group, int]]] = {}
+        if not self._tails.passes_boundary(record, end):
+            return holes
         read = self._read_boundaries(record, num_main_tokens)
         boundaries = self._tails.spares(record.passed, end, read)
-        holes: dict[int, list[tuple[Group, int]]] = {}
         for group in self._sparse:
             if not group.tail_length:
                 continue

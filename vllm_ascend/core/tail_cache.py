@@ -80,6 +80,10 @@ class TailCache:
         """Whether boundaries that nothing asks to keep are entered as well."""
         return self._keeps_spares
 
+    def passes_boundary(self, record: RequestRecord, end: int) -> bool:
+        """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
+        return align_down(end, self._alignment) > record.passed
+
     def kept(self, record: RequestRecord, start: int, end: int) -> list[int]:
         """Return the boundaries in ``(start, end]`` whose tails the request keeps."""
         return kept_boundaries(

@@ -434,3 +434,11 @@ def test_nothing_is_coordinated_when_caching_is_off():
     assert not isinstance(plain, AscendHybridKVCacheCoordinator)
     ours = get_kv_cache_coordinator(config, enable_caching=True, **arguments)
     assert isinstance(ours, AscendHybridKVCacheCoordinator)
+
+
+def test_compressed_rows_are_no_common_prefix_whatever_their_block_size():
+    """Cascade attention does not read them, and counting them walks a long prompt in every step."""
+    specs = (compressed(1, 4), compressed(4, 4), full(4), window(8, 4))
+    cache = Cache(*specs, local_kv_retention_interval=0)
+    cache.compute(request("alone", tokens(64)))
+    assert cache.coordinator.get_num_common_prefix_blocks("alone") == [0, 0, 16, 0]
