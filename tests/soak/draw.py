@@ -128,7 +128,9 @@ class _Draw:
             layers.append(Layer(kind, block, window, count=self.pick(1, 2, 3)))
         layers = layers or [Layer("sliding", size, self._random.randrange(2, 4 * size))]
         self._random.shuffle(layers)
-        return LayoutRecipe(HYBRID, size, tuple(layers))
+        # vLLM takes a model with blocks of a single size only with that size as `--block-size`.
+        sizes = {layer.block_size for layer in layers}
+        return LayoutRecipe(HYBRID, sizes.pop() if len(sizes) == 1 else size, tuple(layers))
 
     def dsv4(self, family: str) -> LayoutRecipe:
         """DeepSeek-V4's shape with other ratios, blocks and windows."""
