@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-_DEFAULT_STEPS = 60_000
+_DEFAULT_STEPS = 20_000
 _COUNTS = pytest.StashKey[Counter[str]]()
 # Counted beside the steps: without hits and preemptions the steps would prove little.
 HITS = "requests that hit"

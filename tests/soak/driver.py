@@ -28,6 +28,10 @@ from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 
 # Loads and hand-overs end within this many turns; who waits for longer waits for ever.
 _MAX_IDLE_TURNS = 60
+# As many as are ever alive; if none of them was in the way, nobody is.
+_MAX_GIVEN_UP = 20
+# The last requests take some hundreds; those that preempt each other go on for ever.
+_MAX_LAST_TURNS = 8000
 
 
 class PatientEngine(ConnectedEngine):
@@ -39,15 +43,22 @@ class PatientEngine(ConnectedEngine):
     """
 
     num_starved = 0
+    _given_up_in_a_row = 0
 
     def _watch_progress(self, executed: bool) -> None:
         self.idle_turns = 0 if executed else self.idle_turns + 1
+        if executed:
+            self._given_up_in_a_row = 0
         if self.idle_turns < _MAX_IDLE_TURNS:
             return
         tables = self.manager.get_block_ids
         by_blocks = sorted(self.alive, key=lambda name: any(map(any, tables(name))))
         holds = bool(by_blocks) and any(map(any, tables(by_blocks[-1])))
-        assert holds and len(by_blocks) > 1, f"nothing is scheduled any more of {self.alive}"
+        self._given_up_in_a_row += 1
+        helps = self._given_up_in_a_row <= _MAX_GIVEN_UP
+        assert holds and helps and len(by_blocks) > 1, (
+            f"nothing is scheduled any more of {self.alive}"
+        )
         self.abort(by_blocks[:1])
         self.num_starved += 1
         self.idle_turns = 0
@@ -151,6 +162,10 @@ class Driver:
     def finish(self) -> None:
         """Let everything end and check the leftovers."""
         self.engine.wake_up()
+        turns = 0
+        while self.engine.step():
+            turns += 1
+            assert turns < _MAX_LAST_TURNS, f"they do not end: {self.engine.alive}"
         self.engine.drain()
 
     def tally(self) -> None:

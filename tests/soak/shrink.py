@@ -11,6 +11,8 @@ from typing import Any
 from tests.soak.case import Case, Recording
 from tests.soak.episode import Failure, replay
 from tests.soak.operations import Add, Operation, Prompt, num_tokens
+from tests.soak.recipes import Layer
+from vllm_ascend.replay.scheduler import SchedulerOptions
 
 _ROOMY_BLOCKS = 2000
 _ROOMY_TOKENS = 4096
@@ -140,7 +142,7 @@ def shorter_prompts(prompt: Prompt) -> Iterator[Prompt]:
 
 
 def simpler_cases(case: Case) -> Iterator[Case]:
-    """Cases with something switched off, or with room to spare."""
+    """Cases with something switched off, or with another pool."""
     for name in case.environment:
         rest = {key: value for key, value in case.environment.items() if key != name}
         yield replace(case, environment=rest)
@@ -148,35 +150,44 @@ def simpler_cases(case: Case) -> Iterator[Case]:
         yield replace(case, connection=None)
         if case.connection.failures:
             yield replace(case, connection=replace(case.connection, failures=0.0))
+    for options in simpler_options(case.options):
+        yield replace(case, options=options)
+    if case.layout.mtp:
+        options = replace(case.options, num_speculative_tokens=0)
+        yield replace(case, layout=replace(case.layout, mtp=False), options=options)
+    for layers in fewer_layers(case.layout.layers):
+        yield replace(case, layout=replace(case.layout, layers=layers))
+
+
+def simpler_options(options: SchedulerOptions) -> Iterator[SchedulerOptions]:
+    """Plainer ways of scheduling, and pools that do not matter or matter soon."""
     simple: dict[str, Any] = {
         "async_scheduling": False,
         "num_speculative_tokens": 0,
         "policy": "fcfs",
         "enable_kv_cache_events": False,
+        "num_blocks": max(options.num_blocks or 0, _ROOMY_BLOCKS),
     }
-    options = case.options
-    simple["num_blocks"] = max(options.num_blocks or 0, _ROOMY_BLOCKS)
     if options.num_blocks == simple["num_blocks"]:
         # In a tight pool longer steps would only starve.
         simple["max_num_batched_tokens"] = max(options.max_num_batched_tokens, _ROOMY_TOKENS)
     for name, value in simple.items():
         if getattr(options, name) != value:
-            yield replace(case, options=replace(options, **{name: value}))
+            yield replace(options, **{name: value})
     if options.num_blocks is not None and options.num_blocks < _ROOMY_BLOCKS:
         # It takes pressure, which a smaller pool has with fewer requests.
         for number in _less(options.num_blocks):
-            yield replace(case, options=replace(options, num_blocks=number))
-    layout = case.layout
-    if layout.mtp:
-        options = replace(case.options, num_speculative_tokens=0)
-        yield replace(case, layout=replace(layout, mtp=False), options=options)
-    for index, layer in enumerate(layout.layers):
-        before, behind = layout.layers[:index], layout.layers[index + 1 :]
-        if layer.kind != "window" and len(layout.layers) > 1 + (layer.kind == "compressed"):
-            yield replace(case, layout=replace(layout, layers=(*before, *behind)))
+            yield replace(options, num_blocks=number)
+
+
+def fewer_layers(layers: tuple[Layer, ...]) -> Iterator[tuple[Layer, ...]]:
+    """Layers without one of them; DeepSeek-V4 keeps its window and one compressor."""
+    for index, layer in enumerate(layers):
+        before, behind = layers[:index], layers[index + 1 :]
+        if layer.kind != "window" and len(layers) > 1 + (layer.kind == "compressed"):
+            yield (*before, *behind)
         if layer.count > 1:
-            single = (*before, replace(layer, count=1), *behind)
-            yield replace(case, layout=replace(layout, layers=single))
+            yield (*before, replace(layer, count=1), *behind)
 
 
 def _less(count: int) -> Iterator[int]:

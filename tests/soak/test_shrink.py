@@ -31,7 +31,7 @@ PLANTS: tuple[Plant, ...] = (
     bugs.hash_rows_instead_of_tokens,
     bugs.free_windows_too_early,
     bugs.forget_to_reference_hits,
-    bugs.keep_keys_of_evicted_blocks,
+    bugs.keep_keys_over_a_reset,
     bugs.ignore_successors,
     partial_bugs.never_make_the_copies,
 )
