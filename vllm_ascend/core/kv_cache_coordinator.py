@@ -366,13 +366,16 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
         """Free the blocks that every window has left behind; see the base class.
 
         A boundary passed by drafts is dealt with once they are accepted: until then its tail is
-        held as well.
+        held as well. Prompts hold none, and a pool may have no block to spare for them.
         """
         record = self._records.get(request_id)
         if record is None:
             super().remove_skipped_blocks(request_id, total_computed_tokens)
             return
-        confirmed = max(total_computed_tokens - self._num_draft_tokens, 0)
+        request = record.request
+        confirmed = total_computed_tokens
+        if request is None or total_computed_tokens > request.num_prompt_tokens:
+            confirmed = max(total_computed_tokens - self._num_draft_tokens, 0)
         if confirmed < record.next_free:
             return
         record.next_free = _NEVER
