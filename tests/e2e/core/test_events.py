@@ -28,6 +28,14 @@ _NAMES = (
 _hash = get_hash_fn_by_name("sha256")
 
 
+def hashed_keys(event: BlockStored, index: int, parent: object) -> tuple | None:
+    """Return what the name covers besides tokens: an empty adapter's place before a lone salt."""
+    assert event.extra_keys is not None
+    keys = event.extra_keys[index]
+    is_salt_alone = parent is None and keys is not None and event.lora_id is None
+    return (None, *keys) if is_salt_alone else keys
+
+
 class Router:
     """Follows events and nothing else, and hashes tokens itself.
 
@@ -67,7 +75,9 @@ class Router:
             assert name not in self.told[event.group_idx], "told twice"
             self.told[event.group_idx].add(name)
             if size == self._hash_tokens:
-                assert name == hash_block_tokens(_hash, parent, tokens, event.extra_keys[i])
+                assert name == hash_block_tokens(
+                    _hash, parent, tokens, hashed_keys(event, i, parent)
+                )
                 self.num_hashed += 1
             parent = name
 
