@@ -35,6 +35,11 @@ class Shrinker:
         self._operations = list(recording.operations)
         self._failure = failure
         self._deadline = time.process_time() + seconds
+        self._num_blocks = recording.case.options.num_blocks or 0
+
+    @property
+    def _is_stall(self) -> bool:
+        return self._failure.signature.startswith("AssertionError")
 
     def shrink(self) -> Recording:
         """Return the smallest case that was found; the given one if it does not fail again."""
@@ -58,6 +63,8 @@ class Shrinker:
 
     def _fails(self, case: Case, operations: Sequence[Operation]) -> bool:
         """Whether a case fails in the same way; if so its message is kept."""
+        if self._is_stall and (case.options.num_blocks or 0) < self._num_blocks:
+            return False  # in a pool that is too small everything stalls
         try:
             failure = replay(case, operations)
         except Exception:  # it cannot be built

@@ -129,11 +129,13 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
                 apply_admission_cap,
             )
 
+        # vLLM lets requests in without the slots of drafts; they would preempt themselves.
+        num_slots = self._facts.num_draft_tokens if apply_admission_cap else 0
         need = sum(
             blocks_for_next_chunk(
                 group,
                 request_id,
-                num_tokens,
+                min(num_tokens + num_slots, self.max_model_len),
                 new_computed_blocks[group.id],
                 total_computed_tokens,
                 num_tokens_main_model,
