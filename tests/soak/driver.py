@@ -52,14 +52,15 @@ class PatientEngine(ConnectedEngine):
         if self.idle_turns < _MAX_IDLE_TURNS:
             return
         tables = self.manager.get_block_ids
-        by_blocks = sorted(self.alive, key=lambda name: any(map(any, tables(name))))
-        holds = bool(by_blocks) and any(map(any, tables(by_blocks[-1])))
+        holders = [name for name in self.alive if any(map(any, tables(name)))]
+        others = [name for name in self.alive if name not in holders]
         self._given_up_in_a_row += 1
         helps = self._given_up_in_a_row <= _MAX_GIVEN_UP
-        assert holds and helps and len(by_blocks) > 1, (
+        assert holders and helps and len(self.alive) > 1, (
             f"nothing is scheduled any more of {self.alive}"
         )
-        self.abort(by_blocks[:1])
+        # Those that hold blocks stand in each other's way; the last of them must get on.
+        self.abort(holders[:1] if len(holders) > 1 else others[:1])
         self.num_starved += 1
         self.idle_turns = 0
 
