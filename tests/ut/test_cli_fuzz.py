@@ -32,7 +32,7 @@ BASE = {
     ("replay",): GENERATED,
     ("sweep",): GENERATED,
     ("memory-curve",): GENERATED,
-    ("prefix-curve",): (),
+    ("prefix-curve",): ("--prefixes", "2", "--shared", "256", "--own", "32"),
     ("tiny-model",): (".",),
 }
 VALUES = {

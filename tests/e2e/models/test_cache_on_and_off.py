@@ -148,7 +148,7 @@ def test_equal_hits_give_equal_bits(deepseek):
     assert without[:3] == dense[:3]
 
 
-@pytest.mark.parametrize("setting", ["dense, 32", "partial, interval 0, 128", "best, 128"])
+@pytest.mark.parametrize("setting", ["dense, 32", "best, 128"])
 def test_preemption(deepseek, setting):
     """A pool that cannot hold all that run: requests are put back and computed anew."""
     switches, block_size = SETTINGS[setting]
