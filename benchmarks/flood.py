@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, child_environment
-from vllm_ascend.replay.job import Job, WorkloadSource
+from vllm_ascend.replay.commands import GIB, make_job
+from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
-from vllm_ascend.replay.variants import ASCEND_LAYOUT, fit_block_size, parse_variant
+from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
 
 VARIANTS = (
     "stock@dsv4-flash-gpu",
@@ -47,7 +48,6 @@ SHARED_TOKENS, OWN_TOKENS, ROUNDS = 28_672, 512, 3
 _VOCABULARY = 100_000
 _PROBES = 48
 _FIRST_PROMPTS = 16  # each looked at: dense caching is empty behind a few
-_GIB = 1 << 30
 _PROGRESS, _RESULT, _REFUSAL = "@progress ", "@result ", "@refusal "
 _err = Console(stderr=True, emoji=False)
 
@@ -96,10 +96,10 @@ class _Traffic:
     """A scheduler, and who talks to it."""
 
     def __init__(self, job: Job, num_prefixes: int) -> None:
-        from vllm_ascend.replay.child import _build_scheduler
+        from vllm_ascend.replay.child import build_job_scheduler
         from vllm_ascend.replay.worker import SamplingWorker
 
-        self.scheduler = _build_scheduler(job)
+        self.scheduler = build_job_scheduler(job)
         self._worker = SamplingWorker(self.scheduler)
         self._num_prefixes = num_prefixes
         self._count = 0
@@ -148,7 +148,7 @@ def measure(job: Job, num_prefixes: int, prompt_tokens: int) -> Flood:
     return Flood(
         variant=job.variant,
         block_size=job.block_size,
-        kv_gib=job.kv_memory_bytes / _GIB,
+        kv_gib=job.kv_memory_bytes / GIB,
         prompt_tokens=prompt_tokens,
         num_blocks=num_blocks,
         points=points,
@@ -175,16 +175,13 @@ def child() -> None:
 
 def _job(text: str, block_size: int, kv_gib: float, max_model_len: int) -> Job:
     variant, _ = parse_variant(text, ASCEND_LAYOUT)
-    layout = variant.layout or ASCEND_LAYOUT
-    return Job(
-        variant=variant.name,
-        patched=variant.patched,
-        environment=variant.environment,
-        layout=layout,
-        block_size=fit_block_size(layout, variant.block_size or block_size),
-        kv_memory_bytes=int(kv_gib * _GIB),
-        workload=WorkloadSource("flood"),
-        arrivals="closed",
+    return make_job(
+        WorkloadSource("flood"),
+        variant,
+        layout=ASCEND_LAYOUT,
+        block_size=block_size,
+        kv_memory_bytes=int(kv_gib * GIB),
+        arrivals=CLOSED_LOOP,
         cost_model=None,
         max_num_seqs=32,
         max_num_batched_tokens=8192,

@@ -72,8 +72,8 @@ def take_counting_out(scheduler) -> None:
 
 def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[str, int, int]]:
     """Step for ever; yield the kind of step and the nanoseconds of its two parts."""
-    from benchmarks.steps import sampled
     from vllm_ascend.replay.scheduler import make_request
+    from vllm_ascend.replay.worker import SamplingWorker
 
     rng = random.Random(0)
     shared = [rng.randrange(100_000) for _ in range(900)]
@@ -86,6 +86,7 @@ def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[str, int, int]]:
         return stats
 
     scheduler.make_stats = timed_make_stats
+    worker = SamplingWorker(scheduler)
     for number in itertools.count():
         kind = _DECODES
         while len(scheduler.requests) < num_requests:
@@ -97,7 +98,7 @@ def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[str, int, int]]:
         start = time.thread_time_ns()
         output = scheduler.schedule()
         elapsed = time.thread_time_ns() - start
-        scheduler.update_from_output(output, sampled(scheduler, output))
+        scheduler.update_from_output(output, worker.execute(output))
         yield kind, elapsed, took[0]
 
 

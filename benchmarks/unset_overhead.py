@@ -26,9 +26,10 @@ def serve(mode: str, layout: str, num_requests: int) -> None:
     """Child: build a scheduler, prefill, then time as many decode steps as each question asks."""
     if mode == "patched":
         import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from benchmarks.steps import finish_prefill, sampled
+    from benchmarks.steps import finish_prefill
     from tests.e2e.core.scheduler_trace import LAYOUTS as BUILDERS
     from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+    from vllm_ascend.replay.worker import SamplingWorker
 
     scheduler = build_scheduler(
         BUILDERS[layout](),
@@ -38,12 +39,13 @@ def serve(mode: str, layout: str, num_requests: int) -> None:
         prompt = [i * 1000 + token % 999 for token in range(1000)]
         scheduler.add_request(make_request(scheduler, f"r{i}", prompt, max_tokens=90_000))
     finish_prefill(scheduler)
+    worker = SamplingWorker(scheduler)
 
     def timed_step() -> float:
         start = time.perf_counter()
         output = scheduler.schedule()
         elapsed = time.perf_counter() - start
-        scheduler.update_from_output(output, sampled(scheduler, output))
+        scheduler.update_from_output(output, worker.execute(output))
         return elapsed
 
     answer_all(lambda num_steps: [timed_step() for _ in range(num_steps)])

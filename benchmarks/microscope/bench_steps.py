@@ -10,8 +10,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from benchmarks.microscope.cases import RUNNING, size
 from benchmarks.microscope.sides import Side
 from benchmarks.microscope.workbench import build, random_prompt
-from benchmarks.steps import finish_prefill, sampled
+from benchmarks.steps import finish_prefill
 from vllm_ascend.replay.scheduler import make_request
+from vllm_ascend.replay.worker import SamplingWorker
 
 # Every block size and granule divides it: no request is at a boundary more often than another.
 CYCLE_STEPS = 128
@@ -35,13 +36,14 @@ class Stepper:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._worker = SamplingWorker(scheduler)
         self._output: SchedulerOutput | None = None
 
     def schedule(self) -> None:
         self._output = self._scheduler.schedule()
 
     def answer(self) -> None:
-        self._answer = sampled(self._scheduler, self._output)
+        self._answer = self._worker.execute(self._output)
 
     def update(self) -> None:
         self._scheduler.update_from_output(self._output, self._answer)

@@ -7,9 +7,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
-from vllm.config import KVTransferConfig
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -17,9 +17,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.patch.platform  # noqa: F401  (installs the patches)
 from tests.e2e.connectors.connected import ConnectedEngine
+from tests.e2e.connectors.fake_connector import transfer_config
 from tests.e2e.core.engine import Engine
 from tests.soak import requests
-from tests.soak.case import Case, Connection
+from tests.soak.case import Case
 from tests.soak.features import features_of, features_of_request
 from tests.soak.operations import Abort, Add, Operation, Reset, Sleep, Step, WakeUp
 from tests.soak.promises import is_ours, without_vllm_defects
@@ -118,7 +119,7 @@ class Driver:
     def _make_engine(self) -> Engine:
         case, layout = self.case, self.case.layout.build()
         engine_class: Any = PatientEngine if case.connection else Engine
-        transfer = (_transfer(case.connection),) if case.connection else ()
+        transfer = (transfer_config(**asdict(case.connection)),) if case.connection else ()
         return engine_class(layout, case.options, *transfer, oracle=self._oracle)
 
     def _oracle(self, scheduler: Scheduler) -> OracleOptions:
@@ -200,18 +201,3 @@ class Driver:
         if request_id in self.engine.scheduler.requests:
             self.engine.abort([request_id])
             self.counts["aborts"] += 1
-
-
-def _transfer(connection: Connection) -> KVTransferConfig:
-    name = "FakeConnector" if connection.knows_granules else "WholeBlockConnector"
-    return KVTransferConfig(
-        kv_connector=name,
-        kv_connector_module_path="tests.e2e.connectors.fake_connector",
-        kv_role="kv_both",
-        kv_load_failure_policy=connection.policy,
-        kv_connector_extra_config={
-            "seed": connection.seed,
-            "failures": connection.failures,
-            "unit": connection.unit,
-        },
-    )

@@ -17,13 +17,12 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from tests.e2e.core.configurations import FEW_LAYERS
 from tests.soak.names import DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
 from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 
 # Every page has as many bytes, whatever the block size.
 _PAGE_BYTES = 4096
-# One layer of every kind is enough: a group's block table does not depend on its layers.
-_FEW_LAYERS = (0, 4, 128)
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,9 @@ class LayoutRecipe:
     def build(self) -> KVLayout:
         """The specs. Ascend's need the project's patches."""
         if self.family == FLASH_A3:
-            return dsv4_flash_a3(self.block_size, mtp=self.mtp, compress_ratios=_FEW_LAYERS)
+            return dsv4_flash_a3(self.block_size, mtp=self.mtp, compress_ratios=FEW_LAYERS)
         if self.family == FLASH_GPU:
-            return dsv4_flash_gpu(mtp=self.mtp, compress_ratios=_FEW_LAYERS)
+            return dsv4_flash_gpu(mtp=self.mtp, compress_ratios=FEW_LAYERS)
         if self.family == HYBRID:
             specs = _hybrid(self.layers)
         else:

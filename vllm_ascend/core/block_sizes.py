@@ -10,7 +10,7 @@ from math import gcd, lcm
 from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config_or_none
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
-from vllm_ascend.core.connector_rules import knows_granules
+from vllm_ascend.core.connector_rules import allows_partial_hits
 from vllm_ascend.core.specs import granule_tokens, group_specs, tokens_per_block
 from vllm_ascend.prefix_cache_config import (
     DSV4_COMPRESSED_BLOCK_SIZES,
@@ -81,7 +81,7 @@ def resolve_block_sizes(
     """
     specs = group_specs(kv_cache_config)
     has_connector = vllm_config.kv_transfer_config is not None
-    expects_stock = has_connector and not knows_granules(vllm_config.kv_transfer_config)
+    expects_stock = not allows_partial_hits(vllm_config.kv_transfer_config)
     ends_inside = config.partial_hits and not expects_stock
     granularity = Granularity.of(specs, ends_inside_blocks=ends_inside)
     parallel = vllm_config.parallel_config

@@ -39,6 +39,15 @@ def knows_granules(config: KVTransferConfig | None) -> bool:
     return getattr(KVConnectorFactory.get_connector_class(config), KNOWS_GRANULES, False)
 
 
+def allows_partial_hits(config: KVTransferConfig | None) -> bool:
+    """Whether a KV connector, if there is one, leaves it to us where hits end, and how hashes are.
+
+    Raises:
+        ValueError: There is no connector of that name.
+    """
+    return config is None or knows_granules(config)
+
+
 def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:
     """Return the most tokens that may be hit, where a prefill instance shortens prompts.
 

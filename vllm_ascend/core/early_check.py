@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from vllm_ascend.core.block_sizes import Granularity, dsv4_compressed_block_size
-from vllm_ascend.core.connector_rules import knows_granules
+from vllm_ascend.core.connector_rules import allows_partial_hits
 from vllm_ascend.core.dsv4_specs import ascend_specs
 from vllm_ascend.core.retention import resolve_retention_interval
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
@@ -35,9 +35,7 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
         return
     kinds = ascend_specs(rows)
     specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
-    ends_inside = config.partial_hits and (
-        vllm_config.kv_transfer_config is None or knows_granules(vllm_config.kv_transfer_config)
-    )
+    ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
     alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
     resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
 

@@ -44,7 +44,7 @@ def run_job(job: Job) -> RunResult:
     from vllm_ascend.replay.engine import ReplayEngine, StalledError
     from vllm_ascend.replay.recorder import Recorder
 
-    scheduler = _build_scheduler(job)
+    scheduler = build_job_scheduler(job)
     recorder = Recorder(scheduler, workload.num_requests)
     arrivals = TimestampArrivals if job.arrivals == TIMESTAMPS else ClosedLoop
     engine = ReplayEngine(
@@ -67,7 +67,12 @@ def run_job(job: Job) -> RunResult:
     return recorder.result(job, complete=complete, violations=violations)
 
 
-def _build_scheduler(job: Job) -> Scheduler:
+def build_job_scheduler(job: Job) -> Scheduler:
+    """Return the scheduler that a job asks for.
+
+    Raises:
+        BadInputError: The memory is too small, or a setting does not fit the layout.
+    """
     from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
     options = SchedulerOptions(

@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.v1.request import RequestStatus
@@ -222,3 +223,25 @@ class WholeBlockConnector(FakeConnector):
     """One that copes neither with hits inside blocks nor with hashes of granules."""
 
     knows_granules = False
+
+
+def transfer_config(
+    *, seed: int, failures: float, unit: int, policy: str = "recompute", knows_granules: bool = True
+) -> KVTransferConfig:
+    """Configure one of the connectors.
+
+    Args:
+        seed: Of what it brings to whom.
+        failures: Share of asynchronous loads that fail.
+        unit: Tokens; it often brings multiples of this.
+        policy: ``kv_load_failure_policy``.
+        knows_granules: Whether it copes with hits that end inside blocks.
+    """
+    connector = FakeConnector if knows_granules else WholeBlockConnector
+    return KVTransferConfig(
+        kv_connector=connector.__name__,
+        kv_connector_module_path=__name__,
+        kv_role="kv_both",
+        kv_load_failure_policy=policy,
+        kv_connector_extra_config={"seed": seed, "failures": failures, "unit": unit},
+    )

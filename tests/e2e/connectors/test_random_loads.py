@@ -7,10 +7,9 @@ from dataclasses import replace
 from zlib import crc32
 
 import pytest
-from vllm.config import KVTransferConfig
 
 from tests.e2e.connectors.connected import ConnectedEngine
-from tests.e2e.connectors.fake_connector import FakeConnector
+from tests.e2e.connectors.fake_connector import FakeConnector, transfer_config
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.workload import Workload
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
@@ -38,16 +37,8 @@ def run(cell: Configuration, switch, policy: str, room: float, num_steps: int) -
     """Run traffic under a configuration until everything has ended and been checked."""
     switch(cell.environment)
     seed = crc32(f"{cell} {policy} {room}".encode())
-    transfer = KVTransferConfig(
-        kv_connector="FakeConnector",
-        kv_connector_module_path="tests.e2e.connectors.fake_connector",
-        kv_role="kv_both",
-        kv_load_failure_policy=policy,
-        kv_connector_extra_config={
-            "seed": seed,
-            "failures": 0.2,
-            "unit": cell.traffic.unit_tokens,
-        },
+    transfer = transfer_config(
+        seed=seed, failures=0.2, unit=cell.traffic.unit_tokens, policy=policy
     )
     engine = ConnectedEngine(cell.layout, cell.options(room), transfer, cell.oracle(seed))
     # A reset under running requests is refused while others wait for a connector.

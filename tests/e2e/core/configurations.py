@@ -27,7 +27,7 @@ MIN_DROP = "VLLM_PIN_MIN_DROP_SIZE"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
 # One layer of every kind is enough: a group's block table does not depend on its layers.
-_FEW_LAYERS = (0, 4, 128)
+FEW_LAYERS = (0, 4, 128)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def _a3(rows: int) -> Case:
     alignment = 128 * rows
     return Case(
         f"dsv4-a3-{rows}",
-        lambda k: dsv4_flash_a3(rows, mtp=k > 0, compress_ratios=_FEW_LAYERS),
+        lambda k: dsv4_flash_a3(rows, mtp=k > 0, compress_ratios=FEW_LAYERS),
         Traffic(
             unit_tokens=alignment // 4,
             max_prompt_tokens=3 * alignment,
@@ -98,7 +98,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "dsv4-gpu",
-        lambda k: dsv4_flash_gpu(mtp=k > 0, compress_ratios=_FEW_LAYERS),
+        lambda k: dsv4_flash_gpu(mtp=k > 0, compress_ratios=FEW_LAYERS),
         Traffic(256, 1500, 150, max_alive=10),
         512,
         512,

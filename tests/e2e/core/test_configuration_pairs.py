@@ -19,7 +19,7 @@ from vllm.config import KVTransferConfig
 import vllm_ascend
 from tests.conftest import HITS
 from tests.e2e.connectors.connected import ConnectedEngine
-from tests.e2e.connectors.fake_connector import FakeConnector
+from tests.e2e.connectors.fake_connector import transfer_config
 from tests.e2e.core import layouts
 from tests.e2e.core.configurations import (
     DSV4,
@@ -170,23 +170,12 @@ class Setting:
         return ConnectedEngine(layout, options, self._transfer(), oracle)
 
     def _transfer(self) -> KVTransferConfig:
-        return KVTransferConfig(
-            kv_connector="FakeConnector"
-            if self.values["connector"] == "knows granules"
-            else "CoarseConnector",
-            kv_connector_module_path="tests.e2e.connectors.fake_connector"
-            if self.values["connector"] == "knows granules"
-            else __name__,
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"seed": 1, "failures": 0.1, "unit": self.model.alignment},
+        return transfer_config(
+            seed=1,
+            failures=0.1,
+            unit=self.model.alignment,
+            knows_granules=self.values["connector"] == "knows granules",
         )
-
-
-class CoarseConnector(FakeConnector):
-    """Copes with whole blocks only."""
-
-    knows_granules = False
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from vllm.config import KVTransferConfig
 
 from tests import soak
+from tests.e2e.connectors.fake_connector import transfer_config
 from tests.e2e.core import layouts
 from tests.e2e.core.configurations import CASES, MODES, Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
@@ -87,13 +87,7 @@ def test_new_blocks_of_full_attention_are_noted_for_ever(make_engine: MakeEngine
 
 def test_a_failed_load_resumes_where_its_window_has_gone(switch) -> None:
     """The request is cut back to its last valid block, and nothing in front of it was loaded."""
-    transfer = KVTransferConfig(
-        kv_connector="FakeConnector",
-        kv_connector_module_path="tests.e2e.connectors.fake_connector",
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config={"seed": 0, "failures": 0.5, "unit": 4},
-    )
+    transfer = transfer_config(seed=0, failures=0.5, unit=4)
     layout = LayoutRecipe("hybrid", 4, (Layer("sliding", 4, window=4),)).build()
     options = SchedulerOptions(num_blocks=200, max_num_batched_tokens=32, max_model_len=80)
     engine = PatientEngine(layout, options, transfer, RELAXED)
