@@ -54,6 +54,11 @@ EFFECTS = {
         "Tails at boundaries that nothing asks to keep stay hittable until their memory is needed.",
         "没有保留要求的边界，其尾块在内存被征用之前仍然可以命中。",
     ),
+    "VLLM_ASCEND_PROTECT_RETURNING": Translation(
+        "Prompts of which three quarters have come before are given up after all others, as long "
+        "as they fill no more than half of the free memory.",
+        "四分之三的内容曾经出现过的提示词在其他提示词之后才被淘汰，但最多占用空闲内存的一半。",
+    ),
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": Translation(
         "best: retention auto, partial hits, sparse state and spare tails, each unless its own "
         "variable says otherwise.",

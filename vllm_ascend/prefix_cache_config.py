@@ -152,6 +152,17 @@ VARIABLES: tuple[Variable, ...] = (
         ),
     ),
     Variable(
+        name="VLLM_ASCEND_PROTECT_RETURNING",
+        field="protect_returning",
+        default=False,
+        parse=_flag,
+        values="0, 1",
+        effect=(
+            "Prompts of which three quarters have come before are given up after all others, as long "
+            "as they fill no more than half of the free memory."
+        ),
+    ),
+    Variable(
         name="VLLM_ASCEND_PREFIX_CACHE_PROFILE",
         field="profile",
         default="stock",
@@ -206,6 +217,7 @@ class PrefixCacheConfig:
         partial_min_hit_tokens: The least gain of such a hit, in tokens.
         sparse_state: Compressor state holds blocks only for rows that will be read.
         spare_tails: Tails at boundaries not kept stay hittable while their memory is idle.
+        protect_returning: Prompts that have come before are given up after all others.
         pin_swa_tokens: Windows just left in the middle of a prompt are given up last.
         pin_min_drop_size: Blocks that such a move must drop at once, in every windowed group.
         profile: The profile that the switches above were completed from.
@@ -220,6 +232,7 @@ class PrefixCacheConfig:
     partial_min_hit_tokens: int = 0
     sparse_state: bool = False
     spare_tails: bool = False
+    protect_returning: bool = False
     pin_swa_tokens: bool = False
     pin_min_drop_size: int = 16
     profile: str = "stock"
@@ -233,6 +246,7 @@ class PrefixCacheConfig:
             or self.partial_hits
             or self.sparse_state
             or self.spare_tails
+            or self.protect_returning
             or self.pin_swa_tokens
         )
 

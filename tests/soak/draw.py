@@ -16,6 +16,7 @@ from tests.e2e.core.configurations import (
     MIN_HIT,
     PARTIAL,
     PIN,
+    PROTECT,
     RETENTION,
     SPARE,
     SPARSE,
@@ -189,6 +190,8 @@ class _Draw:
             switches[SPARSE] = self.pick("1", "1", "1", "0")
         if self.chance(0.4):
             switches[SPARE] = self.pick("1", "1", "1", "0")
+        if self.chance(0.3):
+            switches[PROTECT] = self.pick("1", "1", "1", "0")
         # Without windows both are refused, which other tests are for.
         if has_windows and self.chance(0.65):
             switches[RETENTION] = self.pick("0", "0", "auto", "N", "N")

@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from tests.e2e.core.configurations import DSV4, MIN_HIT, PARTIAL, PIN, RETENTION, SPARE, SPARSE
+from tests.e2e.core.configurations import (
+    DSV4,
+    MIN_HIT,
+    PARTIAL,
+    PIN,
+    PROTECT,
+    RETENTION,
+    SPARE,
+    SPARSE,
+)
 from tests.soak.case import Case
 from tests.soak.operations import IMAGE, Add
 
@@ -22,6 +31,7 @@ def features_of(case: Case) -> frozenset[str]:
         "min-hit tokens": MIN_HIT in switches,
         "sparse state": SPARSE in switches,
         "spare tails": SPARE in switches,
+        "protection of returning prompts": PROTECT in switches,
         "pinning": PIN in switches,
         "profile best": PROFILE in switches,
         "everything unset": not (switches.keys() - {DSV4}),

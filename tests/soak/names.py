@@ -16,7 +16,8 @@ LAYOUTS = (
 )
 SWITCHES = (
     *(f"retention: {value}" for value in ("unset", "0", "auto", "N")),
-    *("partial hits", "min-hit tokens", "sparse state", "spare tails", "pinning", "profile best"),
+    *("partial hits", "min-hit tokens", "sparse state", "spare tails"),
+    *("protection of returning prompts", "pinning", "profile best"),
     *("everything unset", "prefix caching off"),
 )
 SCHEDULING = (

@@ -6,12 +6,14 @@ from __future__ import annotations
 from tools.drawings.canvas import SMALL, Canvas
 
 _TIERS = (
-    ("scratch", "scratch", ("blocks that no hit can", "use: windows, state")),
-    ("spare", "state", ("tails of boundaries that", "nothing asks to keep")),
-    ("cached", "c4", ("prefixes and kept tails,", "least recent first")),
-    ("pinned", "pinned", ("window blocks just left,", "oldest first (optional)")),
+    ("scratch", "scratch", ("blocks that no hit", "can use")),
+    ("spare", "state", ("tails that nothing", "asks to keep")),
+    ("cached", "c4", ("prefixes, kept tails,", "least recent first")),
+    ("protected", "c128", ("of returning prompts,", "up to half (optional)")),
+    ("pinned", "pinned", ("windows just left,", "oldest first (optional)")),
 )
-_WIDTH, _GAP = 158, 16
+_OPTIONAL = ("protected", "pinned")
+_WIDTH, _GAP = 124, 15
 
 
 def draw() -> Canvas:
@@ -19,30 +21,31 @@ def draw() -> Canvas:
     canvas = Canvas(
         326,
         "Tiers of free blocks",
-        "Free blocks are handed out in this order: scratch, spare, cached, pinned. Scratch holds "
-        "nothing of use, spare holds tails nothing asked to keep, cached holds prefixes and kept "
-        "tails, pinned holds window blocks and is given up last. A hit takes a block out again.",
+        "Free blocks are handed out in this order: scratch, spare, cached, protected, pinned. "
+        "Scratch holds nothing of use, spare holds tails nothing asked to keep, cached holds "
+        "prefixes and kept tails, protected those of prompts that came again, pinned holds window "
+        "blocks and is given up last. A hit takes a block out again.",
     )
     canvas.text(20, 30, "a request ends, or its window moves on: its blocks are freed", bold=True)
     for number, (name, kind, enters) in enumerate(_TIERS):
         x = 20 + number * (_WIDTH + _GAP)
         canvas.lines(x, 58, enters, size=SMALL, role="faint")
         canvas.line((x + _WIDTH / 2, 86), (x + _WIDTH / 2, 108), arrow=True)
-        canvas.box(x, 110, _WIDTH, 64, kind, dashed=name == "pinned", round_=6)
+        canvas.box(x, 110, _WIDTH, 64, kind, dashed=name in _OPTIONAL, round_=6)
         canvas.text(x + _WIDTH / 2, 138, name, "middle", bold=True)
-        place = ("1st", "2nd", "3rd", "last")[number]
+        place = ("1st", "2nd", "3rd", "4th", "last")[number]
         canvas.text(x + _WIDTH / 2, 160, f"handed out {place}", "middle", size=SMALL)
         if number:
             canvas.line((x - 2, 142), (x - _GAP + 2, 142), arrow=True)
     canvas.line((20 + _WIDTH / 2, 176), (20 + _WIDTH / 2, 206), arrow=True)
     canvas.box(20, 208, _WIDTH, 44, "plain", "memory for a request", round_=6)
     left = 20 + _WIDTH + _GAP
-    for number in range(3):
+    for number in range(4):
         middle = left + number * (_WIDTH + _GAP) + _WIDTH / 2
         canvas.line((middle, 176), (middle, 206), arrow=True)
-    canvas.box(left, 208, 3 * _WIDTH + 2 * _GAP, 44, "window", round_=6)
+    canvas.box(left, 208, 4 * _WIDTH + 3 * _GAP, 44, "window", round_=6)
     canvas.text(
-        left + (3 * _WIDTH + 2 * _GAP) / 2, 235,
+        left + (4 * _WIDTH + 3 * _GAP) / 2, 235,
         "a hit takes blocks out of any of these, from any place", "middle", size=SMALL,
     )  # fmt: skip
     canvas.lines(

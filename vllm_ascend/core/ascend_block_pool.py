@@ -22,19 +22,22 @@ from vllm_ascend.core.block_names import BlockNames
 from vllm_ascend.core.free_queue import Tier, TieredFreeQueue
 from vllm_ascend.core.granule_index import GranuleIndex
 from vllm_ascend.core.kv_event_log import KVEventLog
+from vllm_ascend.core.returning_prompts import GivenUpNames, num_overflowing
 
 
 class Rank(IntEnum):
-    """Why a block of a tail is cached, and so how long."""
+    """Why a block is cached, and so how long."""
 
     PINNED = 0  # until everything else is given up
-    KEPT = 1  # until it is the least recently used
-    ROLLING = 2  # as long as its request would resume there, were it to end now
-    SPARE = 3  # until its memory is needed
+    PROTECTED = 1  # the same prompt came again: until only such blocks are left
+    KEPT = 2  # until it is the least recently used
+    ROLLING = 3  # as long as its request would resume there, were it to end now
+    SPARE = 4  # until its memory is needed
 
 
 _TIERS: dict[int, Tier] = {
     Rank.PINNED: Tier.PINNED,
+    Rank.PROTECTED: Tier.PROTECTED,
     Rank.KEPT: Tier.CACHED,
     Rank.ROLLING: Tier.CACHED,
     Rank.SPARE: Tier.SPARE,
@@ -51,6 +54,7 @@ class AscendBlockPool(BlockPool):
 
     Attributes:
         granules: The entries of blocks that a hit may end inside.
+        given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
         event_log: What is told of the cache; ``None`` where KV events are not enabled.
     """
 
@@ -61,6 +65,7 @@ class AscendBlockPool(BlockPool):
         # All but the null block, which vLLM's constructor has taken out.
         self.free_block_queue: TieredFreeQueue = TieredFreeQueue(self.blocks[1:])
         self.granules = GranuleIndex()
+        self.given_up: GivenUpNames | None = None
         self._ranks = self._no_ranks()
         self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
         # vLLM's own events count copies; the log tells of the first and the last.
@@ -143,6 +148,15 @@ class AscendBlockPool(BlockPool):
             self.free_block_queue.remove(block)
             self.free_block_queue.append_n([block], tier)
 
+    def protect(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Let cached blocks outlive others, once they are free. All of them must be in use."""
+        ranks, with_granules = self._ranks, self.granules.known
+        for block in blocks:
+            block_id = block.block_id
+            is_cached = block._block_hash is not None or block_id in with_granules
+            if is_cached and ranks[block_id] > Rank.PROTECTED:
+                ranks[block_id] = Rank.PROTECTED
+
     def demote_n(self, n: int) -> int:
         """Unpin the ``n`` oldest free pinned blocks: from now on they are kept like others.
 
@@ -151,7 +165,10 @@ class AscendBlockPool(BlockPool):
 
         Source: vllm-project/vllm#40676 ``BlockPool.demote_n``.
         """
-        demoted = self.free_block_queue.demote_n(n)
+        return self._demote(n, Tier.PINNED)
+
+    def _demote(self, n: int, tier: Tier) -> int:
+        demoted = self.free_block_queue.demote_n(n, tier)
         for block in demoted:
             self._ranks[block.block_id] = Rank.KEPT
         return len(demoted)
@@ -176,6 +193,7 @@ class AscendBlockPool(BlockPool):
         scratch: list[KVCacheBlock] = []
         spare: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
+        protected: list[KVCacheBlock] = []
         pinned: list[KVCacheBlock] = []
         for block in ordered_blocks:
             block.ref_cnt -= 1
@@ -185,6 +203,8 @@ class AscendBlockPool(BlockPool):
                 scratch.append(block)
             elif (rank := ranks[block.block_id]) == Rank.SPARE:
                 spare.append(block)
+            elif rank == Rank.PROTECTED:
+                protected.append(block)
             elif rank == Rank.PINNED:
                 pinned.append(block)
             else:
@@ -198,6 +218,10 @@ class AscendBlockPool(BlockPool):
             queue.append_n(cached)
         if pinned:
             queue.append_n(pinned, Tier.PINNED)
+        if protected:
+            queue.append_n(protected, Tier.PROTECTED)
+            num_protected = queue.num_free_by_tier[Tier.PROTECTED]
+            self._demote(num_overflowing(num_protected, queue.num_free_blocks), Tier.PROTECTED)
 
     def refresh(self, block: KVCacheBlock) -> None:
         """Take a free cached block out of the queue, to be freed again as used just now."""
@@ -210,6 +234,8 @@ class AscendBlockPool(BlockPool):
             return super()._maybe_evict_cached_block(block) if self.metrics_collector else False
         self._ranks[block.block_id] = Rank.KEPT
         self.granules.evict(block)
+        if self.given_up is not None and block._block_hash is not None:
+            self.given_up.add(block._block_hash)
         if self.event_log is not None:
             self.event_log.block_evicted(block.block_id)
         return super()._maybe_evict_cached_block(block)
@@ -219,6 +245,8 @@ class AscendBlockPool(BlockPool):
         if not super().reset_prefix_cache():
             return False
         self.granules.clear()
+        if self.given_up is not None:
+            self.given_up.clear()
         self._ranks = self._no_ranks()
         handed_out = self.free_block_queue.num_handed_out
         self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which free blocks are handed out: scratch, spare, cached, and pinned last."""
+"""The order in which free blocks are handed out: scratch, spare, cached, protected, pinned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Tier(IntEnum):
     SCRATCH = 0  # nothing
     SPARE = 1  # a tail that nothing asked to keep, first in first out
     CACHED = 2  # a prefix or a kept tail, least recently used first
-    PINNED = 3  # a window that was left in the middle of a prompt, oldest first
+    PROTECTED = 3  # the same of a prompt that came again, least recently used first
+    PINNED = 4  # a window that was left in the middle of a prompt, oldest first
 
 
 class TieredFreeQueue(FreeKVCacheBlockQueue):
@@ -101,14 +102,13 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         self._note_tier(blocks, tier)
         self._tiers[tier].append_n(blocks)
 
-    def demote_n(self, n: int) -> list[KVCacheBlock]:
-        """Move the ``n`` oldest pinned blocks, or all if there are fewer, behind the cached ones.
+    def demote_n(self, n: int, tier: Tier = Tier.PINNED) -> list[KVCacheBlock]:
+        """Move the ``n`` oldest blocks of a tier, or all of fewer, behind the cached ones.
 
         Returns:
             The blocks that were moved, oldest first.
         """
-        pinned = self._tiers[Tier.PINNED]
-        demoted = pinned.popleft_n(min(n, pinned.num_free_blocks))
+        demoted = self._tiers[tier].popleft_n(min(n, self._tiers[tier].num_free_blocks))
         self.num_free_blocks -= len(demoted)
         self.append_n(demoted)
         return demoted

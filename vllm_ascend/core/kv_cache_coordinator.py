@@ -16,7 +16,7 @@ from typing import cast
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
 from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
 from vllm_ascend.core.cache_stats import CacheUpdate
 from vllm_ascend.core.free_queue import Tier
@@ -31,6 +31,7 @@ from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_lookup import RequestLookupCoordinator
 from vllm_ascend.core.request_record import RequestRecord, TailBlock
 from vllm_ascend.core.retention import align_down
+from vllm_ascend.core.returning_prompts import ReturningPrompts
 from vllm_ascend.core.sparse_state import SparseState
 from vllm_ascend.core.tail_cache import Entered, TailCache
 from vllm_ascend.core.unwritten_granules import UnwrittenGranules
@@ -84,6 +85,7 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
             pin_min_drop=self._config.pin_min_drop_size if pins else None,
             stats=self.stats,
         )
+        self._returning = self._tell_returning(pool)
         self._sparse_state = SparseState(
             pool,
             self._groups,
@@ -92,6 +94,15 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
             num_draft_tokens=self._num_draft_tokens,
             max_num_batched_tokens=self._max_num_batched_tokens,
         )
+
+    def _tell_returning(self, pool: AscendBlockPool) -> ReturningPrompts | None:
+        """Return who tells prompts that come again, if they are to be protected."""
+        if not (self._config.protect_returning and self._downward_closed):
+            return None
+        finest = min(self._downward_closed, key=lambda group: group.block_tokens)
+        returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
+        pool.given_up = returning.given_up
+        return returning
 
     # Allocation
 
@@ -310,11 +321,14 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
         record.cached = named
 
     def _note_start(self, request: Request, record: RequestRecord) -> None:
-        """Count a request that is scheduled for the first time, if it looked for a hit at all."""
-        if record.hit is not None and not request.num_preemptions:
-            self.stats.note_start(
-                request.num_prompt_tokens, record.hit, missed_junction=record.missed_junction
-            )
+        """Judge a request that is scheduled for the first time, if it looked for a hit at all."""
+        if record.hit is None or request.num_preemptions:
+            return
+        self.stats.note_start(
+            request.num_prompt_tokens, record.hit, missed_junction=record.missed_junction
+        )
+        if self._returning is not None and self._returning.includes(request, record.matched):
+            self._tails.protect(record)
 
     def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
         """Remember of the blocks of tails what a later look-up must know."""
@@ -409,8 +423,12 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
             if entry.block.ref_cnt == 0:
                 pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
+        protects = record is not None and record.rank is Rank.PROTECTED
         for group in self._groups:
-            held += take_held(group, record, request_id, pool.null_block)
+            blocks = take_held(group, record, request_id, pool.null_block)
+            if protects and group.is_downward_closed:
+                pool.protect(block for _, block in blocks)
+            held += blocks
             group.manager.free(request_id)
         if held:
             pool.free_blocks(deep_first(held))

@@ -78,6 +78,7 @@ class RequestLookupCoordinator(HybridLookupCoordinator):
         if record is None:
             return
         record.hit = hit
+        record.matched = matched
         if self._downward_closed:
             junction = max(matched - self._lookahead, 0)
             record.junction = align_down(junction, self.lcm_block_size)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
+from vllm_ascend.core.ascend_block_pool import Rank
+
 
 class TailBlock(NamedTuple):
     """A block of a cached tail and the key it had; with another key it holds something else."""
@@ -38,6 +40,8 @@ class RequestRecord:
         request: The request itself: its prompt may still grow (streaming input). ``None`` until
             somebody has named it.
         junction: A boundary at which this request was seen to leave a cached prefix, 0 if none.
+        rank: Why its tails are kept, and so how long.
+        matched: How far its last look-up found the rows of full and compressed groups.
         hit: What its last look-up found, ``None`` if it never looked.
         missed_junction: That look-up found no tail where the request leaves the cached prefix.
         capacity: All groups have blocks for so many tokens; 0 where nobody can tell.
@@ -53,6 +57,8 @@ class RequestRecord:
 
     request: Request | None = None
     junction: int = 0
+    rank: Rank = Rank.KEPT
+    matched: int = 0
     hit: int | None = None
     missed_junction: bool = False
     capacity: int = 0

@@ -177,8 +177,9 @@ def _tiers(facts: PrefixCacheFacts) -> str:
     config = facts.config
     has_spares = config.spare_tails or (config.pin_swa_tokens and facts.interval is None)
     spare = ("spare tails",) if has_spares else ()
+    returning = ("of returning prompts (up to half)",) if config.protect_returning else ()
     pinned = ("pinned (oldest first)",) if config.pin_swa_tokens else ()
-    return ", ".join(("scratch", *spare, "cached (least recently used first)", *pinned))
+    return ", ".join(("scratch", *spare, "cached (least recently used first)", *returning, *pinned))
 
 
 def _groups(specs: Sequence[KVCacheSpec]) -> str:

@@ -128,7 +128,7 @@ class TailCache:
             entered += self._enter(record, spares, Rank.SPARE)
         kept, rolling = self._held(record, kept), self._held(record, rolling)
         entered += self._enter(record, rolling, Rank.ROLLING)
-        entered += self._enter(record, kept, Rank.KEPT)
+        entered += self._enter(record, kept, record.rank)
         record.kept += [self._tail(record, boundary) for boundary in kept]
         if kept:
             self._count(record, kept)
@@ -158,7 +158,7 @@ class TailCache:
         boundary = finish_boundary(record.cached, self._alignment, self._lookahead)
         for tail in record.rolling:
             if tail.boundary == boundary:
-                self._set_rank(tail, Rank.KEPT)
+                self._set_rank(tail, record.rank)
                 record.kept.append(tail)
                 self._num_kept[BoundaryKind.FINISH] += 1
             else:
@@ -172,6 +172,12 @@ class TailCache:
         tail = Tail(boundary, tuple(blocks))
         self._set_rank(tail, Rank.KEPT)
         record.kept.append(tail)
+
+    def protect(self, record: RequestRecord) -> None:
+        """Let what a request keeps from now on, and what it was lent, outlive others."""
+        record.rank = Rank.PROTECTED
+        for tail in record.kept:
+            self._set_rank(tail, record.rank)
 
     def _count(self, record: RequestRecord, kept: Sequence[int]) -> None:
         """Count boundaries by the first reason for which each is kept."""

@@ -52,7 +52,7 @@ class PrefixCacheProm:
             "gauge",
             "kv_cache_blocks",
             "KV cache blocks by tier: used by requests, or free and given up in this order: "
-            "scratch (nothing is lost), spare, cached, pinned.",
+            "scratch (nothing is lost), spare, cached, protected, pinned.",
             "tier",
             multiprocess_mode="mostrecent",
         )

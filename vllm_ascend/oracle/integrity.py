@@ -106,20 +106,28 @@ def _walk(queue: FreeKVCacheBlockQueue, num_blocks: int) -> list[int]:
     return forward
 
 
+# Tier -> why its blocks are cached.
+_RANKS = {
+    "spare": {"SPARE"},
+    "cached": {"KEPT", "ROLLING"},
+    "protected": {"PROTECTED"},
+    "pinned": {"PINNED"},
+}
+
+
 def _check_tiers(pool: BlockPool, tiers: Sequence[FreeKVCacheBlockQueue]) -> None:
     """What can be lost is never in front of what cannot."""
-    scratch, spare, cached, pinned = tiers
+    scratch, *others = tiers
     for block in scratch.get_all_free_blocks():
         if block.block_hash is not None or block in pool.granules:
             raise IntegrityError(f"block {block.block_id} is cached, but among the scratch blocks")
-    for block in spare.get_all_free_blocks():
-        if pool.rank(block).name != "SPARE":
-            raise IntegrityError(f"block {block.block_id} is kept, but among the spare ones")
-    for tier, expected in ((cached, False), (pinned, True)):
+    for tier, (name, ranks) in zip(others, _RANKS.items(), strict=True):
         for block in tier.get_all_free_blocks():
-            if (pool.rank(block).name == "PINNED") != expected:
-                what = "not pinned, but among" if expected else "pinned, but not among"
-                raise IntegrityError(f"block {block.block_id} is {what} the pinned ones")
+            rank = pool.rank(block).name
+            if rank not in ranks:
+                raise IntegrityError(
+                    f"block {block.block_id} is {rank.lower()}, but among the {name} ones"
+                )
 
 
 def _count_references(kv_cache_manager: KVCacheManager) -> Counter[int]:

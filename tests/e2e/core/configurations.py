@@ -22,6 +22,7 @@ PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
 MIN_HIT = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
 SPARSE = "VLLM_ASCEND_DSV4_SPARSE_STATE"
 SPARE = "VLLM_ASCEND_SPARE_TAILS"
+PROTECT = "VLLM_ASCEND_PROTECT_RETURNING"
 PIN = "VLLM_PIN_SWA_TOKENS"
 MIN_DROP = "VLLM_PIN_MIN_DROP_SIZE"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
@@ -158,6 +159,7 @@ class Switches:
         partial: hits end inside compressed blocks.
         sparse: compressor state has null blocks where nobody reads.
         spare: boundaries that nothing asks to keep are cached as well.
+        protect: prompts that have come before are given up last.
         min_drop: blocks that a window drops at once to be pinned; 0 pins nothing.
     """
 
@@ -166,12 +168,18 @@ class Switches:
     partial: bool = False
     sparse: bool = False
     spare: bool = False
+    protect: bool = False
     min_drop: int = 0
 
     def environment(self, interval: int | None) -> dict[str, str]:
         """The switches, as environment variables."""
         retention = str(interval) if self.retention == "N" else self.retention
-        flags = {PARTIAL: self.partial, SPARSE: self.sparse, SPARE: self.spare}
+        flags = {
+            PARTIAL: self.partial,
+            SPARSE: self.sparse,
+            SPARE: self.spare,
+            PROTECT: self.protect,
+        }
         environment = {name: "1" for name, on in flags.items() if on}
         if self.min_drop:
             environment |= {PIN: "1", MIN_DROP: str(self.min_drop)}
@@ -200,6 +208,8 @@ SWITCHES = (
     Switches("pin", min_drop=2),
     Switches("pin-0", "0", min_drop=1),
     Switches("pin-best", "N", partial=True, sparse=True, spare=True, min_drop=2),
+    Switches("protect", protect=True),
+    Switches("protect-best", "N", partial=True, sparse=True, spare=True, protect=True),
 )
 
 

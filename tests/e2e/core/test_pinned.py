@@ -219,5 +219,5 @@ def test_a_rank_that_outlives_its_pin_is_noticed(
         AscendBlockPool, "demote_n", lambda self, n: self.free_block_queue.demote_n(n)
     )
     bench.engine.manager.block_pool.demote_n(1)
-    with pytest.raises(IntegrityError, match="is pinned, but not among the pinned ones"):
+    with pytest.raises(IntegrityError, match="is pinned, but among the cached ones"):
         bench.engine.check()

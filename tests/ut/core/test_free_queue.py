@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.free_queue import Tier, TieredFreeQueue
 
-_APPENDABLE = [Tier.SPARE, Tier.CACHED, Tier.PINNED]
+_APPENDABLE = [Tier.SPARE, Tier.CACHED, Tier.PROTECTED, Tier.PINNED]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -70,13 +70,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.prepend_n(blocks)
         self.model[Tier.SCRATCH][:0] = blocks
 
-    @rule(count=st.integers(0, 12))
-    def demote(self, count: int) -> None:
-        """The oldest pinned blocks become the most recently used of the others."""
-        pinned = self.model[Tier.PINNED]
-        expected = pinned[:count]
-        assert self.queue.demote_n(count) == expected
-        del pinned[:count]
+    @rule(count=st.integers(0, 12), tier=st.sampled_from([Tier.PROTECTED, Tier.PINNED]))
+    def demote(self, count: int, tier: Tier) -> None:
+        """The oldest blocks of a tier become the most recently used of the ordinary ones."""
+        expected = self.model[tier][:count]
+        assert self.queue.demote_n(count, tier) == expected
+        del self.model[tier][:count]
         self.model[Tier.CACHED] += expected
 
     @invariant()
@@ -93,15 +92,15 @@ TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_the_order_is_scratch_spare_cached_and_pinned_oldest_first():
-    blocks = [KVCacheBlock(i) for i in range(1, 9)]
+def test_the_order_is_scratch_spare_cached_protected_and_pinned_oldest_first():
+    blocks = [KVCacheBlock(i) for i in range(1, 11)]
     queue = TieredFreeQueue(blocks)
-    queue.popleft_n(8)
-    for tier in (Tier.PINNED, Tier.CACHED, Tier.SPARE):
+    queue.popleft_n(10)
+    for tier in (Tier.PINNED, Tier.PROTECTED, Tier.CACHED, Tier.SPARE):
         queue.append_n([blocks.pop()], tier)
         queue.append_n([blocks.pop()], tier)
     queue.prepend_n(blocks)
-    assert [block.block_id for block in queue.popleft_n(8)] == [1, 2, 4, 3, 6, 5, 8, 7]
+    assert [block.block_id for block in queue.popleft_n(10)] == [1, 2, 4, 3, 6, 5, 8, 7, 10, 9]
 
 
 @pytest.mark.parametrize("size", [100, 10_000])

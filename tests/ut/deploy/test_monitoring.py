@@ -19,10 +19,12 @@ from vllm_ascend.metrics import prometheus as exporter
 
 # Ours, with the values of their labels beside vLLM's model_name and engine.
 OUR_GAUGES = {
-    "vllm_ascend:kv_cache_blocks": {"tier": {"used", "scratch", "spare", "cached", "pinned"}}
+    "vllm_ascend:kv_cache_blocks": {
+        "tier": {"used", "scratch", "spare", "cached", "protected", "pinned"}
+    }
 }
 OUR_COUNTERS = {
-    "vllm_ascend:kv_cache_evictions_total": {"tier": {"spare", "cached", "pinned"}},
+    "vllm_ascend:kv_cache_evictions_total": {"tier": {"spare", "cached", "protected", "pinned"}},
     "vllm_ascend:partial_hits_total": {},
     "vllm_ascend:copied_blocks_total": {},
     "vllm_ascend:kept_boundaries_total": {"kind": {"replay", "finish", "interval", "junction"}},

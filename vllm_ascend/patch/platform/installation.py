@@ -58,7 +58,12 @@ def _required_features(config: PrefixCacheConfig) -> set[str]:
         required.add("dsv4-layout")
     if config.partial_hits:
         required.add("partial-hits")
-    if config.sparse_state or config.spare_tails or config.pin_swa_tokens:
+    if (
+        config.sparse_state
+        or config.spare_tails
+        or config.protect_returning
+        or config.pin_swa_tokens
+    ):
         required.add("retention-exactness")
     return required
 

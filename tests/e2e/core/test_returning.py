@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts that come again outlive a flood of prompts that do not, on a real scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.core.configurations import PROTECT, SPARE
+from tests.e2e.core.conftest import MakeEngine
+from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
+from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.free_queue import Tier
+from vllm_ascend.core.returning_prompts import ReturningPrompts
+
+SHARED, OWN = 192, 8
+NUM_BLOCKS = 800
+FLOOD_TOKENS = 20 * 300  # several times what the pool holds
+
+
+def make_bench(make_engine: MakeEngine, layout: str, protects: bool, **options) -> Bench:
+    switches = {SPARE: "1", PROTECT: str(int(protects)), **options.pop("switches", {})}
+    options = {"num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 64, **options}
+    return Bench(make_engine, layout, "0", switches=switches, **options)
+
+
+def ask(bench: Bench, turn: int, topic: int = 1) -> int:
+    """Ask something about a shared prefix; return the hit."""
+    return bench.hit(random_prompt(topic, SHARED) + random_prompt(100 * topic + turn, OWN))
+
+
+def flood(bench: Bench, seed: int = 0, num_prompts: int = 20, repeats: int = 1) -> None:
+    """Send prompts that nobody has ever sent."""
+    for number in range(num_prompts):
+        for _ in range(repeats):
+            bench.hit(random_prompt(10_000 + 100 * seed + number, 300))
+
+
+def tier(bench: Bench, which: Tier) -> list[int]:
+    queue = bench.engine.manager.block_pool.free_block_queue
+    return [block.block_id for block in queue.tiers[which].get_all_free_blocks()]
+
+
+def flood_until_lost(bench: Bench, boundary: int) -> int:
+    """Return how many prompts of a flood push out a prefix that is hit up to ``boundary``."""
+    for number in range(200):
+        if not bench.is_cached(random_prompt(1, SHARED), boundary):
+            return number
+        flood(bench, number, num_prompts=1)
+    raise AssertionError("nothing is ever given up")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prefix_that_came_again_outlives_a_flood(layout: str, make_engine: MakeEngine) -> None:
+    plain, protecting = (make_bench(make_engine, layout, protects) for protects in (False, True))
+    for bench in (plain, protecting):
+        ask(bench, 1)
+        hit = ask(bench, 2)
+    assert hit > SHARED // 2
+    num_prompts = flood_until_lost(plain, hit)
+    flood(protecting, num_prompts=3 * num_prompts)
+    assert ask(protecting, 3) == hit
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_however_long_a_flood_is_it_protects_nothing_of_its_own(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    bench = make_bench(make_engine, layout, True)
+    for seed in range(3):
+        flood(bench, seed)
+        assert tier(bench, Tier.PROTECTED) == []
+        assert bench.engine.manager.coordinator._returning is not None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_who_repeats_himself_gets_half_of_the_free_memory_at_most(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """And what is new still has the other half to itself."""
+    bench = make_bench(make_engine, layout, True)
+    flood(bench, repeats=2)
+    pool = bench.engine.manager.block_pool
+    num_protected = len(tier(bench, Tier.PROTECTED))
+    assert 0 < 2 * num_protected <= pool.get_num_free_blocks()
+    assert ask(bench, 1) == 0
+    assert ask(bench, 2) > SHARED // 2
+
+
+def test_a_prompt_that_was_given_up_is_remembered(make_engine: MakeEngine) -> None:
+    """It hits nothing when it comes again, and outlives others from then on."""
+    bench = make_bench(make_engine, "gemma", True)
+    ask(bench, 1)
+    flood(bench, num_prompts=6)
+    assert ask(bench, 2) == 0
+    flood(bench, seed=1)
+    assert ask(bench, 3) > SHARED // 2
+    bench.fresh()
+    assert ask(bench, 4) == 0
+    assert tier(bench, Tier.PROTECTED) == [], "a reset forgets the names as well"
+
+
+def test_a_prompt_that_shares_its_smaller_half_is_like_others(make_engine: MakeEngine) -> None:
+    bench = make_bench(make_engine, "gemma", True)
+    system = random_prompt(1, 64)
+    for number in range(4):
+        bench.hit(system + random_prompt(number, 80))
+    assert tier(bench, Tier.PROTECTED) == []
+
+
+def test_the_next_turn_of_a_conversation_is_protected_with_its_answers(
+    make_engine: MakeEngine,
+) -> None:
+    bench = make_bench(make_engine, "gemma", True)
+    prompt = random_prompt(1, 80)
+    for turn in range(3):
+        bench.hit(prompt, max_tokens=12)
+        prompt = [*prompt, *bench.engine.outputs[f"r{bench.count}"], *random_prompt(turn, 12)]
+    flood(bench)
+    told = prompt[:-12]
+    assert bench.hit(prompt) == (len(told) - 1) // 4 * 4
+
+
+def test_preempted_requests_do_not_return(make_engine: MakeEngine) -> None:
+    """Who is preempted finds what he himself has left; that is no second time."""
+    bench = make_bench(make_engine, "gemma", True, num_blocks=150)
+    engine = bench.engine
+    engine.scheduler.max_num_running_reqs = 4
+    for number in range(4):
+        engine.add(f"busy{number}", random_prompt(number, 60), 120)
+    engine.run()
+    engine.check()
+    assert engine.num_preemptions, "the pool is too small for all of them"
+    assert tier(bench, Tier.PROTECTED) == []
+
+
+def protect_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Returning prompts are told, but their blocks are freed like others."""
+    patch.setattr(AscendBlockPool, "protect", lambda self, blocks: None)
+
+
+def forget_what_was_lent(patch: pytest.MonkeyPatch) -> None:
+    """Protect the rows of a hit, but not the tails that it rests on."""
+    set_rank = AscendBlockPool.set_rank
+
+    def keep(self, block, rank) -> None:
+        set_rank(self, block, max(rank, Rank.KEPT))
+
+    patch.setattr(AscendBlockPool, "set_rank", keep)
+
+
+def take_everybody_for_returning(patch: pytest.MonkeyPatch) -> None:
+    """Then it is plain LRU again."""
+    patch.setattr(ReturningPrompts, "includes", lambda *args: True)
+
+
+@pytest.mark.parametrize(
+    "plant", [protect_nothing, forget_what_was_lent, take_everybody_for_returning]
+)
+def test_a_prefix_that_is_not_protected_is_noticed(
+    plant: Callable, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    bench = make_bench(make_engine, "gemma", True)
+    ask(bench, 1)
+    ask(bench, 2)
+    flood(bench)
+    assert ask(bench, 3) == 0
+
+
+def test_it_works_alone_and_without_retention(make_engine: MakeEngine) -> None:
+    """Where every tail is kept, too: what is new is given up first."""
+    bench = Bench(make_engine, "gemma", None, num_blocks=NUM_BLOCKS, switches={PROTECT: "1"})
+    ask(bench, 1)
+    warm = ask(bench, 2)
+    flood(bench)
+    assert ask(bench, 3) == warm == SHARED
