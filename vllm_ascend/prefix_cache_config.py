@@ -158,8 +158,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_flag,
         values="0, 1",
         effect=(
-            "Prompts of which three quarters have come before are given up after all others, as long "
-            "as they fill no more than half of the free memory."
+            "Prompts of which three quarters have come before are given up after all others, as "
+            "long as they fill no more than half of the free memory."
         ),
     ),
     Variable(
