@@ -2,12 +2,16 @@
 """How many tokens of unique prompts push the prefixes that others share out of the cache.
 
     python -m benchmarks.flood [--kv-gib 16] [--prefixes 60] [--flood 8192 65536 1048576]
+    python -m benchmarks.flood --flood 8192 --between 1 2 4     # normal traffic goes on
 
 Normal traffic asks three times in turn for each of a number of shared prefixes, every time with
 another end. Then one client sends prompts that nobody ever sent, one after another, and nobody else
 sends anything: the worst case, because every hit would make a prefix young again. After every few
 prompts all prefixes are looked up, which moves nothing, and the hit rate that normal traffic would
-have is noted. One process per variant: the real scheduler on DeepSeek-V4-Flash's layout, no model.
+have is noted. With ``--between`` normal traffic goes on in turn, and between two of its requests so
+many prompts of the flood come: what it hits in two more rounds is counted.
+
+One process per variant: the real scheduler on DeepSeek-V4-Flash's layout, no model.
 """
 
 from __future__ import annotations
@@ -82,6 +86,23 @@ class Flood:
         return next(left, None) if self.before else None
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """Normal traffic that goes on among a client's prompts.
+
+    Attributes:
+        between: Prompts of the flood between two requests of normal traffic.
+        hit_rate: What normal traffic hits, in percent.
+    """
+
+    variant: str
+    block_size: int
+    kv_gib: float
+    prompt_tokens: int
+    between: int
+    hit_rate: float
+
+
 # In the child process
 
 
@@ -105,12 +126,22 @@ class _Traffic:
         self._num_prefixes = num_prefixes
         self._count = 0
 
-    def send(self, prompt: list[int]) -> None:
-        """Have one prompt answered with one token."""
+    def warm(self) -> None:
+        """Ask for all prefixes in turn, every time with another end."""
+        for visit in range(ROUNDS):
+            for prefix in range(self._num_prefixes):
+                self.send(_prompt(prefix, visit))
+
+    def send(self, prompt: list[int]) -> int:
+        """Have one prompt answered with one token; return its hit in tokens."""
         self.scheduler.add_request(self._request(prompt))
+        hit = 0
         while self.scheduler.requests:
             output = self.scheduler.schedule()
+            # It starts behind its hit, in its first step; nobody preempts it.
+            hit += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
             self.scheduler.update_from_output(output, self._worker.execute(output))
+        return hit
 
     def hit_rate(self) -> float:
         """Return what normal traffic would hit now, in percent; nothing is moved by it."""
@@ -131,9 +162,7 @@ class _Traffic:
 def measure(job: Job, num_prefixes: int, prompt_tokens: int) -> Flood:
     """Flood until nothing is left to hit, and print how far it is."""
     traffic = _Traffic(job, num_prefixes)
-    for visit in range(ROUNDS):
-        for prefix in range(num_prefixes):
-            traffic.send(_prompt(prefix, visit))
+    traffic.warm()
     num_blocks = traffic.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
     # As many tokens as C4 blocks of the whole pool cover, twice: nothing old is left behind them.
     most = 2 * num_blocks * 4 * job.block_size
@@ -156,6 +185,27 @@ def measure(job: Job, num_prefixes: int, prompt_tokens: int) -> Flood:
     )
 
 
+def mix(job: Job, num_prefixes: int, prompt_tokens: int, between: int) -> Mixture:
+    """Let normal traffic go on for two rounds, and print how far it is."""
+    traffic = _Traffic(job, num_prefixes)
+    traffic.warm()
+    hits, flood = 0, count()
+    for number in range(2 * num_prefixes):
+        for _ in range(between):
+            traffic.send(_tokens(2, next(flood), count=prompt_tokens))
+        visit, prefix = divmod(number, num_prefixes)
+        hits += traffic.send(_prompt(prefix, ROUNDS + visit))
+        print(f"{_PROGRESS}{number / (2 * num_prefixes)}", flush=True)
+    return Mixture(
+        variant=job.variant,
+        block_size=job.block_size,
+        kv_gib=job.kv_memory_bytes / GIB,
+        prompt_tokens=prompt_tokens,
+        between=between,
+        hit_rate=100 * hits / (2 * num_prefixes * (SHARED_TOKENS + OWN_TOKENS)),
+    )
+
+
 def child() -> None:
     """Run the cells on standard input; print progress and results."""
     for line in sys.stdin:
@@ -163,12 +213,14 @@ def child() -> None:
         job = Job.from_json(json.dumps(cell["job"]))
         if job.patched:
             import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+        arguments = job, cell["prefixes"], cell["prompt_tokens"]
+        between = cell["between"]
         try:
-            flood = measure(job, cell["prefixes"], cell["prompt_tokens"])
+            result = measure(*arguments) if between is None else mix(*arguments, between)
         except BadInputError as error:
             print(f"{_REFUSAL}{error}", flush=True)
             return
-        print(_RESULT + json.dumps(asdict(flood)), flush=True)
+        print(_RESULT + json.dumps(asdict(result)), flush=True)
 
 
 # In the parent
@@ -191,10 +243,18 @@ def _job(text: str, block_size: int, kv_gib: float, max_model_len: int) -> Job:
     )
 
 
-def _run(job: Job, num_prefixes: int, lengths: Sequence[int]) -> Iterator[Flood]:
+def _run(
+    job: Job, num_prefixes: int, lengths: Sequence[int], mixtures: Sequence[int]
+) -> Iterator[dict[str, Any]]:
     cells = [
-        {"job": asdict(job), "prefixes": num_prefixes, "prompt_tokens": length}
+        {
+            "job": asdict(job),
+            "prefixes": num_prefixes,
+            "prompt_tokens": length,
+            "between": between,
+        }
         for length in lengths
+        for between in mixtures or [None]
     ]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.flood", "--child"],
@@ -214,7 +274,7 @@ def _run(job: Job, num_prefixes: int, lengths: Sequence[int]) -> Iterator[Flood]
                 share = float(line.removeprefix(_PROGRESS))
                 status.update(f"{job.variant}, block size {job.block_size}: {share:.0%}")
             elif line.startswith(_RESULT):
-                yield Flood(**json.loads(line.removeprefix(_RESULT)))
+                yield json.loads(line.removeprefix(_RESULT))
             elif line.startswith(_REFUSAL):
                 raise SystemExit(f"error: {line.removeprefix(_REFUSAL).rstrip()}")
     if process.wait():
@@ -235,6 +295,23 @@ def print_floods(floods: Sequence[Flood], console: Console) -> None:
             f"{flood.before:.2f} %",
             *(_count(flood.tokens_until(share)) for share in (0.5, 0.0)),
         )
+    console.print(table)
+
+
+def print_mixtures(mixtures: Sequence[Mixture], console: Console) -> None:
+    """Print a row per variant, and a column per strength of the flood."""
+    strengths = sorted({mixture.between * mixture.prompt_tokens for mixture in mixtures})
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("variant", overflow="fold")
+    for name in ("block", "GiB", *(f"{tokens:,}" for tokens in strengths)):
+        table.add_column(name, justify="right", overflow="fold")
+    rates: dict[tuple[str, int, float], dict[int, float]] = {}
+    for m in mixtures:
+        row = rates.setdefault((m.variant, m.block_size, m.kv_gib), {})
+        row[m.between * m.prompt_tokens] = m.hit_rate
+    for (variant, block_size, kv_gib), row in rates.items():
+        cells = (f"{row[tokens]:.2f} %" for tokens in strengths)
+        table.add_row(variant, str(block_size), f"{kv_gib:g}", *cells)
     console.print(table)
 
 
@@ -290,6 +367,9 @@ def main() -> None:
     parser.add_argument("--kv-gib", type=float, default=16)
     parser.add_argument("--prefixes", type=int, default=60)
     parser.add_argument("--flood", type=int, nargs="+", default=[8192, 65_536, 1_048_576])
+    parser.add_argument(
+        "--between", type=int, nargs="+", default=[], help="prompts between two normal requests"
+    )
     parser.add_argument("--out", type=Path, default=Path("replay-out"))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -304,19 +384,24 @@ def main() -> None:
         for text in args.variant
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    floods = []
+    results = []
     for job in map(Job.from_json, jobs):
-        for flood in _run(job, args.prefixes, args.flood):
-            floods.append(flood)
-            report = {"prefixes": args.prefixes, "floods": [asdict(flood) for flood in floods]}
+        for result in _run(job, args.prefixes, args.flood, args.between):
+            results.append(result)
+            kind = "mixtures" if args.between else "floods"
+            report = {"prefixes": args.prefixes, kind: results}
             (args.out / "flood.json").write_text(json.dumps(report, indent=1) + "\n")
-    flood_png(floods, args.out / "flood.png")
     console = Console(emoji=False)
-    console.print(
-        f"{args.prefixes} prefixes of {SHARED_TOKENS:,} tokens, asked for {ROUNDS} times; then "
-        "unique prompts alone. Hit rate of normal traffic, tokens of the flood:",
-        highlight=False,
-    )
+    told = f"{args.prefixes} prefixes of {SHARED_TOKENS:,} tokens, asked for {ROUNDS} times; then "
+    if args.between:
+        told += "two more, among unique prompts. Hit rate by tokens of the flood between requests:"
+        console.print(told, highlight=False)
+        print_mixtures([Mixture(**result) for result in results], console)
+        return
+    floods = [Flood(**result) for result in results]
+    flood_png(floods, args.out / "flood.png")
+    told += "unique prompts alone. Hit rate of normal traffic, tokens of the flood:"
+    console.print(told, highlight=False)
     print_floods(floods, console)
 
 

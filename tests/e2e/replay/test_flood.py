@@ -55,6 +55,16 @@ def test_a_small_flood(tmp_path):
     assert f"{best.tokens_until(0.0):,}" in result.stdout
 
 
+def test_normal_traffic_goes_on_among_a_flood(tmp_path):
+    """A prefix that is asked for again in time stays, and one that is not is lost."""
+    result = flood(tmp_path, *("--block-size", "128", "--kv-gib", "8"), "--between", "1", "80")
+    assert result.returncode == 0, result.stderr
+    few, many = json.loads((tmp_path / "flood.json").read_text())["mixtures"]
+    assert few["hit_rate"] == pytest.approx(98.25, abs=0.01)
+    assert many["hit_rate"] == 0
+    assert "98.25 %" in result.stdout
+
+
 def test_too_little_memory_is_one_line(tmp_path):
     result = flood(tmp_path, "--block-size", "128", "--kv-gib", "0.1")
     assert result.returncode != 0
