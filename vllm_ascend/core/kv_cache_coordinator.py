@@ -13,27 +13,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
-from vllm_ascend.core.block_copies import BlockCopies, KVCacheBlockCopy
+from vllm_ascend.core.block_allocation import AllocatingCoordinator
 from vllm_ascend.core.cache_stats import CacheUpdate
 from vllm_ascend.core.free_queue import Tier
 from vllm_ascend.core.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
-from vllm_ascend.core.hit_blocks import (
-    Blocks,
-    blocks_for_next_chunk,
-    copied_groups,
-    tail_of_hit,
-)
 from vllm_ascend.core.prefix_lookup import Group
-from vllm_ascend.core.request_lookup import RequestLookupCoordinator
-from vllm_ascend.core.request_record import RequestRecord, TailBlock
+from vllm_ascend.core.request_record import RequestRecord
 from vllm_ascend.core.retention import align_down
 from vllm_ascend.core.returning_prompts import ReturningPrompts
-from vllm_ascend.core.sparse_state import SparseState
-from vllm_ascend.core.tail_cache import Entered, TailCache
+from vllm_ascend.core.tail_cache import Entered
 from vllm_ascend.core.unwritten_granules import UnwrittenGranules
 
 __all__ = ["AscendHybridKVCacheCoordinator"]
@@ -41,7 +32,7 @@ __all__ = ["AscendHybridKVCacheCoordinator"]
 _NEVER = 1 << 62
 
 
-class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
+class AscendHybridKVCacheCoordinator(AllocatingCoordinator):
     """Coordinates any number of groups of any block sizes, compressed ones included.
 
     With none of the project's caching switches on it caches and frees as stock vLLM does. For the
@@ -52,48 +43,17 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
         super().__init__(*args, **kwargs)
         self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self._frees_withdraw = False
-        self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
         if not self._changes_caching:
             return
         pool = cast(AscendBlockPool, self.block_pool)
-        self._copies = BlockCopies(pool)
+        self._unretained = [group for group in self._groups if not group.is_retained]
         self._unwritten_granules = UnwrittenGranules(
             pool.granules,
             hash_tokens=self.hash_block_size,
             alignment=self.lcm_block_size,
             event_log=pool.event_log,
         )
-        self._retained = [group for group in self._groups if group.is_retained]
-        self._unretained = [group for group in self._groups if not group.is_retained]
-        # Groups of other kinds (Mamba, chunked local) know themselves what they need in a step.
-        self._foresees = all(g.is_downward_closed or g.is_retained for g in self._groups)
-        # So far a step may start before, or commit behind, what the scheduler counts: drafts of the
-        # step in flight may be rejected, and those of one step pass a boundary together.
-        self._num_draft_tokens = self._facts.num_draft_tokens + self._facts.num_unconfirmed_tokens
-        pins = self._config.pin_swa_tokens
-        # Kept like prefixes, the tails of all boundaries would push out the prefixes that the
-        # pinned ones belong to: without an interval those that are not pinned are spare.
-        is_dense = self.local_kv_retention_interval is None
-        self._tails = TailCache(
-            pool,
-            self._retained,
-            alignment=self.lcm_block_size,
-            interval=0 if pins and is_dense else self.local_kv_retention_interval,
-            lookahead=self._lookahead,
-            keeps_fallback=self._keeps_fallback,
-            keeps_spares=self._config.spare_tails or (pins and is_dense),
-            pin_min_drop=self._config.pin_min_drop_size if pins else None,
-            stats=self.stats,
-        )
         self._returning = self._tell_returning(pool)
-        self._sparse_state = SparseState(
-            pool,
-            self._groups,
-            self._tails,
-            self._records,
-            num_draft_tokens=self._num_draft_tokens,
-            max_num_batched_tokens=self._max_num_batched_tokens,
-        )
 
     def _tell_returning(self, pool: AscendBlockPool) -> ReturningPrompts | None:
         """Return who tells prompts that come again, if they are to be protected."""
@@ -103,188 +63,6 @@ class AscendHybridKVCacheCoordinator(RequestLookupCoordinator):
         returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
         pool.given_up = returning.given_up
         return returning
-
-    # Allocation
-
-    def get_num_blocks_to_allocate(
-        self,
-        request_id: str,
-        num_tokens: int,
-        new_computed_blocks: Blocks,
-        num_encoder_tokens: int,
-        total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
-    ) -> int:
-        """Return the blocks that a request still needs; see vLLM's base class.
-
-        A hit that ends inside a block needs one more for the copy.
-        """
-        record = self._records.get(request_id)
-        if record is not None and record.capacity and not apply_admission_cap:
-            # It is running: a group that has blocks enough needs none, and most have.
-            return sum(
-                group.manager.get_num_blocks_to_allocate(
-                    request_id, num_tokens, (), total_computed_tokens, num_tokens_main_model
-                )
-                for group in self._short_groups(record, request_id, num_tokens)
-            )
-        if not self._changes_caching:
-            return super().get_num_blocks_to_allocate(
-                request_id,
-                num_tokens,
-                new_computed_blocks,
-                num_encoder_tokens,
-                total_computed_tokens,
-                num_tokens_main_model,
-                apply_admission_cap,
-            )
-
-        # vLLM lets requests in without the slots of drafts; they would preempt themselves.
-        num_slots = self._facts.num_draft_tokens if apply_admission_cap else 0
-        need = sum(
-            blocks_for_next_chunk(
-                group,
-                request_id,
-                min(num_tokens + num_slots, self.max_model_len),
-                new_computed_blocks[group.id],
-                total_computed_tokens,
-                num_tokens_main_model,
-                is_admission=apply_admission_cap,
-                is_sparse=self._sparse_state.is_sparse(group),
-                max_step_tokens=self._max_num_batched_tokens + self._num_draft_tokens,
-                max_model_len=self.max_model_len,
-            )
-            for group in self._groups
-        )
-        return need + len(
-            copied_groups(self._downward_closed, new_computed_blocks, total_computed_tokens)
-        )
-
-    def _short_groups(
-        self, record: RequestRecord, request_id: str, num_tokens: int
-    ) -> Sequence[Group]:
-        """Return the groups in which a running request has fewer blocks than it needs."""
-        if num_tokens <= record.capacity:
-            return ()
-        return [
-            group
-            for group in self._groups
-            if len(group.manager.req_to_blocks[request_id]) * group.block_tokens < num_tokens
-        ]
-
-    def allocate_new_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Blocks,
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        """Take a hit's blocks; a block that it ends inside is replaced by a private copy.
-
-        Everything is referenced before anything is allocated, so that no allocation can take what
-        the same hit rests on. vLLM goes through the groups one by one: what the first allocates
-        for external tokens could be what the second is about to reference.
-        """
-        num_tokens = num_local_computed_tokens + num_external_computed_tokens
-        kept: list[KVCacheBlock] = []
-        if num_external_computed_tokens:
-            for group in self._groups:
-                skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
-                kept += new_computed_blocks[group.id][skipped:]
-        self.block_pool.touch(kept)
-        self._take_computed_blocks(
-            request_id,
-            new_computed_blocks,
-            num_local_computed_tokens,
-            num_external_computed_tokens,
-        )
-        self.block_pool.free_blocks(kept)
-
-    def _take_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Blocks,
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        if not self._changes_caching:
-            super().allocate_new_computed_blocks(
-                request_id,
-                new_computed_blocks,
-                num_local_computed_tokens,
-                num_external_computed_tokens,
-            )
-            return
-        copied = copied_groups(
-            self._downward_closed, new_computed_blocks, num_local_computed_tokens
-        )
-        shared = list(new_computed_blocks)
-        sources: list[tuple[Group, KVCacheBlock]] = []
-        for group in copied:
-            *shared[group.id], source = new_computed_blocks[group.id]
-            sources.append((group, source))
-        # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
-        # the blocks.
-        tail = tail_of_hit(self._retained, new_computed_blocks, num_local_computed_tokens)
-        self.block_pool.touch([source for _, source in sources])
-        super().allocate_new_computed_blocks(
-            request_id, tuple(shared), num_local_computed_tokens, num_external_computed_tokens
-        )
-        self.stats.partial_hits += bool(sources)
-        for group, source in sources:
-            (private,) = self.block_pool.get_new_blocks(1)
-            group.manager.req_to_blocks[request_id].append(private)
-            self._copies.queue(request_id, source, private)
-        if num_local_computed_tokens:
-            self._start_behind_hit(request_id, num_local_computed_tokens, tail)
-
-    def _start_behind_hit(self, request_id: str, hit: int, tail: Sequence[TailBlock]) -> None:
-        record = self._record(request_id)
-        record.passed = record.cached = hit
-        for group in self._retained:
-            record.freed[group.id] = group.tail(hit).start
-        self._tails.lend(record, hit, tail)
-        for group in self._downward_closed:
-            if group.ends_inside:
-                # The granules of a copied block are entered anew, for the copy.
-                start = align_down(hit, group.block_tokens)
-                record.granules[group.id] = start // self.hash_block_size
-
-    def allocate_new_blocks(
-        self,
-        request_id: str,
-        num_tokens: int,
-        num_tokens_main_model: int,
-        num_encoder_tokens: int = 0,
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for ``num_tokens`` tokens; see vLLM's base class."""
-        record = self._records.get(request_id)
-        if record is None or not self._foresees:
-            return super().allocate_new_blocks(
-                request_id, num_tokens, num_tokens_main_model, num_encoder_tokens
-            )
-        short = self._short_groups(record, request_id, num_tokens)
-        if not short:
-            return self._no_blocks
-        new_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups)
-        for group in short:
-            new_blocks[group.id].extend(
-                group.manager.allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
-            )
-        self._sparse_state.add_spares(request_id, new_blocks, num_tokens_main_model)
-        record.capacity = min(
-            len(group.manager.req_to_blocks[request_id]) * group.block_tokens
-            for group in self._groups
-        )
-        return new_blocks
-
-    def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
-        """Return the copies that the step just scheduled must make first, ``None`` if none."""
-        copies = self._copies.take() if self._changes_caching else None
-        if copies is not None:
-            self.stats.copied_blocks += len(copies)
-        return copies
 
     # Caching
 
