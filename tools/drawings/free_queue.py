@@ -9,8 +9,8 @@ _TIERS = (
     ("scratch", "scratch", ("blocks that no hit", "can use")),
     ("spare", "state", ("tails that nothing", "asks to keep")),
     ("cached", "c4", ("prefixes, kept tails,", "least recent first")),
-    ("protected", "c128", ("of returning prompts,", "up to half (optional)")),
-    ("pinned", "pinned", ("windows just left,", "oldest first (optional)")),
+    ("protected", "c128", ("what came again", "(optional)")),
+    ("pinned", "pinned", ("windows just left,", "oldest first (opt.)")),
 )
 _OPTIONAL = ("protected", "pinned")
 _WIDTH, _GAP = 124, 15
@@ -38,7 +38,7 @@ def draw() -> Canvas:
         if number:
             canvas.line((x - 2, 142), (x - _GAP + 2, 142), arrow=True)
     canvas.line((20 + _WIDTH / 2, 176), (20 + _WIDTH / 2, 206), arrow=True)
-    canvas.box(20, 208, _WIDTH, 44, "plain", "memory for a request", round_=6)
+    canvas.box(20, 208, _WIDTH, 44, "plain", "to a request", round_=6)
     left = 20 + _WIDTH + _GAP
     for number in range(4):
         middle = left + number * (_WIDTH + _GAP) + _WIDTH / 2
