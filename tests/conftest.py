@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the scheduled steps that the oracle verified, over all test processes."""
+"""What all test processes start with; counts the scheduled steps that the oracle verified."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections import Counter
 
 import pytest
+
+# Every engine process would compile and load a program to see whether this processor's vector
+# instructions work: a quarter of what a tiny engine costs. Children inherit the answer.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# A shell that starts us in the background switches the interrupt off, and children inherit that.
+# Whatever handles it is reset to the default in them.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _DEFAULT_STEPS = 20_000
 _COUNTS = pytest.StashKey[Counter[str]]()

@@ -73,7 +73,12 @@ def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(program), str(folder)],
         env=child_environment(
-            {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO", **environment}
+            {
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tests of servers have a process for it
+                "VLLM_LOGGING_LEVEL": "INFO",
+                **environment,
+            }
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -49,10 +49,10 @@ def hunt() -> Result:
     raise AssertionError
 
 
-def shrink(result: Result) -> Recording:
+def shrink(result: Result, seconds: float = _SHRINK_S) -> Recording:
     """The smallest case that was found in a while."""
     assert result.recording is not None and result.failure is not None
-    return Shrinker(result.recording, result.failure, _SHRINK_S).shrink()
+    return Shrinker(result.recording, result.failure, seconds).shrink()
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
@@ -85,7 +85,7 @@ def test_a_case_fails_alike_in_another_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bugs.hash_without_extra_keys(monkeypatch)
-    found = shrink(hunt())
+    found = shrink(hunt(), seconds=0.5)
     path = tmp_path / "case.json"
     found.save(path)
     text = describe_recording(found, path)

@@ -36,11 +36,13 @@ from vllm.distributed.kv_events import KVEventBatch
 from vllm_ascend.kv_events.prefix_index import PrefixIndex
 from vllm_ascend.kv_events.subscriber import Subscriber
 
-endpoint, replay = sys.argv[1:]
-subscriber = Subscriber(endpoint, replay, msgspec.msgpack.Decoder(KVEventBatch).decode, "kv@")
-index = PrefixIndex()
+decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+endpoints = None
 for line in sys.stdin:
     question = json.loads(line)
+    if endpoints != question["endpoints"]:
+        endpoints = question["endpoints"]
+        subscriber, index = Subscriber(*endpoints, decode, "kv@"), PrefixIndex()
     for batch in subscriber.batches(question["patience"]):
         index.apply(batch.events)
         if batch.ts >= question["until"]:
@@ -131,35 +133,45 @@ def follow(subscriber: Subscriber, index: PrefixIndex, until: float) -> list:
     return events
 
 
-@pytest.mark.parametrize("cell", _CELLS, ids=str)
-def test_a_router_in_another_process_knows_what_the_engine_would_hit(
-    cell: Configuration, publish: Callable[..., PublishedEngine]
-) -> None:
-    """It comes late, too: a hundred steps were published when it is asked for the first time."""
-    published = publish(cell)
-    router = subprocess.Popen(
-        [sys.executable, "-c", ROUTER, published.endpoint, published.replay_endpoint],
+@pytest.fixture(scope="module")
+def router() -> Iterator[subprocess.Popen[str]]:
+    """A process that follows one engine after another."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ROUTER],
         cwd=REPOSITORY,
         env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR"}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin is not None
+    yield process
+    process.stdin.close()
+    process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("cell", _CELLS, ids=str)
+def test_a_router_in_another_process_knows_what_the_engine_would_hit(
+    cell: Configuration, publish: Callable[..., PublishedEngine], router: subprocess.Popen[str]
+) -> None:
+    """It comes late, too: a hundred steps were published when it is asked for the first time."""
     assert router.stdin is not None and router.stdout is not None
+    published = publish(cell)
     hits = 0
-    try:
-        for number, num_steps in enumerate((100, 30, 30)):
-            serve(published.engine, cell, num_steps, seed=number)
-            prompts = published.prompts()
-            question = {"prompts": prompts, "until": published.last_ts, "patience": 20}
-            router.stdin.write(json.dumps(question) + "\n")
-            router.stdin.flush()
-            expected = published.expected(prompts)
-            assert json.loads(router.stdout.readline()) == expected
-            hits += sum(map(bool, expected))
-    finally:
-        router.stdin.close()
-        router.wait(timeout=60)
+    for number, num_steps in enumerate((100, 30, 30)):
+        serve(published.engine, cell, num_steps, seed=number)
+        prompts = published.prompts()
+        question = {
+            "endpoints": [published.endpoint, published.replay_endpoint],
+            "prompts": prompts,
+            "until": published.last_ts,
+            "patience": 20,
+        }
+        router.stdin.write(json.dumps(question) + "\n")
+        router.stdin.flush()
+        expected = published.expected(prompts)
+        assert json.loads(router.stdout.readline()) == expected
+        hits += sum(map(bool, expected))
     assert hits
 
 

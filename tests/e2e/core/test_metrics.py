@@ -7,6 +7,7 @@ import json
 import logging
 import pickle
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -279,8 +280,8 @@ def test_one_line_per_interval_and_none_when_nothing_happened(kind, make_engine,
     assert "Prefix cache: 0.0 % of 300 prompt tokens hit; requests started 1, " in line
 
 
-API_SERVER = """
-import json, pickle, sys
+API_SERVERS = """
+import json, os, pickle, sys
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import get_prometheus_registry
@@ -288,15 +289,19 @@ from vllm.v1.serial_utils import MsgpackDecoder
 from prometheus_client import generate_latest
 import vllm_ascend.patch.platform
 
-def main():
-    config, messages = pickle.load(open(sys.argv[1], "rb"))
+def serve(work):
+    config, messages = pickle.load(open(work, "rb"))
     logger = PrometheusStatLogger(config, [0])
     decoder = MsgpackDecoder(EngineCoreOutputs)
     for message in messages:
         logger.record(decoder.decode([message]).scheduler_stats, None, engine_idx=0)
-    print("METRICS", json.dumps(generate_latest(get_prometheus_registry()).decode()))
+    print("METRICS", json.dumps(generate_latest(get_prometheus_registry()).decode()), flush=True)
 
-main()
+for work in sys.argv[1:]:  # each in a process of its own
+    if not (child := os.fork()):
+        serve(work)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
@@ -304,23 +309,22 @@ def test_two_api_servers_add_up(make_engine: MakeEngine, tmp_path: Path):
     """Each is told of every other step; either one shows the whole."""
     wire = Wire(make_engine(**a3(), environment=ZERO))
     four_requests(wire)
-    texts: list[str] = []
     (tmp_path / "shared").mkdir()
-    for number in range(2):
-        work = tmp_path / f"work{number}"
+    works = [tmp_path / f"work{number}" for number in range(2)]
+    for number, work in enumerate(works):
         work.write_bytes(
             pickle.dumps((wire.engine.scheduler.vllm_config, wire.messages[number::2]))
         )
-        shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "shared")}
-        child = subprocess.run(
-            [sys.executable, "-c", API_SERVER, str(work)],
-            env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR", **ZERO, **shared}),
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=REPOSITORY,
-        )
-        texts.append(json.loads(child.stdout.partition("METRICS ")[2]))
+    shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "shared")}
+    children = subprocess.run(
+        [sys.executable, "-c", API_SERVERS, *map(str, works)],
+        env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR", **ZERO, **shared}),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+    )
+    texts = [json.loads(text) for text in re.findall("METRICS (.*)", children.stdout)]
     half, whole = map(own_metrics, texts)
     changed = {name: value for name, value in whole.items() if value}
     blocks = {n: changed.pop(n) for n in list(changed) if n.startswith("kv_cache_blocks")}

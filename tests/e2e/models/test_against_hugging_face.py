@@ -28,11 +28,10 @@ LENGTHS = (
     4095,
     4096,
     4097,
-    5000,
 )
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 DENSE = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
-MAX_TOKENS = 6
+MAX_TOKENS = 4
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def assert_as_expected(answers: list[Answer], expected: dict[int, Answer]) -> No
 
 
 @pytest.mark.parametrize(
-    ("switches", "block_size"), [(BEST, 32), (BEST, 64), (BEST, 128), (DENSE, 32), (DENSE, 128)]
+    ("switches", "block_size"), [(BEST, 32), (BEST, 64), (BEST, 128), (DENSE, 32)]
 )
 def test_cold_and_hit(deepseek, text, expected, block_size, switches):
     """One after another: cold, then with whatever the requests before left behind."""
@@ -70,7 +69,8 @@ def test_cold_and_hit(deepseek, text, expected, block_size, switches):
 @pytest.mark.parametrize("chunk", [1, 37, 128, 129, 500], ids=lambda chunk: f"chunks of {chunk}")
 def test_any_chunking(deepseek, text, expected, chunk):
     """A prefill cut anywhere, in a batch with others that are cut elsewhere."""
-    lengths = LENGTHS if chunk > 1 else tuple(length for length in LENGTHS if length < 600)
+    longest = {1: 256, 500: max(LENGTHS)}.get(chunk, 1000)
+    lengths = [length for length in LENGTHS if length <= longest]
     with engine(deepseek, BEST, block_size=128, long_prefill_token_threshold=chunk) as running:
         answers = running.ask([text[:length] for length in lengths], MAX_TOKENS)
     for length, answer in zip(lengths, answers, strict=True):

@@ -15,10 +15,10 @@ from tests.e2e.models.engines import Answer, Engine, engine
 from tests.e2e.models.test_cache_on_and_off import DSV4, SETTINGS
 
 PROMPTS = [
-    *(workloads.fresh(num_tokens, seed=num_tokens) for num_tokens in (5, 127, 129, 700, 1500)),
+    *(workloads.fresh(num_tokens, seed=num_tokens) for num_tokens in (5, 127, 129, 1500)),
     *workloads.diverging(workloads.fresh(1500, seed=1500), (900, 1023, 1281)),
 ]
-MAX_TOKENS = 20
+MAX_TOKENS = 12
 
 
 @pytest.fixture(scope="module")

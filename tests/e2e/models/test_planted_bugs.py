@@ -29,7 +29,7 @@ def questions(running: Engine) -> list[Answer]:
     """Leave a prefix between rows, between granules, and at a junction; come back to each."""
     prefix = workloads.fresh(900, seed=0)
     prompts = [prefix, *workloads.diverging(prefix, (640, 650, 771, 895)), prefix]
-    return running.ask_one_by_one(prompts * 2, max_tokens=6)
+    return running.ask_one_by_one(prompts * 2, max_tokens=4)
 
 
 @contextmanager

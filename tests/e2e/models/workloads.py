@@ -36,7 +36,7 @@ def chat(running: Engine, num_turns: int, *, first: int, question: int) -> list[
     answers = []
     for turn in range(num_turns):
         history += fresh(question, seed=100 + turn)
-        (answer,) = running.ask([history], max_tokens=30)
+        (answer,) = running.ask([history], max_tokens=20)
         history += answer.tokens
         answers.append(answer)
     return answers
@@ -49,7 +49,7 @@ def users(num_users: int, num_turns: int) -> list[list[Prompt]]:
     histories = [list(system) for _ in range(num_users)]
     for turn in range(num_turns):
         for user, history in enumerate(histories):
-            history += fresh(60 + 37 * user, seed=1000 * turn + user)
+            history += fresh(60 + 17 * user, seed=1000 * turn + user)
         rounds.append([list(history) for history in histories])
     return rounds
 

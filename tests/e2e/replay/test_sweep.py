@@ -1,40 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep and the memory curve as a user runs them, on as few runs as show anything."""
+"""The sweep and the curves as a user runs them, on as few runs as show anything."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.e2e.replay.in_process import invoke
 from vllm_ascend.replay.curve import bytes_per_block
 
-REPOSITORY = Path(__file__).parents[3]
 # Every prompt shares 4,500 tokens with the one before it, so the boundary at 4,096 can be hit.
 SHARED = ("--workload", "3:5000:4500:4", "--concurrency", "1", "--max-model-len", "6000")
 SMALL_STEPS = ("--max-num-batched-tokens", "2048")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "vllm_ascend", *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_a_refused_setting_is_a_sign_in_the_table(tmp_path):
     """4,096 fits the alignment of block size 32, and not that of 128."""
-    result = run(
+    result = invoke(
         *("sweep", *SHARED, *SMALL_STEPS, "--kv-gib", "4", "--verify", "--no-best"),
         *("--block-size", "32", "--block-size", "128", "--interval", "4096"),
         *("--partial", "0", "--mtp", "1"),
         *("--json", str(tmp_path / "s.json"), "--markdown", str(tmp_path / "s.md")),
     )
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.output
     text = (tmp_path / "s.md").read_text()
     rate = 100 * 2 * 4096 / (3 * 5000)
     assert f"| 32 | 1 | no | **{rate:.2f}** |" in text
@@ -45,11 +32,11 @@ def test_a_refused_setting_is_a_sign_in_the_table(tmp_path):
 
 
 def test_a_memory_curve(tmp_path):
-    result = run(
+    result = invoke(
         *("memory-curve", *SHARED, *SMALL_STEPS, "--kv-gib", "4", "--verify"),
         *("--json", str(tmp_path / "c.json"), "--png", str(tmp_path / "c.png")),
     )
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "c.json").read_text())
     runs = {run["variant"]: run for run in report["workloads"][0]["runs"]}
     assert list(runs) == ["upstream-like", "interval 0, partial hits", "best"]
@@ -63,7 +50,7 @@ def test_a_memory_curve(tmp_path):
 
 def test_a_prefix_curve(tmp_path):
     """Three prefixes fit with all their windows, ten do only without most of them."""
-    result = run(
+    result = invoke(
         *(
             "prefix-curve",
             "--prefixes",
@@ -79,7 +66,7 @@ def test_a_prefix_curve(tmp_path):
         *("--variant", "retention-unset", "--variant", "pinned", "--verify", *SMALL_STEPS),
         *("--json", str(tmp_path / "p.json"), "--png", str(tmp_path / "p.png")),
     )
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "p.json").read_text())
     dense, pinned = (line["rates"] for line in report["warm_rates"])
     whole = pytest.approx(100 * 2992 / 3300)

@@ -81,21 +81,9 @@ CASES = {
         assert platform.install_all() is not installation
         assert_patched(snapshot(), unpatched)
     """,
-    # The patches come first; holders import the replacements, and lose them again.
-    "core imported after": """
-        import vllm_ascend.patch.platform as platform
-        patched = snapshot()
-        platform.install_all().undo()
-        unpatched = snapshot()
-        assert_unpatched(unpatched)
-        assert_patched(patched, unpatched)
-        platform.install_all()
-        assert_patched(snapshot(), unpatched)
-        platform.install_all().undo()
-        assert_same(snapshot(), unpatched)
-    """,
-    # As every vLLM process does it.
-    "as a plugin": """
+    # As every vLLM process does it. The patches come first; holders import the replacements, and
+    # lose them again.
+    "as a plugin, core imported after": """
         import vllm.envs
         from vllm.plugins import load_general_plugins
         load_general_plugins()
@@ -105,7 +93,13 @@ CASES = {
         vllm_ascend.register()
         assert_same(snapshot(), patched)
         platform.install_all().undo()
-        assert_patched(patched, snapshot())
+        unpatched = snapshot()
+        assert_unpatched(unpatched)
+        assert_patched(patched, unpatched)
+        platform.install_all()
+        assert_patched(snapshot(), unpatched)
+        platform.install_all().undo()
+        assert_same(snapshot(), unpatched)
         from vllm_ascend.prefix_cache_config import VARIABLES
         assert {v.name for v in VARIABLES} <= set(vllm.envs.environment_variables)
         vllm.envs.validate_environ(hard_fail=True)
