@@ -54,6 +54,7 @@ NEEDS = {
     "VLLM_ASCEND_APPLY_DSV4_PATCH": "dsv4-layout",
     "VLLM_ASCEND_DSV4_PARTIAL_HITS": "partial-hits",
     "VLLM_ASCEND_SPARE_TAILS": "retention-exactness",
+    "VLLM_ASCEND_PROTECT_RETURNING": "retention-exactness",
     "VLLM_PIN_SWA_TOKENS": "retention-exactness",
 }
 
