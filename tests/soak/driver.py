@@ -47,7 +47,8 @@ class PatientEngine(ConnectedEngine):
     _given_up_in_a_row = 0
 
     def _watch_progress(self, executed: bool) -> None:
-        self.idle_turns = 0 if executed else self.idle_turns + 1
+        # A turn that only tells workers of ended requests is not one in which somebody waits.
+        self.idle_turns = 0 if executed or not self.alive else self.idle_turns + 1
         if executed:
             self._given_up_in_a_row = 0
         if self.idle_turns < _MAX_IDLE_TURNS:
