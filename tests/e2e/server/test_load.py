@@ -208,7 +208,7 @@ def test_prompts_that_differ_in_one_token(server):
 
 def test_memory_is_flat(server):
     """The long form is ``python -m benchmarks.memory_over_requests``."""
-    memory = asyncio.run(measure(server, 400, num_clients=32))
+    memory = asyncio.run(measure(server, 1000, num_clients=32))
     assert memory.is_flat(), memory.bytes_per_request()
     wait_until_idle(server)
 
