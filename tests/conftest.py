@@ -22,7 +22,7 @@ if (
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_DEFAULT_STEPS = 20_000
+_DEFAULT_STEPS = 15_000
 _COUNTS = pytest.StashKey[Counter[str]]()
 # Counted beside the steps: without hits and preemptions the steps would prove little.
 HITS = "requests that hit"

@@ -57,7 +57,7 @@ def test_the_index_finds_what_the_engine_hits(cell: Configuration, make_engine: 
     seed = crc32(str(cell).encode())
     room = _ROOMS[seed % len(_ROOMS)]
     follower = Follower(build(cell, room, seed, make_engine), seed)
-    Workload(follower.engine, cell.traffic, seed).run(80)
+    Workload(follower.engine, cell.traffic, seed).run(45)
     assert follower.outcomes["miss"]
     # In a tight pool, or where only blocks of thousands of tokens count, a few steps may see none.
     sees_hits = room > 2 and not cell.case.name.startswith("dsv4-a3")

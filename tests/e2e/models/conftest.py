@@ -13,7 +13,7 @@ from tests.e2e.models.hugging_face import Reference
 from tests.e2e.test_engine import CONFIG as GEMMA_CONFIG
 from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
 
-LONGEST_PROMPT = 5000
+LONGEST_PROMPT = 4097
 
 
 @pytest.fixture(scope="session")

@@ -71,13 +71,13 @@ def test_a_prompt_that_comes_again(server, num_tokens):
     assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
 
 
-def test_a_chat_of_8_turns(server):
+def test_a_chat(server):
     """Each turn hits all that was said before it, to the granule."""
     messages = [{"role": "system", "content": "The cache holds prefixes. " * 60}]
     said: list[list[int]] = []
-    for turn in range(8):
+    for turn in range(5):
         messages.append({"role": "user", "content": f"Question {turn}: which rows are read? " * 9})
-        answer = server.post("/v1/chat/completions", messages=messages, max_tokens=30)
+        answer = server.post("/v1/chat/completions", messages=messages, max_tokens=20)
         (choice,) = answer["choices"]
         prompt = answer["prompt_token_ids"]
         assert cached(answer) == expected_hits([prompt], before=said)
@@ -88,13 +88,13 @@ def test_a_chat_of_8_turns(server):
 
 def test_a_prefix_with_fresh_tails(server):
     """vLLM 42948: a long prefix is sent again and again, each time with another tail behind it."""
-    prefix = tokens(6000, seed=1)
+    prefix = tokens(3000, seed=1)
     hits = [
         cached(server.complete(prefix + tokens(num_tail, seed=turn)))
-        for turn, num_tail in enumerate((0, 700, 1400, 2800, 0, 2800, 700, 1400))
+        for turn, num_tail in enumerate((0, 700, 1400, 0, 1400, 700))
     ]
     assert hits[0] == 0
-    assert all(hit >= longest_hit(6000) for hit in hits[1:])
+    assert all(hit >= longest_hit(3000) for hit in hits[1:])
 
 
 def test_streaming(server):

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.replay.in_process import invoke
 from tests.ut.deploy.manifests import (
     DEPLOY,
     OVERLAYS,
@@ -84,10 +83,10 @@ def test_the_first_hit_is_as_long_as_promised(tmp_path: Path):
     config = serve_config("single-node")
     assert "num_speculative_tokens: 1" in config
     (block_size,) = re.findall(r"^block-size: (\d+)$", config, re.M)
-    command = [sys.executable, "-m", "vllm_ascend", "replay", "--workload", "2:14000:14000:1"]
-    command += ["--concurrency", "1", "--mtp", "1", "--block-size", block_size]
-    command += ["--variant", "best", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
+    done = invoke(
+        *("replay", "--workload", "2:14000:14000:1", "--concurrency", "1", "--mtp", "1"),
+        *("--block-size", block_size, "--variant", "best", "--out", str(tmp_path)),
+    )
+    assert done.exit_code == 0, done.output
     (workload,) = json.loads((tmp_path / "report.json").read_text())["workloads"]
     assert f"**{workload['runs'][0]['hit_tokens']:,}**" in GUIDE
