@@ -56,8 +56,8 @@ def test_the_index_finds_what_the_engine_hits(cell: Configuration, make_engine: 
     """Masks, partial hits, drafts, eviction, preemption, aborts, resets, tenants."""
     seed = crc32(str(cell).encode())
     room = _ROOMS[seed % len(_ROOMS)]
-    follower = Follower(build(cell, room, seed, make_engine), seed)
-    Workload(follower.engine, cell.traffic, seed).run(45)
+    follower = Follower(build(cell, room, seed, make_engine), seed, probes_per_step=2)
+    Workload(follower.engine, cell.traffic, seed).run(80)
     assert follower.outcomes["miss"]
     # In a tight pool, or where only blocks of thousands of tokens count, a few steps may see none.
     sees_hits = room > 2 and not cell.case.name.startswith("dsv4-a3")
