@@ -118,6 +118,11 @@ def warnings(facts: PrefixCacheFacts) -> Iterator[str]:
             else "every tail is kept"
         )
         yield f"VLLM_ASCEND_SPARE_TAILS has no effect: without retention {what}"
+    if config.protect_returning and not any(map(is_downward_closed, facts.specs)):
+        yield (
+            "VLLM_ASCEND_PROTECT_RETURNING has no effect: the model has no layer that keeps all "
+            "its rows, so nothing tells how much of a prompt has come before"
+        )
     yield from _pinning_warnings(facts)
     if facts.interval and facts.interval >= facts.max_model_len and config.retention != "auto":
         yield (

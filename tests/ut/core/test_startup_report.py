@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from tests.e2e.core import layouts
 from vllm_ascend.core.specs import granule_tokens
@@ -100,6 +101,16 @@ def test_capacity_counts_the_blocks_of_every_compressed_group():
 def test_a_setting_that_cannot_help_is_named(config, changes, part):
     (warning,) = warnings(facts(dsv4_flash_a3(128), config, **changes))
     assert part in warning
+
+
+def test_returning_prompts_are_protected_where_some_layer_keeps_all_its_rows():
+    layout, config = layouts.gemma_like(16, 64), Config(protect_returning=True)
+    told = facts(layout, config, alignment=16, granule=16)
+    assert "of returning prompts (up to half)" in summary(told)
+    assert not list(warnings(told))
+    windows = [spec for spec in layout.specs.values() if isinstance(spec, SlidingWindowSpec)]
+    (warning,) = warnings(facts(layout, config, specs=windows, alignment=16, granule=16))
+    assert "VLLM_ASCEND_PROTECT_RETURNING has no effect" in warning
 
 
 @pytest.mark.parametrize("variable", ["partial_hits", "sparse_state"])
