@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.flood import Flood
+from benchmarks.flood.results import Flood
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: a process per variant, tables, JSON and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import benchmarks.flood
+from benchmarks.flood.report import flood_png, print_floods, print_mixtures
+from benchmarks.flood.results import Flood, Mixture
+from benchmarks.flood.traffic import (
+    OWN_TOKENS,
+    PROGRESS,
+    REFUSAL,
+    RESULT,
+    ROUNDS,
+    SHARED_TOKENS,
+)
+from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend.replay.commands import GIB, make_job
+from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
+from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
+
+VARIANTS = (
+    "stock@dsv4-flash-gpu",
+    "upstream-like",
+    "retention-0",
+    "retention-auto",
+    "partial",
+    "pinned",
+    "best",
+    "best+protect:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_PROTECT_RETURNING=1",
+    "best+pin:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_PIN_SWA_TOKENS=1",
+)
+_err = Console(stderr=True, emoji=False)
+
+
+def _job(text: str, block_size: int, kv_gib: float, max_model_len: int) -> Job:
+    variant, _ = parse_variant(text, ASCEND_LAYOUT)
+    return make_job(
+        WorkloadSource("flood"),
+        variant,
+        layout=ASCEND_LAYOUT,
+        block_size=block_size,
+        kv_memory_bytes=int(kv_gib * GIB),
+        arrivals=CLOSED_LOOP,
+        cost_model=None,
+        max_num_seqs=32,
+        max_num_batched_tokens=8192,
+        max_model_len=max_model_len,
+        verify=False,
+    )
+
+
+def _run(
+    job: Job, num_prefixes: int, lengths: Sequence[int], mixtures: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    cells = [
+        {
+            "job": asdict(job),
+            "prefixes": num_prefixes,
+            "prompt_tokens": length,
+            "between": between,
+        }
+        for length in lengths
+        for between in mixtures or [None]
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.flood.traffic"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**child_environment(job.environment), "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("".join(json.dumps(cell) + "\n" for cell in cells))
+    process.stdin.close()
+    with _err.status(f"{job.variant}, block size {job.block_size} ...") as status:
+        for line in process.stdout:
+            if line.startswith(PROGRESS):
+                share = float(line.removeprefix(PROGRESS))
+                status.update(f"{job.variant}, block size {job.block_size}: {share:.0%}")
+            elif line.startswith(RESULT):
+                yield json.loads(line.removeprefix(RESULT))
+            elif line.startswith(REFUSAL):
+                raise SystemExit(f"error: {line.removeprefix(REFUSAL).rstrip()}")
+    if process.wait():
+        raise SystemExit(f"{job.variant}: its process ended with exit code {process.returncode}")
+
+
+def main() -> None:
+    """Measure every cell, print the table, write JSON and the picture."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.flood", description=benchmarks.flood.__doc__.splitlines()[0]
+    )
+    parser.add_argument("--variant", nargs="+", default=VARIANTS, help="as of replay")
+    parser.add_argument("--block-size", type=int, nargs="+", default=[128, 32])
+    parser.add_argument("--kv-gib", type=float, default=16)
+    parser.add_argument("--prefixes", type=int, default=60)
+    parser.add_argument("--flood", type=int, nargs="+", default=[8192, 65_536, 1_048_576])
+    parser.add_argument(
+        "--between", type=int, nargs="+", default=[], help="prompts between two normal requests"
+    )
+    parser.add_argument("--out", type=Path, default=Path("replay-out"))
+    args = parser.parse_args()
+    max_model_len = max(*args.flood, SHARED_TOKENS + OWN_TOKENS) + 16
+    # Variants of one block size only come up once.
+    jobs = dict.fromkeys(
+        _job(text, size, args.kv_gib, max_model_len).to_json()
+        for size in args.block_size
+        for text in args.variant
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for job in map(Job.from_json, jobs):
+        for result in _run(job, args.prefixes, args.flood, args.between):
+            results.append(result)
+            kind = "mixtures" if args.between else "floods"
+            report = {"prefixes": args.prefixes, kind: results}
+            (args.out / "flood.json").write_text(json.dumps(report, indent=1) + "\n")
+    console = Console(emoji=False)
+    told = f"{args.prefixes} prefixes of {SHARED_TOKENS:,} tokens, asked for {ROUNDS} times; then "
+    if args.between:
+        told += "two more, among unique prompts. Hit rate by tokens of the flood between requests:"
+        console.print(told, highlight=False)
+        print_mixtures([Mixture(**result) for result in results], console)
+        return
+    floods = [Flood(**result) for result in results]
+    flood_png(floods, args.out / "flood.png")
+    told += "unique prompts alone. Hit rate of normal traffic, tokens of the flood:"
+    console.print(told, highlight=False)
+    print_floods(floods, console)
+
+
+if __name__ == "__main__":
+    main()
