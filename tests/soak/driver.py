@@ -105,6 +105,8 @@ class Driver:
         self.feature_steps: Counter[str] = Counter()
         with environment(case.environment):
             self.engine = self._make_engine()
+            self._admits_as_vllm = not load_config().changes_caching
+        self._num_given_up = 0
         scheduler = self.engine.scheduler
         if without_vllm_defects(case, scheduler) != case:
             raise ValueError("stock vLLM is not exact with this")
@@ -168,8 +170,21 @@ class Driver:
         turns = 0
         while self.engine.step():
             turns += 1
-            assert turns < _MAX_LAST_TURNS, f"they do not end: {self.engine.alive}"
+            if turns == _MAX_LAST_TURNS:
+                self._give_up_youngest()
+                turns = 0
         self.engine.drain()
+
+    def _give_up_youngest(self) -> None:
+        """Abort one of the requests that stand in each other's way, if that is vLLM's doing.
+
+        Its admission asks windowed groups for no blocks behind a hit or a load, so a request may be
+        let in and preempt itself for ever; ours, with any switch on, counts them.
+        """
+        alive = self.engine.alive
+        assert self._admits_as_vllm and len(alive) > 1, f"they do not end: {alive}"
+        self.engine.abort(alive[-1:])
+        self._num_given_up += 1
 
     def tally(self) -> None:
         """Count what the engine counts itself."""
@@ -179,10 +194,11 @@ class Driver:
         self.counts["hits"] = sum(hit > 0 for hit in engine.hits.values())
         self.counts["hit tokens"] = sum(engine.hits.values())
         self.counts["preemptions"] = engine.num_preemptions
+        self.counts["starved"] = self._num_given_up
         if isinstance(engine, PatientEngine):
             connector = engine.worker.connector
             self.counts["loads"] = connector.num_loaded
-            self.counts["starved"] = engine.num_starved
+            self.counts["starved"] += engine.num_starved
             self.counts["failed loads"] = connector.num_failed
 
     def _step(self, abort: str | None) -> None:
