@@ -29,8 +29,8 @@ from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 
 # Loads and hand-overs end within this many turns; who waits for longer waits for ever.
 _MAX_IDLE_TURNS = 60
-# As many as are ever alive; if none of them was in the way, nobody is.
-_MAX_GIVEN_UP = 20
+# More than are ever alive; if none of them was in the way, nobody is.
+_MAX_GIVEN_UP = 40
 # The last requests take some hundreds; those that preempt each other go on for ever.
 _MAX_LAST_TURNS = 8000
 

@@ -119,18 +119,21 @@ class AscendHybridKVCacheCoordinator(AllocatingCoordinator):
             self._state_blocks_entered_this_step.update(blocks[i].block_id for i in ordinals)
 
     def withdraw_unwritten(self, request_id: str) -> None:
-        """Take back what a request entered in the step being scheduled.
+        """Take back what a request entered in the step being scheduled and has yet to write.
 
         Called when it is preempted: its part of the step will not run, so nobody will ever write
-        what the blocks' keys promise. With nothing switched on nothing is remembered and nothing
-        withdrawn, as in stock vLLM.
+        what the blocks' keys promise. What it keeps of earlier steps stays; others may hold it.
+        With nothing switched on nothing is remembered and nothing withdrawn, as in stock vLLM.
         """
         if not self._changes_caching:
             return
         self._unwritten_granules.forget(request_id)
         for group, ordinals in self._entered_this_step.pop(request_id, ()):
+            request = self._records[request_id].request
+            assert request is not None, "its blocks are entered, so it has named itself"
+            written = request.num_computed_tokens // group.block_tokens
             blocks = group.manager.req_to_blocks[request_id]
-            self.block_pool.evict_blocks({blocks[ordinal].block_id for ordinal in ordinals})
+            self.block_pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})
 
     @contextmanager
     def frees_withdraw(self) -> Iterator[None]:
