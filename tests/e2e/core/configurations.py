@@ -187,7 +187,7 @@ class Switches:
 
     def suits(self, case: Case) -> bool:
         """Whether every switch means something for the case."""
-        needs_windows = self.retention is not None or self.min_drop
+        needs_windows = self.retention is not None or self.min_drop or self.protect
         if needs_windows and case.retention_interval is None:
             return False
         return (case.is_compressed or not self.partial) and (case.counts_rows or not self.sparse)
