@@ -30,15 +30,18 @@ from vllm_ascend.kv_events.relay import PrefixEvents
 from vllm_ascend.replay.scheduler import SchedulerOptions
 
 # All switches of all layouts, without drafts and with one; other ways of scheduling where steps
-# are cheapest. The widest pool keeps what is hit, the tightest evicts and preempts all the time.
+# are cheapest, and one where they are dearest. The widest pool keeps what is hit, the tightest
+# evicts and preempts all the time.
 _OTHER_MODES = ("priority", "mtp3", "async-mtp")
+_DEAR = ("dsv4-a3-64", "dsv4-a3-128")
 _ROOMS = (2.5, 1.05)
 _CELLS = [
     cell
     for cell in grid()
     if cell.switches.name != "retention-unset"
     and (
-        cell.mode.name in ("plain", "mtp1")
+        cell.mode.name == "mtp1"
+        or (cell.mode.name == "plain" and cell.case.name not in _DEAR)
         or (cell.mode.name in _OTHER_MODES and cell.case.name in ("gemma", "dsv4-rows"))
     )
 ]
