@@ -42,8 +42,11 @@ class Child:
             env={**child_environment(environment), "VLLM_LOGGING_LEVEL": "ERROR"},
         )
 
-    def ask(self, question: Any) -> Any:
+    def ask(self, question: Any, on_line: Callable[[str], None] = lambda line: None) -> Any:
         """Send a question; return the answer.
+
+        Args:
+            on_line: Told of every line that comes before the answer.
 
         Raises:
             ChildError: It ended without one.
@@ -54,6 +57,7 @@ class Child:
         for line in self._process.stdout:
             if line.startswith(_ANSWER):
                 return json.loads(line.removeprefix(_ANSWER))
+            on_line(line)
         self._said.seek(0)
         raise ChildError(f"the measuring process ended early: {self._said.read()[-4000:]}")
 

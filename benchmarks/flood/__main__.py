@@ -5,27 +5,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import benchmarks.flood
+from benchmarks.children import Child, ChildError
 from benchmarks.flood.report import flood_png, print_floods, print_mixtures
 from benchmarks.flood.results import Flood, Mixture
 from benchmarks.flood.traffic import (
     OWN_TOKENS,
     PROGRESS,
-    REFUSAL,
-    RESULT,
     ROUNDS,
     SHARED_TOKENS,
 )
-from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend.replay.commands import GIB, make_job
 from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
@@ -64,39 +61,30 @@ def _job(text: str, block_size: int, kv_gib: float, max_model_len: int) -> Job:
 def _run(
     job: Job, num_prefixes: int, lengths: Sequence[int], mixtures: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    cells = [
-        {
-            "job": asdict(job),
-            "prefixes": num_prefixes,
-            "prompt_tokens": length,
-            "between": between,
-        }
-        for length in lengths
-        for between in mixtures or [None]
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.flood.traffic"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**child_environment(job.environment), "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write("".join(json.dumps(cell) + "\n" for cell in cells))
-    process.stdin.close()
-    with _err.status(f"{job.variant}, block size {job.block_size} ...") as status:
-        for line in process.stdout:
+    name = f"{job.variant}, block size {job.block_size}"
+    with (
+        _err.status(f"{name} ...") as status,
+        Child("benchmarks.flood.traffic", environment=job.environment) as child,
+    ):
+
+        def show(line: str) -> None:
             if line.startswith(PROGRESS):
-                share = float(line.removeprefix(PROGRESS))
-                status.update(f"{job.variant}, block size {job.block_size}: {share:.0%}")
-            elif line.startswith(RESULT):
-                yield json.loads(line.removeprefix(RESULT))
-            elif line.startswith(REFUSAL):
-                raise SystemExit(f"error: {line.removeprefix(REFUSAL).rstrip()}")
-    if process.wait():
-        raise SystemExit(f"{job.variant}: its process ended with exit code {process.returncode}")
+                status.update(f"{name}: {float(line.removeprefix(PROGRESS)):.0%}")
+
+        for length, between in product(lengths, mixtures or [None]):
+            question = {
+                "job": asdict(job),
+                "prefixes": num_prefixes,
+                "prompt_tokens": length,
+                "between": between,
+            }
+            try:
+                answer = child.ask(question, show)
+            except ChildError as error:
+                raise SystemExit(f"{name}: {error}") from error
+            if "refusal" in answer:
+                raise SystemExit(f"error: {answer['refusal']}")
+            yield answer["result"]
 
 
 def main() -> None:

@@ -7,20 +7,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Flood:
-    """One client's prompts against what was cached before.
+class Cell:
+    """What was flooded, and with what.
 
     Attributes:
         variant: Name of the variant.
         prompt_tokens: Of each prompt of the flood.
-        num_blocks: Of the pool.
-        points: (tokens of the flood so far, hit rate of normal traffic in percent).
     """
 
     variant: str
     block_size: int
     kv_gib: float
     prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Flood(Cell):
+    """One client's prompts against what was cached before.
+
+    Attributes:
+        num_blocks: Of the pool.
+        points: (tokens of the flood so far, hit rate of normal traffic in percent).
+    """
+
     num_blocks: int
     points: list[tuple[int, float]]
 
@@ -36,7 +45,7 @@ class Flood:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Cell):
     """Normal traffic that goes on among a client's prompts.
 
     Attributes:
@@ -44,9 +53,5 @@ class Mixture:
         hit_rate: What normal traffic hits, in percent.
     """
 
-    variant: str
-    block_size: int
-    kv_gib: float
-    prompt_tokens: int
     between: int
     hit_rate: float

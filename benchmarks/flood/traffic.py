@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from itertools import count
 from math import ceil
@@ -12,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.flood.results import Flood, Mixture
+from benchmarks.children import answer_all
+from benchmarks.flood.results import Cell, Flood, Mixture
 from vllm_ascend.replay.commands import GIB
 from vllm_ascend.replay.job import Job
 from vllm_ascend.replay.trace import BadInputError
 
 SHARED_TOKENS, OWN_TOKENS, ROUNDS = 28_672, 512, 3
-# What lines on standard output start with.
-PROGRESS, RESULT, REFUSAL = "@progress ", "@result ", "@refusal "
+PROGRESS = "@progress "  # what lines start with that tell a share
 _VOCABULARY = 100_000
 _PROBES = 48
 _FIRST_PROMPTS = 16  # each looked at: dense caching is empty behind a few
@@ -78,6 +77,10 @@ class _Traffic:
         return make_request(self.scheduler, str(self._count), prompt, 1)
 
 
+def _cell(job: Job, prompt_tokens: int) -> Cell:
+    return Cell(job.variant, job.block_size, job.kv_memory_bytes / GIB, prompt_tokens)
+
+
 def measure(job: Job, num_prefixes: int, prompt_tokens: int) -> Flood:
     """Flood until nothing is left to hit, and print how far it is."""
     traffic = _Traffic(job, num_prefixes)
@@ -95,10 +98,7 @@ def measure(job: Job, num_prefixes: int, prompt_tokens: int) -> Flood:
             points.append((sent, traffic.hit_rate()))
             print(f"{PROGRESS}{sent / most}", flush=True)
     return Flood(
-        variant=job.variant,
-        block_size=job.block_size,
-        kv_gib=job.kv_memory_bytes / GIB,
-        prompt_tokens=prompt_tokens,
+        **asdict(_cell(job, prompt_tokens)),
         num_blocks=num_blocks,
         points=points,
     )
@@ -116,31 +116,25 @@ def mix(job: Job, num_prefixes: int, prompt_tokens: int, between: int) -> Mixtur
         hits += traffic.send(_prompt(prefix, ROUNDS + visit))
         print(f"{PROGRESS}{number / (2 * num_prefixes)}", flush=True)
     return Mixture(
-        variant=job.variant,
-        block_size=job.block_size,
-        kv_gib=job.kv_memory_bytes / GIB,
-        prompt_tokens=prompt_tokens,
+        **asdict(_cell(job, prompt_tokens)),
         between=between,
         hit_rate=100 * hits / (2 * num_prefixes * (SHARED_TOKENS + OWN_TOKENS)),
     )
 
 
-def child() -> None:
-    """Run the cells on standard input; print progress and results."""
-    for line in sys.stdin:
-        cell = json.loads(line)
-        job = Job.from_json(json.dumps(cell["job"]))
-        if job.patched:
-            import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-        arguments = job, cell["prefixes"], cell["prompt_tokens"]
-        between = cell["between"]
-        try:
-            result = measure(*arguments) if between is None else mix(*arguments, between)
-        except BadInputError as error:
-            print(f"{REFUSAL}{error}", flush=True)
-            return
-        print(RESULT + json.dumps(asdict(result)), flush=True)
+def answer(question: Any) -> dict[str, Any]:
+    """Return what a cell comes to, or why it is refused."""
+    job = Job.from_json(json.dumps(question["job"]))
+    if job.patched:
+        import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+    arguments = job, question["prefixes"], question["prompt_tokens"]
+    between = question["between"]
+    try:
+        result = measure(*arguments) if between is None else mix(*arguments, between)
+    except BadInputError as error:
+        return {"refusal": str(error)}
+    return {"result": asdict(result)}
 
 
 if __name__ == "__main__":
-    child()
+    answer_all(answer)

@@ -128,9 +128,12 @@ class AscendHybridKVCacheCoordinator(AllocatingCoordinator):
         if not self._changes_caching:
             return
         self._unwritten_granules.forget(request_id)
-        for group, ordinals in self._entered_this_step.pop(request_id, ()):
-            request = self._records[request_id].request
-            assert request is not None, "its blocks are entered, so it has named itself"
+        entered = self._entered_this_step.pop(request_id, None)
+        if entered is None:
+            return
+        request = self._records[request_id].request
+        assert request is not None, "its blocks are entered, so it has named itself"
+        for group, ordinals in entered:
             written = request.num_computed_tokens // group.block_tokens
             blocks = group.manager.req_to_blocks[request_id]
             self.block_pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})

@@ -16,11 +16,10 @@ from vllm_ascend.core.returning_prompts import ReturningPrompts
 
 SHARED, OWN = 192, 8
 NUM_BLOCKS = 800
-FLOOD_TOKENS = 20 * 300  # several times what the pool holds
 
 
 def make_bench(make_engine: MakeEngine, layout: str, protects: bool, **options) -> Bench:
-    switches = {SPARE: "1", PROTECT: str(int(protects)), **options.pop("switches", {})}
+    switches = {SPARE: "1", PROTECT: str(int(protects))}
     options = {"num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 64, **options}
     return Bench(make_engine, layout, "0", switches=switches, **options)
 
