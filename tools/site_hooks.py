@@ -11,6 +11,8 @@ from typing import Any
 _REPOSITORY = Path(__file__).parents[1]
 # A link that leaves docs/: [text](../path); pages lie flat in docs/.
 _LINK_TO_SOURCE = re.compile(r"\[([^\]]+)\]\(\.\./([^)\s#]+)(#[^)\s]*)?\)")
+# Where the language switch leads from a page that has no version in that language.
+_FIRST_PAGES = {"en": "index.md", "zh": "quick-start.zh.md"}
 _logger = logging.getLogger("mkdocs.hooks")
 
 
@@ -32,7 +34,18 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     return _LINK_TO_SOURCE.sub(linked, markdown)
 
 
-def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    """Say in which language a page is (``lang`` in its front matter), for fonts and readers."""
-    language = page.meta.get("lang")
-    return output.replace('<html lang="en"', f'<html lang="{language}"') if language else output
+def on_page_context(context: Any, *, page: Any, config: Any, **_: Any) -> None:
+    """Show a page in its own language, with a switch to the same page in the others.
+
+    ``NAME.zh.md`` is the Chinese version of ``NAME.md``: file names that code hosts can follow as
+    links, which rules out the folders per language that a plugin would want. A page without the
+    other version leads to that language's first page. The theme and the list of languages belong
+    to the whole site; they are set anew before each page is drawn.
+    """
+    name = page.file.src_uri.removesuffix(".md").removesuffix(".zh")
+    urls = {file.src_uri: file.url for file in context["pages"]}
+    versions = {"en": f"{name}.md", "zh": f"{name}.zh.md"}
+    for alternate in config.extra["alternate"]:
+        first_page = _FIRST_PAGES[alternate["lang"]]
+        alternate["link"] = urls.get(versions[alternate["lang"]], urls.get(first_page))
+    config.theme["language"] = page.meta.get("lang", "en")

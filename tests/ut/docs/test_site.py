@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -20,6 +21,8 @@ REPOSITORY = Path(__file__).parents[3]
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 GROUP = typer.main.get_command(app)
+# `make TARGET` in a sentence, or a line of a block.
+_MAKE = re.compile(r"(?:`|^(?:[A-Z_]+=\S+ )*)make ([a-z-]+)(?=`| +[#A-Z]|$)", re.MULTILINE)
 # `python -m PACKAGE[.MODULE] ...`, up to what ends a command in a shell or in a sentence.
 _INVOCATION = re.compile(r"python3? -m ((?:vllm_ascend|benchmarks|tools)[\w.]*)([^`|#\n]*)")
 
@@ -78,9 +81,45 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
         assert not loads.findall(page.read_text(encoding="utf-8")), page.name
 
 
-def test_chinese_pages_say_that_they_are_chinese(site: Path) -> None:
-    for name in ("quick-start.zh.html", "settings.zh.html"):
-        assert '<html lang="zh"' in (site / name).read_text(encoding="utf-8")
+def languages_offered(page: Path) -> dict[str, str]:
+    """Return where the language switch of a page leads, by language."""
+    links = re.findall(
+        r'<a href="([^"]+)" hreflang="([^"]+)" class="md-select__link"', page.read_text("utf-8")
+    )
+    return {language: link for link, language in links}
+
+
+def test_a_page_is_drawn_in_its_own_language(site: Path) -> None:
+    chinese = {page.stem for page in PAGES if page.stem.endswith(".zh")}
+    for page in site.glob("*.html"):
+        language = "zh" if page.stem in chinese else "en"
+        assert f'<html lang="{language}"' in page.read_text(encoding="utf-8"), page.name
+
+
+def test_the_language_switch_keeps_the_page(site: Path) -> None:
+    assert {f"{page.stem}.html" for page in PAGES} <= {page.name for page in site.glob("*.html")}
+    for name in (page.stem for page in PAGES if page.stem.endswith(".zh")):
+        both = {"en": f"{name.removesuffix('.zh')}.html", "zh": f"{name}.html"}
+        assert languages_offered(site / both["en"]) == both
+        assert languages_offered(site / both["zh"]) == both
+    only_english = {"en": "patches.html", "zh": "quick-start.zh.html"}
+    assert languages_offered(site / "patches.html") == only_english
+
+
+def test_chinese_is_searched_by_words(site: Path) -> None:
+    """The browser's search finds what stands between separators; a trimmer would drop Chinese."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert "trimmer" not in index["config"]["pipeline"]
+    texts = [entry["text"] for entry in index["docs"] if ".zh.html" in entry["location"]]
+    words = {word for text in texts for word in re.split(index["config"]["separator"], text)}
+    assert {"提示", "调度", "前缀", "命中"} <= words
+
+
+def test_blocks_can_be_copied_and_run() -> None:
+    """No prompt in front of a command, and no output below it: outputs are blocks of their own."""
+    for page in [*PAGES, REPOSITORY / "README.md"]:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            assert not re.match(r"\s*(\$ |```console)", line), f"{page.name}: {line}"
 
 
 @pytest.mark.parametrize(
@@ -124,5 +163,5 @@ def test_every_option_shown_exists() -> None:
 def test_every_make_target_shown_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
-        shown = set(re.findall(r"(?:\$ |`)make ([a-z-]+)", page.read_text(encoding="utf-8")))
+        shown = set(_MAKE.findall(page.read_text(encoding="utf-8")))
         assert shown <= targets, f"{page.name}: make {sorted(shown - targets)}"
