@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.microscope.figures import Figures
 from benchmarks.microscope.plot import draw
-from benchmarks.microscope.tables import markdown, sheets
+from benchmarks.microscope.tables import markdown, summary
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -37,6 +37,6 @@ def _measured(figures: Figures, picture: Path) -> str:
         + ("one round." if rounds == 1 else f"medians of {rounds} rounds."),
         f"![Time of each operation over prompt length and running requests]({picture})",
         "*Milliseconds of CPU time, both axes logarithmic.*",
-        *map(markdown, sheets(figures)),
+        *map(markdown, summary(figures)),
     ]
     return "\n\n".join(parts)

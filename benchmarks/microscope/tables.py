@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.microscope.cases import ALL_CASES, OPERATIONS, Case
+from benchmarks.microscope.cases import ALL_CASES, OPERATIONS, PROMPT_TOKENS, Case
 from benchmarks.microscope.figures import Figures
 from benchmarks.microscope.sides import SIDES, STOCK
 
@@ -31,18 +31,35 @@ class Sheet:
 
 def sheets(figures: Figures) -> Iterator[Sheet]:
     """Yield a table per operation, then what was hit and what the keys take."""
-    for operation, (_, title, detail) in OPERATIONS.items():
-        cases = _cases(figures, operation)
-        if cases:
-            rows = [
-                [side, *(_cell(figures, side, case) for case in cases)] for side in _sides(figures)
-            ]
-            yield _sheet(
-                f"{title}, {detail}" if detail else title, "ms (ratio to stock)", cases, rows
-            )
+    for operation in OPERATIONS:
+        if _cases(figures, operation):
+            yield _operation_sheet(figures, operation)
     yield from _facts(figures, "look_up_full", "hit_tokens", "Found of the whole prompt", "tokens")
     yield from _facts(figures, "look_up_middle", "hit_tokens", "Found of the first half", "tokens")
     yield from _facts(figures, "free", "key_bytes", "Keys of the prompt's blocks", "KiB", 1024)
+
+
+def summary(figures: Figures) -> Iterator[Sheet]:
+    """Yield the two tables that a page has room for: the largest prompt, and a step.
+
+    What the first one leaves out, smaller prompts and sides that change nothing, is in
+    :func:`sheets`.
+    """
+    prompts = [
+        case
+        for case in ALL_CASES
+        if case.num_tokens == PROMPT_TOKENS[-1] and not case.num_running
+        if all(figures.knows(side, case) for side in figures.samples)
+    ]
+    if prompts:
+        rows = [
+            (_title(case.operation), *(_cell(figures, side, case) for side in _sides(figures)))
+            for case in prompts
+        ]
+        head = ("ms (ratio to stock)", *(SIDES[side].title for side in _sides(figures)))
+        yield Sheet(f"A prompt of {prompts[0].num_tokens:,} tokens", head, tuple(rows))
+    if _cases(figures, "schedule"):
+        yield _operation_sheet(figures, "schedule")
 
 
 def print_sheets(figures: Figures, console: Console) -> None:
@@ -86,6 +103,17 @@ def milliseconds(ms: float) -> str:
 def _sheet(title: str, unit: str, cases: list[Case], rows: list[list[str]]) -> Sheet:
     named = tuple((SIDES[side].title, *cells) for side, *cells in rows)
     return Sheet(title, (unit, *(case.size for case in cases)), named)
+
+
+def _operation_sheet(figures: Figures, operation: str) -> Sheet:
+    cases = _cases(figures, operation)
+    rows = [[side, *(_cell(figures, side, case) for case in cases)] for side in _sides(figures)]
+    return _sheet(_title(operation), "ms (ratio to stock)", cases, rows)
+
+
+def _title(operation: str) -> str:
+    _, title, detail = OPERATIONS[operation]
+    return f"{title}, {detail}" if detail else title
 
 
 def _facts(

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.microscope.cases import Case
 from benchmarks.microscope.figures import Figures
 from benchmarks.microscope.page import BEGIN, END, write_page
-from benchmarks.microscope.tables import markdown, milliseconds, sheets
+from benchmarks.microscope.tables import markdown, milliseconds, sheets, summary
 
 CASES = [Case("schedule", 8192, running) for running in (1, 16, 64)]
 CASE = CASES[0]
@@ -41,6 +41,22 @@ def test_a_row_has_times_and_ratios(figures: Figures) -> None:
     assert sheet.head == ("ms (ratio to stock)", "1x8K", "16x8K", "64x8K")
     assert sheet.rows[1] == ("ours unset, GPU layout", *["2.00 (1.10)"] * 3)
     assert markdown(sheet).splitlines()[1] == "|---|---:|---:|---:|"
+
+
+def test_a_page_has_the_largest_prompt_and_a_step(figures: Figures) -> None:
+    for side, rounds in figures.samples.items():
+        for number, sample in enumerate(rounds):
+            sample[Case("free", 1 << 20).name] = {"ms": 4.0 if side == "stock" else 2.0 + number}
+            sample[Case("free", 8192).name] = {"ms": 9.0}
+    prompt, step = summary(figures)
+    assert prompt.title == "A prompt of 1,048,576 tokens"
+    assert prompt.head == (
+        "ms (ratio to stock)",
+        "stock vLLM, GPU layout",
+        "ours unset, GPU layout",
+    )
+    assert prompt.rows == (("Free a prompt's blocks", "4.00", "3.00 (0.75)"),)
+    assert step.title == "schedule(), a step in which every request decodes"
 
 
 def test_what_was_found_stands_beside_the_time() -> None:
