@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-# What no vLLM is known to have, or to be about to have.
-_OURS: dict[str, Any] = {"remove_when": "never", "skip_if_present": None}
+
+def _until(event: str) -> dict[str, Any]:
+    """Return what entries have that no release makes superfluous, but ``event`` would."""
+    return {"remove_when": event, "skip_if_present": None}
+
 
 # Selective retention and the scratch/cached split of the free queue.
 RETENTION: dict[str, Any] = {
@@ -20,7 +23,9 @@ BLOCK_MASK: dict[str, Any] = {**RETENTION, "upstream": "vllm-project/vllm#42258"
 ROW_LAYOUT: dict[str, Any] = {
     "feature": "dsv4-layout",
     "upstream": "vllm-project/vllm-ascend#10193",
-    **_OURS,
+    **_until(
+        "vLLM's specs count stored rows apart from tokens, and a platform lays out their groups"
+    ),
 }
 # The configured block size in every process.
 BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascend#14479"}
@@ -28,25 +33,25 @@ BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "upstream": "vllm-project/vllm-ascen
 EARLY_CHECK: dict[str, Any] = {
     "feature": "early-check",
     "upstream": "none: part of what this project promises for values that cannot be used",
-    **_OURS,
+    **_until("vLLM lets a plugin check the engine's arguments"),
 }
 # Not known upstream: part of what this project promises where retention is on.
 UNWRITTEN: dict[str, Any] = {
     "feature": "retention-exactness",
     "upstream": "vllm-project/vllm#43447",
-    **_OURS,
+    **_until("vLLM enters blocks once they are computed, not when they are scheduled"),
 }
 # Whose a block is.
 ISOLATION: dict[str, Any] = {
     "feature": "isolation",
     "upstream": "none: part of what this project promises where any of its switches is on",
-    **_OURS,
+    **_until("vLLM hashes a salt and an adapter's name under different keys"),
 }
 # What routers are told of the cache, and when.
 KV_EVENTS: dict[str, Any] = {
     "feature": "kv-events",
     "upstream": "none: part of what this project promises where any of its switches is on",
-    **_OURS,
+    **_until("vLLM tells of a reset in the order in which it happened"),
 }
 # Hits that end inside a block take a private copy of it.
 PARTIAL_HITS: dict[str, Any] = {
@@ -58,28 +63,41 @@ PARTIAL_HITS: dict[str, Any] = {
 METRICS: dict[str, Any] = {
     "feature": "metrics",
     "upstream": "none: part of this project",
-    **_OURS,
+    **_until("vLLM lets a plugin add scheduler statistics and metrics"),
 }
 # KV connectors beside several groups and partial hits.
 CONNECTORS: dict[str, Any] = {
     "feature": "kv-connectors",
     "upstream": "none: vLLM 0.20.2 has it as a TODO",
-    **_OURS,
+    **_until("vLLM handles failed loads of models with several KV cache groups"),
 }
 # vllm-ascend's own connectors, in force over one of its checkouts.
 UPSTREAM_CONNECTORS: dict[str, Any] = {
     **CONNECTORS,
     "upstream": "none: vllm-ascend has it so in releases/v0.20.2rc",
+    "remove_when": "vllm-ascend's connectors ask for the granule instead of assuming a block",
 }
 # DeepSeek-V4 on the CPU, to try and to prove what is served elsewhere.
 DSV4_ON_CPU: dict[str, Any] = {
     "feature": "dsv4-on-cpu",
     "upstream": "none: vLLM has no DeepSeek-V4 for the CPU",
-    **_OURS,
+    **_until("vLLM runs DeepSeek-V4 on the CPU"),
 }
 # What the NPU side of vllm-ascend needs for other block sizes than 128; over a checkout only.
-CHECKOUT_BLOCK_SIZE: dict[str, Any] = {**ROW_LAYOUT, "feature": "checkout-block-size"}
+CHECKOUT_BLOCK_SIZE: dict[str, Any] = {
+    **ROW_LAYOUT,
+    "feature": "checkout-block-size",
+    "remove_when": "vllm-ascend takes block sizes of 32 and 64 for DeepSeek-V4 itself",
+}
 # Block copies by vllm-ascend's runner, and what its schedulers must tell; over a checkout only.
-CHECKOUT_CACHE: dict[str, Any] = {**ROW_LAYOUT, "feature": "checkout-cache"}
+CHECKOUT_CACHE: dict[str, Any] = {
+    **ROW_LAYOUT,
+    "feature": "checkout-cache",
+    "remove_when": "vllm-ascend's runner carries out vLLM's block copies itself",
+}
 # vLLM's names for Ascend's spec classes, which vllm-ascend's modules read at run time.
-CHECKOUT_SPECS: dict[str, Any] = {**ROW_LAYOUT, "feature": "checkout-specs"}
+CHECKOUT_SPECS: dict[str, Any] = {
+    **ROW_LAYOUT,
+    "feature": "checkout-specs",
+    "remove_when": "vllm-ascend imports its spec classes from where it defines them",
+}

@@ -49,26 +49,38 @@ def collect_patches(package: ModuleType = vllm_ascend.patch) -> tuple[Patch, ...
 
 
 def render(patches: Sequence[Patch]) -> str:
-    """Return the ledger as Markdown; the same table gives the same text."""
+    """Return the ledger as Markdown, a section per feature; the same table gives the same text."""
+    features: dict[str, list[Patch]] = {}
+    for patch in patches:
+        features.setdefault(patch.feature, []).append(patch)
     lines = [
         "# Patch ledger",
         "",
         f"Everything that is changed in vLLM {SUPPORTED_VLLM} at import time. Generated from the "
         "patch tables by `make ledger`; do not edit.",
         "",
-        "| target | feature | kind | remove when |",
-        "|---|---|---|---|",
+        "| feature | patches | upstream | remove when |",
+        "|---|---:|---|---|",
     ]
-    lines += [
-        f"| `{patch.target}` | {patch.feature} | {_kind(patch)} | {patch.remove_when} |"
-        for patch in patches
-    ]
-    for patch in patches:
-        lines += ["", f"## `{patch.target}`", "", patch.why, ""]
-        lines += [f"- upstream: {patch.upstream}", f"- guard: {_guard(patch)}"]
-        if isinstance(patch, Wrap) and patch.aliases:
-            lines.append(f"- also held by: {', '.join(f'`{alias}`' for alias in patch.aliases)}")
+    for feature, members in features.items():
+        upstream = ", ".join(dict.fromkeys(patch.upstream for patch in members))
+        remove_when = "; ".join(dict.fromkeys(patch.remove_when for patch in members))
+        lines.append(f"| [{feature}](#{feature}) | {len(members)} | {upstream} | {remove_when} |")
+    for feature, members in features.items():
+        lines += ["", f"## {feature}", "", "| target | change | why | guard |", "|---|---|---|---|"]
+        lines += [
+            f"| `{patch.target}`{_holders(patch)} | {_kind(patch)} | {patch.why} "
+            f"| {_guard(patch)} |"
+            for patch in members
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _holders(patch: Patch) -> str:
+    """Return who else binds the name and is changed with it."""
+    if not isinstance(patch, Wrap) or not patch.aliases:
+        return ""
+    return f"<br>also in {', '.join(f'`{alias}`' for alias in patch.aliases)}"
 
 
 def _kind(patch: Patch) -> str:

@@ -24,7 +24,8 @@ class Patch:
         feature: What the patch belongs to, for reports.
         why: The reason, in a sentence.
         upstream: Where the idea comes from.
-        remove_when: The vLLM requirement that makes the patch superfluous, or ``"never"``.
+        remove_when: The vLLM requirement that makes the patch superfluous (``"vllm>=0.23"``), or,
+            where no release is known to, what would have to happen for it, in words.
         skip_if_present: Evidence that the running vLLM has the feature itself: an attribute
             (``"module:Class.name"``) or a parameter (``"module:Class.name(parameter)"``).
             ``None``: no vLLM is known to have it.

@@ -26,7 +26,7 @@ COMMON = {
     "feature": "f",
     "why": "because",
     "upstream": "somewhere",
-    "remove_when": "never",
+    "remove_when": "vLLM has it itself",
     "skip_if_present": None,
 }
 
