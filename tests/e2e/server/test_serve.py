@@ -37,6 +37,7 @@ from tests.e2e.server.server import (
     serve,
     tokens,
 )
+from tests.pages import blocks
 from vllm_ascend.models.tiny.maker import make_tiny_model
 
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
@@ -46,7 +47,9 @@ HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     make_tiny_model(folder / "model")
-    with serve(folder / "model", folder / "log", BEST) as running:
+    # The name by which the quick start asks for it, behind the one of its folder.
+    names = ("--served-model-name", str(folder / "model"), "tiny-dsv4")
+    with serve(folder / "model", folder / "log", BEST, *names) as running:
         yield running
 
 
@@ -234,6 +237,32 @@ def test_replay_against_the_server(server, tmp_path):
     (run,) = report["workloads"][0]["runs"]
     assert run["hit_tokens"] == 5 * (1000 // GRANULE * GRANULE) == server.metric(HITS) - before
     assert (run["num_requests"], run["prompt_tokens"]) == (6, 7200)
+
+
+def test_the_quick_starts_commands(server, tmp_path):
+    """What the page has a reader type prints what the page says, in its order."""
+    shown = blocks("docs/quick-start.md")
+    first = next(i for i, block in enumerate(shown) if block.text.startswith("ask()"))
+    typed = expected = ""
+    for block in shown[first:]:
+        if block.language == "text":
+            expected += block.text
+        elif "requests.jsonl" in block.text or "overlay" in block.text:
+            break
+        elif block.commands():
+            typed += block.text.replace(".venv/bin/python", sys.executable)
+    typed = typed.replace("http://127.0.0.1:8000", server.url)
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", typed],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    asked, counted, replayed = done.stdout.partition("vllm:prefix_cache_queries_total")
+    assert asked == expected
+    assert counted and HITS in replayed
+    assert "87.36 %" in replayed
 
 
 def test_bad_requests_change_nothing(server):
