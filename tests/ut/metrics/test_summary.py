@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The line of the log says what happened since the last one, over all engines."""
 
+import re
+
+from tests.pages import blocks
 from vllm_ascend.core.cache_stats import BoundaryKind, CacheStats, CacheUpdate
 from vllm_ascend.core.free_queue import Tier
 from vllm_ascend.metrics.summary import PrefixCacheSummary
@@ -48,3 +51,12 @@ def test_nothing_happened_is_no_line():
     summary.observe(update(1, 9), engine=0)
     assert summary.take_line() is not None
     assert summary.take_line() is None
+
+
+def test_the_page_shows_the_line_as_it_is():
+    (shown,) = [block.text for block in blocks("docs/metrics.md") if "Prefix cache:" in block.text]
+    summary = PrefixCacheSummary()
+    summary.observe(update(1, 9, requests=1), engine=0)
+    line = f"Engine 000: Prefix cache: {summary.take_line()}\n"
+    without_numbers = [re.sub(r"\d[\d,.]*(?=\D)", "N", text) for text in (shown, line)]
+    assert without_numbers[0] == without_numbers[1]

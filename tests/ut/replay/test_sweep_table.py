@@ -45,9 +45,9 @@ def rows(text: str) -> list[list[str]]:
 def test_rows_on_a_terminal():
     text = terminal(make_sweep())
     assert rows(text) == [
-        ["32", "1", "no", "0.00", "-"],
+        ["32", "1", "no", "0.00", "-", "="],
         ["32", "1", "yes", "0.20", "0.30", "0.40"],
-        ["128", "1", "no", "WRONG", "-"],
+        ["128", "1", "no", "WRONG", "-", "="],
         ["128", "1", "yes", "?", "?", "?"],
     ]
     words = " ".join(text.split())
@@ -71,8 +71,8 @@ def test_markdown(tmp_path):
     assert "| block size | MTP | partial hits | unset | `4096` | `best` |" in lines
     # The highest of a row is bold, nothing is in a row of zeros.
     assert "| 32 | 1 | yes | 0.20 | 0.30 | **0.40** |" in lines
-    assert "| 32 | 1 | no | 0.00 | - |  |" in lines
-    assert "| 128 | 1 | no | **WRONG** | - |  |" in lines
+    assert "| 32 | 1 | no | 0.00 | - | = |" in lines
+    assert "| 128 | 1 | no | **WRONG** | - | = |" in lines
     assert f"`-` refused: {REFUSED}" in lines
     assert "Not everything ran to its end." in lines
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
@@ -91,4 +91,4 @@ def test_a_sweep_of_nothing_is_still_a_table():
     report = replace(make_sweep(), refusals={})
     empty = replace(report.replay.workloads[0], runs=())
     text = terminal(replace(report, replay=replace(report.replay, workloads=(empty,))))
-    assert rows(text)[0] == ["32", "1", "no", "?", "?"]
+    assert rows(text)[0] == ["32", "1", "no", "?", "?", "="]

@@ -20,6 +20,7 @@ from vllm_ascend.replay.results import RunResult, WorkloadReport
 
 _REFUSED = "-"
 _MISSING = "?"
+_BELOW = "="
 _WRONG = "WRONG"
 _AXES = ("block", "MTP", "partial")
 _CAPTION = "Hit rates in percent of prompt tokens by retention interval; best: the profile."
@@ -51,6 +52,8 @@ class _Tables:
         texts = {shown.text for shown in chain.from_iterable(map(self._cells, grid.rows))}
         if _MISSING in texts:
             notes.append(f"{_MISSING}  did not run to its end")
+        if _BELOW in texts:
+            notes.append(f"{_BELOW}  the profile sets partial hits itself: see the row with them")
         if _WRONG in texts:
             notes.append(f"{_WRONG}  rows were read that other tokens wrote, or blocks were lost")
         return notes
@@ -63,7 +66,7 @@ class _Tables:
 
     def _shown(self, cell: Cell) -> _Shown:
         if not self._report.grid.has(cell):
-            return _Shown("")
+            return _Shown(_BELOW)
         if cell.name in self._report.refusals:
             return _Shown(_REFUSED)
         return _of_run(self._runs.get(cell.name))
