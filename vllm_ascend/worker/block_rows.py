@@ -11,6 +11,7 @@ from vllm.v1.utils import CpuGpuBuffer
 
 from vllm_ascend.worker.dirty_spans import DirtySpans
 from vllm_ascend.worker.state_window import ShiftedRows
+from vllm_ascend.worker.table_upload import TableUpload
 
 
 class BlockRows:
@@ -51,6 +52,7 @@ class BlockRows:
         )
         self.num_blocks_per_row = np.zeros(max_num_reqs, dtype=np.int32)
         self._dirty = DirtySpans(num_rows)
+        self._upload = TableUpload(self.block_table, pin_memory)
 
     def append_row(self, block_ids: Sequence[int] | np.ndarray, row_idx: int) -> None:
         """Append blocks to a request's row."""
@@ -123,13 +125,10 @@ class BlockRows:
     def commit_block_table(self, num_reqs: int) -> None:
         """Bring the device's table up to date for the first ``num_reqs`` rows.
 
-        Only what has changed is uploaded: of a million tokens a row can take 2 MiB, of which a
-        decode step changes one entry.
+        Only what has changed is uploaded, in one copy: of a million tokens a row can take 2 MiB, of
+        which a decode step changes one entry.
         """
-        spans = self._dirty.take(num_reqs)
-        host, device = self.block_table.cpu, self.block_table.gpu
-        for row, start, end in spans:
-            device[row, start:end].copy_(host[row, start:end], non_blocking=True)
+        self._upload.upload(self._dirty.take(num_reqs), num_reqs)
         # Runners fill the rows behind a padded batch on the device.
         for row in num_reqs + np.flatnonzero(self.num_blocks_per_row[num_reqs:]):
             self._dirty.mark(int(row), 0, int(self.num_blocks_per_row[row]))

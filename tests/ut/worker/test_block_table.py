@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.platforms import current_platform
 from vllm.utils import cpu_triton_utils
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.worker import block_table as vllm_block_table
@@ -21,7 +22,8 @@ PAD = -1
 
 @pytest.fixture(autouse=True, scope="module")
 def slot_kernel_for_the_cpu():
-    """What vLLM's CPU runner puts in the place of the Triton kernel."""
+    """What vLLM's CPU runner puts in the place of the Triton kernel, its library loaded."""
+    current_platform.import_kernels()
     patch = pytest.MonkeyPatch()
     patch.setattr(
         vllm_block_table,
