@@ -49,6 +49,10 @@ if [[ -d "$backport" ]]; then
 fi
 
 flags=(--config "$here/serve.yaml" "$@")
+if [[ "${LWS_WORKER_INDEX:-0}" == 0 ]]; then
+  # Not in serve.yaml: with --headless vLLM refuses any number of API servers, even from there.
+  flags+=(--api-server-count 1)
+fi
 if [[ -n "${LWS_WORKER_INDEX:-}" ]]; then
   flags+=(--data-parallel-size-local "$DATA_PARALLEL_SIZE_LOCAL" --data-parallel-address)
   if [[ "$LWS_WORKER_INDEX" == 0 ]]; then

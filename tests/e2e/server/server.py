@@ -120,15 +120,20 @@ def tokens(num_tokens: int, seed: int) -> list[int]:
     return [rng.randrange(16, VOCAB_SIZE) for _ in range(num_tokens)]
 
 
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def start(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> Server:
     """Start a server, head of a session of its own; whoever asked for it ends it.
 
     Args:
         arguments: More options of ``vllm serve``; of one given twice the last one holds.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         *(str(Path(sys.executable).with_name("vllm")), "serve", str(model)),
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN)),
@@ -160,13 +165,14 @@ def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> 
     """Start a server, wait until it is healthy, and leave no process behind."""
     server = start(model, log, switches, *arguments)
     try:
-        server.seconds_to_health = _wait_until_healthy(server)
+        server.seconds_to_health = wait_until_healthy(server)
         yield server
     finally:
         end(server)
 
 
-def _wait_until_healthy(server: Server) -> float:
+def wait_until_healthy(server: Server) -> float:
+    """Return after how many seconds ``/health`` answered; an error if the server ends before."""
     started = time.monotonic()
     while time.monotonic() - started < _PATIENCE_S:
         assert server.process.poll() is None, server.log.read_text()[-4000:]

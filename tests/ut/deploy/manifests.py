@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.ut.deploy.kustomize import render
 
@@ -20,6 +24,21 @@ def objects(overlay: str) -> tuple[dict[str, Any], ...]:
     """Return the objects of one overlay, or of ``monitoring``."""
     folder = DEPLOY / overlay if overlay == "monitoring" else DEPLOY / "overlays" / overlay
     return tuple(render(folder))
+
+
+def add_component(component: str, folder: Path) -> Path:
+    """Copy ``deploy/`` to a folder, with one optional component more in every overlay.
+
+    Returns:
+        The folder of the overlays.
+    """
+    shutil.copytree(DEPLOY, folder)
+    for overlay in ("single-node", "multi-node-pd"):  # the others are made of these
+        path = folder / "overlays" / overlay / "kustomization.yaml"
+        spec = yaml.safe_load(path.read_text())
+        spec["components"].append(f"../../components/{component}")
+        path.write_text(yaml.safe_dump(spec))
+    return folder / "overlays"
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,13 @@ class Workload:
 
 def workloads(overlay: str) -> list[Workload]:
     """Return every Deployment and LeaderWorkerSet of an overlay."""
+    return workloads_in(objects(overlay))
+
+
+def workloads_in(bodies: Iterable[dict[str, Any]]) -> list[Workload]:
+    """Return every Deployment and LeaderWorkerSet among objects."""
     found = []
-    for body in objects(overlay):
+    for body in bodies:
         if body["kind"] not in ("Deployment", "LeaderWorkerSet"):
             continue
         spec = body["spec"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.replay.in_process import invoke
+from tests.ut.deploy.kustomize import render
 from tests.ut.deploy.manifests import (
     DEPLOY,
     OVERLAYS,
     ROOT,
+    add_component,
     dashboard_text,
     objects,
     rules,
@@ -72,6 +75,31 @@ def test_every_step_of_the_rollout_is_a_line_of_the_canarys_switches():
 def test_switches_are_spelled_right(text: str):
     named = set(re.findall(r"`(VLLM_(?:ASCEND_|PREFIX_|PIN_)\w+)", text))
     assert named <= SWITCHES
+
+
+def test_blocks_of_the_guide_can_be_copied_as_they_are():
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE, re.M | re.S)
+    assert {language for language, _ in blocks} == {"bash"}
+    for _, commands in blocks:
+        assert not re.search(r"^\$ ", commands, re.M)
+        done = subprocess.run(["bash", "-n"], input=commands, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_guide_names_the_labels_that_let_pods_in(tmp_path: Path):
+    table = GUIDE.split("**Who may reach it.**")[1].split("**Rights.**")[0]
+    named = set(re.findall(r"`([\w./-]+)=([\w-]+)` \|$", table, re.M))
+    with_events = render(add_component("kv-events", tmp_path / "deploy") / "multi-node-pd")
+    peers = [
+        peer["podSelector"]["matchLabels"].items()
+        for body in with_events
+        if body["kind"] == "NetworkPolicy"
+        for rule in body["spec"]["ingress"]
+        for peer in rule["from"]
+        if "podSelector" in peer
+    ]
+    own = {("app.kubernetes.io/name", "vllm-dsv4")}
+    assert named == set().union(*peers) - own
 
 
 def test_the_guides_say_what_was_not_run():

@@ -3,78 +3,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.ut.deploy.manifests import DEPLOY
-
-RECORDER = """\
-#!/bin/sh
-printf '%s\\n' "$@" > "$RECORD.flags"
-env > "$RECORD.env"
-"""
-
-
-@dataclass
-class Pod:
-    """A folder that stands for a pod's file system.
-
-    Attributes:
-        folder: Where it is; launch.sh and its neighbours are in ``etc``.
-        environ: The pod's variables.
-    """
-
-    folder: Path
-    environ: dict[str, str]
-
-    def launch(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        """Run launch.sh with the flags of the pod's manifest."""
-        script = str(self.folder / "etc" / "launch.sh")
-        return subprocess.run(
-            ["bash", script, *flags],
-            capture_output=True,
-            text=True,
-            env=self.environ,
-            timeout=120,
-            check=False,
-        )
-
-    @property
-    def flags(self) -> list[str]:
-        """What vLLM was given."""
-        return (self.folder / "record.flags").read_text().splitlines()
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The variables that vLLM saw."""
-        lines = (self.folder / "record.env").read_text().splitlines()
-        return dict(line.split("=", 1) for line in lines if "=" in line)
+from tests.ut.deploy.pods import Pod, in_group, make_pod
 
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Pod:
-    shutil.copytree(DEPLOY / "base", tmp_path / "etc", ignore=shutil.ignore_patterns("__*"))
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "vllm").write_text(RECORDER)
-    (programs / "vllm").chmod(0o755)
-    # A script instead of a link: a linked interpreter would not find its packages.
-    (programs / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (programs / "python3").chmod(0o755)
-    environ = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "POD_IP": "127.0.0.1",
-        "BACKPORT": str(tmp_path / "none"),
-        "RECORD": str(tmp_path / "record"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    return Pod(tmp_path, environ)
+    return make_pod(tmp_path)
 
 
 def test_shellcheck_finds_nothing():
@@ -95,6 +37,8 @@ def test_a_single_node_gets_its_config_and_flags(pod: Pod):
         str(pod.folder / "etc" / "serve.yaml"),
         "--tensor-parallel-size=8",
         '--additional-config={"a": "b c"}',
+        "--api-server-count",
+        "1",
     ]
 
 
@@ -112,30 +56,25 @@ def test_an_address_that_no_interface_has_is_one_clear_error(pod: Pod):
     assert done.stderr.strip() == "launch: no network interface has POD_IP=192.0.2.1"
 
 
-def in_group(pod: Pod, index: int) -> list[str]:
+def flags_in_group(pod: Pod, index: int) -> list[str]:
     """Launch the pod with this index in a group and return its flags behind the config."""
-    pod.environ |= {
-        "LWS_WORKER_INDEX": str(index),
-        "LWS_LEADER_ADDRESS": "localhost",
-        "DATA_PARALLEL_SIZE_LOCAL": "2",
-    }
+    in_group(pod, index)
     done = pod.launch()
     assert done.returncode == 0, done.stderr
     return pod.flags[3:]
 
 
 def test_the_leader_serves_at_its_own_address(pod: Pod):
-    flags = in_group(pod, 0)
+    flags = flags_in_group(pod, 0)
     assert flags == [
-        "--data-parallel-size-local",
-        "2",
-        "--data-parallel-address",
-        "127.0.0.1",
+        *("--api-server-count", "1"),
+        *("--data-parallel-size-local", "2"),
+        *("--data-parallel-address", "127.0.0.1"),
     ]
 
 
 def test_a_worker_runs_the_next_ranks_without_a_server(pod: Pod):
-    flags = in_group(pod, 3)
+    flags = flags_in_group(pod, 3)
     assert flags[:3] == ["--data-parallel-size-local", "2", "--data-parallel-address"]
     assert flags[3] in ("127.0.0.1", "::1")
     assert flags[4:] == ["--headless", "--data-parallel-start-rank", "6"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,10 +13,12 @@ import kubernetes_validate
 import pytest
 
 from tests.ut.deploy.custom_resources import CUSTOM_RESOURCES
+from tests.ut.deploy.kustomize import render
 from tests.ut.deploy.manifests import (
     DEPLOY,
     OVERLAYS,
     Workload,
+    add_component,
     config_map,
     engines,
     environment,
@@ -61,6 +64,15 @@ def test_every_object_fits_its_schema(overlay: str, version: str):
     assert objects(overlay)
     for body in objects(overlay):
         validate(body, version)
+
+
+@pytest.mark.parametrize("component", ["kv-events", "hugepages"])
+def test_every_object_fits_its_schema_with_a_component_more(component: str, tmp_path: Path):
+    folder = add_component(component, tmp_path / "deploy")
+    for overlay in OVERLAYS:
+        for body in render(folder / overlay):
+            for version in KUBERNETES_VERSIONS:
+                validate(body, version)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import markdown
 import promql_parser
 import pytest
 import vllm
 
-from tests.ut.deploy.manifests import DEPLOY, dashboard_text, engines, objects, rules
+from tests.ut.deploy.manifests import DEPLOY, ROOT, dashboard_text, engines, objects, rules
 from vllm_ascend.metrics import prometheus as exporter
 
 # Ours, with the values of their labels beside vLLM's model_name and engine.
@@ -31,6 +32,8 @@ OUR_COUNTERS = {
     "vllm_ascend:junction_misses_total": {},
 }
 OUR_HISTOGRAMS = ("vllm_ascend:prefix_hit_tokens", "vllm_ascend:prefix_lookup_seconds")
+# Where alerts look for the documentation; a placeholder, as the image's registry.
+RUNBOOKS = "https://docs.example.com/vllm-ascend-backport/"
 # Prometheus' own, about a scrape.
 OTHERS = {"up"}
 # What our PodMonitors add, and what Prometheus does.
@@ -178,7 +181,38 @@ def test_alerts_have_unique_names_and_say_what_to_do():
     assert len({rule["alert"] for rule in alerts}) == len(alerts)
     for rule in alerts:
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+
+
+@cache
+def anchors(page: str) -> frozenset[str]:
+    """Return the anchors of a page as the documentation site writes them."""
+    text = (ROOT / "docs" / page).with_suffix(".md").read_text()
+    converter = markdown.Markdown(extensions=["toc", "pymdownx.superfences"])
+    return frozenset(re.findall(r'<h\d id="([^"]+)"', converter.convert(text)))
+
+
+def test_every_alert_leads_to_what_the_documentation_says_of_it():
+    for rule in (rule for rule in rules() if "alert" in rule):
+        page, anchor = rule["annotations"]["runbook_url"].removeprefix(RUNBOOKS).split("#")
+        assert page.endswith(".html"), rule["alert"]
+        assert anchor in anchors(page), rule["alert"]
+
+
+def test_hit_rates_are_made_of_what_counts_a_request_once():
+    """vLLM adds to queries and hits at every look-up, so while a request waits, too."""
+    made_of = {node.name for _, expression in expressions() for node in selectors(expression)}
+    assert not made_of & {"vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"}
+    ratios = [
+        expr for name, expr in expressions() if "hit_ratio:" in name or name[:8] == "Hit rate"
+    ]
+    for expression in ratios:
+        if names := {node.name for node in selectors(expression)} & vllm_metrics():
+            assert names == {"vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_total"}
+        for node in selectors(expression):
+            # A decode pod gets its prompts from prefill, and would count them as misses.
+            said = {str(matcher) for matcher in node.matchers.matchers}
+            assert any("decode" in matcher for matcher in said), expression
 
 
 def test_an_alert_names_only_labels_that_its_result_has():
@@ -233,17 +267,17 @@ def test_panels_have_unique_ids_and_titles_and_do_not_overlap():
         taken |= cells
 
 
-def test_the_dashboard_can_be_narrowed_by_namespace_model_engine_and_track():
+def test_the_dashboard_can_be_narrowed_by_every_label_of_a_pod():
     variables = json.loads(dashboard_text())["templating"]["list"]
     names = {variable["name"] for variable in variables}
-    assert names == {"datasource", "namespace", "model_name", "engine", "track"}
+    own = {"namespace", "model_name", "engine", "track", "role", "pod"}
+    assert names == {"datasource", *own}
     for panel in panels():
         for target in panel.get("targets", []):
             assert target["datasource"]["uid"] == "${datasource}"
         for node in (node for expr in queries(panel) for node in selectors(expr)):
-            narrowed = {m.name: m.value for m in node.matchers.matchers}
-            for name in names - {"datasource"}:
-                assert narrowed[name] == f"${name}"
+            narrowed = {(m.name, m.value) for m in node.matchers.matchers}
+            assert {(name, f"${name}") for name in own} <= narrowed
 
 
 def test_panels_name_only_alerts_that_exist():

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.ut.deploy.kustomize import apply_operation, render
-from tests.ut.deploy.manifests import DEPLOY, OVERLAYS
+from tests.ut.deploy.manifests import DEPLOY, OVERLAYS, add_component
 
 FOLDERS = [f"overlays/{name}" for name in OVERLAYS] + ["monitoring"]
 
@@ -49,22 +49,15 @@ def test_our_renderer_agrees_with_kustomize(folder: str):
 
 @pytest.fixture(params=["kv-events", "hugepages"])
 def overlays_with_component(request, tmp_path: Path) -> tuple[str, Path]:
-    """A copy of deploy/ in which every overlay has one optional component more."""
-    copy = tmp_path / "deploy"
-    shutil.copytree(DEPLOY, copy)
-    for overlay in ("single-node", "multi-node-pd"):
-        path = copy / "overlays" / overlay / "kustomization.yaml"
-        spec = yaml.safe_load(path.read_text())
-        spec["components"].append(f"../../components/{request.param}")
-        path.write_text(yaml.safe_dump(spec))
-    return request.param, copy
+    """The overlays with one optional component more."""
+    return request.param, add_component(request.param, tmp_path / "deploy")
 
 
 def test_optional_components_reach_the_engines(overlays_with_component):
-    component, deploy = overlays_with_component
+    component, folder = overlays_with_component
     expected = {"kv-events": "kv-events-config", "hugepages": "hugepages-2Mi"}[component]
     for overlay in OVERLAYS:
-        bodies = render(deploy / "overlays" / overlay)
+        bodies = render(folder / overlay)
         touched = {body["metadata"]["name"] for body in bodies if expected in yaml.safe_dump(body)}
         everyone = {
             "single-node": {"vllm-dsv4"},
@@ -78,10 +71,10 @@ def test_optional_components_reach_the_engines(overlays_with_component):
 
 
 def test_optional_components_render_as_kustomize_renders_them(overlays_with_component):
-    _, deploy = overlays_with_component
+    _, folder = overlays_with_component
     for overlay in OVERLAYS:
-        folder = deploy / "overlays" / overlay
-        assert by_identity(render(folder)) == by_identity(render_with_kustomize(folder))
+        path = folder / overlay
+        assert by_identity(render(path)) == by_identity(render_with_kustomize(path))
 
 
 def test_an_unknown_field_is_refused_instead_of_ignored(tmp_path: Path):

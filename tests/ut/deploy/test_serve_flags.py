@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from vllm.entrypoints.cli import serve
 
 from tests.ut.deploy.manifests import (
     OVERLAYS,
@@ -19,6 +20,7 @@ from tests.ut.deploy.manifests import (
     serve_config,
     workloads,
 )
+from tests.ut.deploy.pods import in_group, make_pod
 
 ALL_ENGINES = [(name, workload) for name in OVERLAYS for workload in engines(name)]
 each_engine = pytest.mark.parametrize(
@@ -26,14 +28,21 @@ each_engine = pytest.mark.parametrize(
 )
 
 
+# A pod is (overlay, workload, its index in its group or None).
+ALL_PODS = [
+    (overlay, workload, index)
+    for overlay, workload in ALL_ENGINES
+    for index in (range(2) if workload.body["kind"] == "LeaderWorkerSet" else [None])
+]
+
+
 @cache
 def vllm_parser() -> argparse.ArgumentParser:
     """Return the parser of the ``vllm`` command with its subcommand ``serve``."""
-    from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser()
-    ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
+    serve.ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
     return parser
 
 
@@ -43,6 +52,36 @@ def parse(overlay: str, workload: Workload, folder: Path) -> argparse.Namespace:
     config.write_text(serve_config(overlay))
     flags = workload.container["args"]
     return vllm_parser().parse_args(["serve", "--config", str(config), *flags])
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ``vllm serve`` goes on to once it has checked its arguments; nothing is loaded."""
+    functions: list[str] = []
+    for name in ("run_server", "run_multi_api_server", "run_headless"):
+        monkeypatch.setattr(serve, name, lambda args, name=name: functions.append(name))
+    monkeypatch.setattr(serve.uvloop, "run", lambda coroutine: None)
+    return functions
+
+
+@pytest.mark.parametrize(
+    ("overlay", "workload", "index"), ALL_PODS, ids=lambda value: getattr(value, "name", str(value))
+)
+def test_vllm_serve_starts_with_what_launch_gives_it(
+    overlay: str, workload: Workload, index: int | None, tmp_path: Path, started: list[str]
+):
+    """The checks of ``vllm serve`` behind its parser hold, too, for every pod of a group."""
+    pod = make_pod(tmp_path)
+    (tmp_path / "etc" / "serve.yaml").write_text(serve_config(overlay))
+    if index is not None:
+        local_ranks = int(environment(overlay, workload)["DATA_PARALLEL_SIZE_LOCAL"])
+        in_group(pod, index, local_ranks=local_ranks)
+    done = pod.launch(*workload.container["args"])
+    assert done.returncode == 0, done.stderr
+    args = vllm_parser().parse_args(pod.flags)
+    serve.ServeSubcommand().validate(args)
+    serve.ServeSubcommand.cmd(args)
+    assert started == ["run_headless" if index else "run_server"]
 
 
 @each_engine
