@@ -68,6 +68,8 @@ def render(patches: Sequence[Patch]) -> str:
         lines += [f"- upstream: {patch.upstream}", f"- guard: {_guard(patch)}"]
         if isinstance(patch, Wrap) and patch.aliases:
             lines.append(f"- also held by: {', '.join(f'`{alias}`' for alias in patch.aliases)}")
+        elif isinstance(patch, Rebind) and patch.keepers:
+            lines.append(f"- kept by: {', '.join(f'`{keeper}`' for keeper in patch.keepers)}")
     return "\n".join(lines) + "\n"
 
 
