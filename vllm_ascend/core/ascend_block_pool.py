@@ -7,7 +7,7 @@ A subclass, built by the coordinator itself: vLLM's own pools stay what they are
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 from vllm.distributed.kv_events import KVCacheEvent
@@ -55,6 +55,8 @@ class AscendBlockPool(BlockPool):
     Attributes:
         granules: The entries of blocks that a hit may end inside.
         given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
+        before_reset: Called before everything is forgotten, to let go of what only waits for steps
+            in flight; ``None`` if there is nothing of the kind.
         event_log: What is told of the cache; ``None`` where KV events are not enabled.
     """
 
@@ -66,6 +68,7 @@ class AscendBlockPool(BlockPool):
         self.free_block_queue: TieredFreeQueue = TieredFreeQueue(self.blocks[1:])
         self.granules = GranuleIndex()
         self.given_up: GivenUpNames | None = None
+        self.before_reset: Callable[[], None] | None = None
         self._ranks = self._no_ranks()
         self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
         # vLLM's own events count copies; the log tells of the first and the last.
@@ -242,6 +245,8 @@ class AscendBlockPool(BlockPool):
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything, if nothing is in use; see vLLM's base class."""
+        if self.before_reset is not None:
+            self.before_reset()
         if not super().reset_prefix_cache():
             return False
         self.granules.clear()

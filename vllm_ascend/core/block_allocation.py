@@ -36,7 +36,8 @@ class AllocatingCoordinator(RequestLookupCoordinator):
         if not self._changes_caching:
             return
         pool = cast(AscendBlockPool, self.block_pool)
-        self._copies = BlockCopies(pool)
+        self._copies = BlockCopies(pool, until_confirmed=self._facts.has_connector)
+        pool.before_reset = self._copies.prepare_reset
         self._retained = [group for group in self._groups if group.is_retained]
         # Groups of other kinds (Mamba, chunked local) know themselves what they need in a step.
         self._foresees = all(g.is_downward_closed or g.is_retained for g in self._groups)
@@ -246,3 +247,8 @@ class AllocatingCoordinator(RequestLookupCoordinator):
         if copies is not None:
             self.stats.copied_blocks += len(copies)
         return copies
+
+    def confirm_block_copies(self, copies: list[KVCacheBlockCopy]) -> None:
+        """The step that was told these copies, as they were returned above, has run."""
+        if self._changes_caching:
+            self._copies.confirm(copies)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool
@@ -17,17 +17,33 @@ class KVCacheBlockCopy(NamedTuple):
     dst_block_id: int
 
 
-class BlockCopies:
-    """Copies from the moment they are decided until their step has been dispatched.
+class _DispatchedStep(NamedTuple):
+    """A step that copies: what it was told, and the sources that it reads, by request."""
 
-    Every source is referenced by its caller when it is queued, and released here: once the step
-    that copies is certain to have been dispatched, or when the request that wanted it goes.
+    copies: list[KVCacheBlockCopy]
+    sources: dict[str, list[KVCacheBlock]]
+
+
+class BlockCopies:
+    """Copies from the moment they are decided until nothing can overtake them.
+
+    Every source is referenced by its caller when it is queued, and released here. Where one stream
+    executes all steps in order, whoever is given the source writes it behind the copy: it is
+    released once the step that copies is certain to have been dispatched, or when the request that
+    wanted it goes. A KV connector writes blocks beside that stream. With one, sources are held
+    until the step's output is back, whatever becomes of the request: its copy may be cached.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, *, until_confirmed: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            until_confirmed: Hold sources until :meth:`confirm` is told of their step.
+        """
         self._pool = pool
+        self._until_confirmed = until_confirmed
         self._queued: defaultdict[str, list[tuple[KVCacheBlock, KVCacheBlock]]] = defaultdict(list)
-        self._dispatched: defaultdict[str, list[KVCacheBlock]] = defaultdict(list)
+        self._dispatched: deque[_DispatchedStep] = deque()
 
     def __len__(self) -> int:
         """Sources that are still referenced."""
@@ -41,29 +57,59 @@ class BlockCopies:
         """Hand the queued copies to the step that has just been scheduled; ``None`` if none."""
         if not self._queued:
             return None
-        copies: list[KVCacheBlockCopy] = []
-        for request_id, pairs in self._queued.items():
-            for source, private in pairs:
-                copies.append(KVCacheBlockCopy(source.block_id, private.block_id))
-                self._dispatched[request_id].append(source)
+        copies = [
+            KVCacheBlockCopy(source.block_id, private.block_id)
+            for pairs in self._queued.values()
+            for source, private in pairs
+        ]
+        sources = {name: [pair[0] for pair in pairs] for name, pairs in self._queued.items()}
+        self._dispatched.append(_DispatchedStep(copies, sources))
         self._queued.clear()
         return copies
 
-    def release_dispatched(self) -> None:
-        """Release the sources of the steps before: the next one is being scheduled."""
-        if self._dispatched:
-            for sources in self._dispatched.values():
-                self._pool.free_blocks(sources)
-            self._dispatched.clear()
+    def new_step_starts(self) -> None:
+        """The steps before have been dispatched: release their sources, if that is enough."""
+        if not self._until_confirmed:
+            self._release_dispatched(len(self._dispatched))
+
+    def confirm(self, copies: list[KVCacheBlockCopy]) -> None:
+        """The step that was told these copies has run, and so have all before it.
+
+        Args:
+            copies: What :meth:`take` returned; the list itself, not an equal one.
+        """
+        for index, step in enumerate(self._dispatched):
+            if step.copies is copies:
+                self._release_dispatched(index + 1)
+                return
 
     def forget(self, request_id: str) -> None:
-        """A request ends or is preempted: drop copies not handed out yet, release its sources."""
-        queued = [source for source, _ in self._queued.pop(request_id, ())]
-        sources = queued + self._dispatched.pop(request_id, [])
+        """A request ends or is preempted: drop its copies that were not handed out yet."""
+        sources = [source for source, _ in self._queued.pop(request_id, ())]
+        if not self._until_confirmed:
+            for step in self._dispatched:
+                sources += step.sources.pop(request_id, [])
         if sources:
             self._pool.free_blocks(sources)
 
+    def prepare_reset(self) -> None:
+        """Release everything if no request holds a block: nobody is left to read the copies."""
+        sources = self.sources()
+        # -1: the null block is always in use.
+        in_use = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
+        is_alone = len({block.block_id for block in sources}) == in_use
+        if is_alone and sum({b.block_id: b.ref_cnt for b in sources}.values()) == len(sources):
+            self._release_dispatched(len(self._dispatched))
+
     def sources(self) -> list[KVCacheBlock]:
-        """Return every block referenced for a copy, once per reference. For checks."""
-        queued = [source for pairs in self._queued.values() for source, _ in pairs]
-        return queued + [block for blocks in self._dispatched.values() for block in blocks]
+        """Return every block referenced for a copy, once per reference."""
+        sources = [source for pairs in self._queued.values() for source, _ in pairs]
+        for step in self._dispatched:
+            for held in step.sources.values():
+                sources += held
+        return sources
+
+    def _release_dispatched(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            for sources in self._dispatched.popleft().sources.values():
+                self._pool.free_blocks(sources)

@@ -17,6 +17,9 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
+NULL_BLOCK_ID = 0
+"""The block that stands where a group has none: the first that a pool takes from its queue."""
+
 
 def prepend_n(self: FreeKVCacheBlockQueue, blocks: list[KVCacheBlock]) -> None:
     """Put free blocks at the front of the queue: ``blocks[0]`` is handed out next.
@@ -44,12 +47,10 @@ def free_blocks(
 
     Args:
         ordered_blocks: Blocks, the one to be reused first at the head.
-        prepend: Put the freed blocks at the front of the queue rather than at its end. Without
-            it, a pool with ``scratch_first`` puts those without a hash at the front all the same:
-            nothing can be lost with them.
+        prepend: Put all freed blocks at the front of the queue. Without it only those without a
+            hash: nothing can be lost with them.
 
-    Source: vLLM 0.23.0 ``BlockPool.free_blocks``; written whole rather than around vLLM's own,
-    because every running request passes here in every step.
+    Source: vLLM 0.23.0 ``BlockPool.free_blocks``.
     """
     blocks = list(ordered_blocks)
     if not blocks:
@@ -59,11 +60,9 @@ def free_blocks(
     freed = [block for block in blocks if block.ref_cnt == 0 and not block.is_null]
     if prepend:
         self.free_block_queue.prepend_n(freed)
-    elif self.scratch_first:
+    else:
         self.free_block_queue.prepend_n([block for block in freed if block.block_hash is None])
         self.free_block_queue.append_n([block for block in freed if block.block_hash is not None])
-    else:
-        self.free_block_queue.append_n(freed)
 
 
 def cache_full_blocks_masked(

@@ -5,12 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from vllm_ascend.core.block_pool import NULL_BLOCK_ID
+
 BlockTables = Sequence[Sequence[int]]
 """A request's block ids, per group."""
 
 
+def lost_blocks(reported_block_ids: Set[int]) -> Set[int]:
+    """Return the reported blocks without the null block.
+
+    Connectors may report a request's whole tables. The null block is in every windowed one of any
+    request, and holds nothing that could be lost.
+    """
+    return reported_block_ids - {NULL_BLOCK_ID}
+
+
 def is_affected(tables: BlockTables, invalid_block_ids: Set[int]) -> bool:
-    """Whether a request holds any of the blocks."""
+    """Whether a request holds any of the blocks; the null block must not be among them."""
     return any(not invalid_block_ids.isdisjoint(table) for table in tables)
 
 
@@ -22,10 +33,7 @@ def blocks_to_evict(
     Args:
         tables: The request's, per group.
         block_tokens: Tokens per block of every group.
-        invalid_block_ids: Blocks that were not loaded.
-
-    Returns:
-        Block ids; the null block may be among them.
+        invalid_block_ids: Blocks that were not loaded, without the null block.
     """
     first_tokens = [
         ordinal * tokens
@@ -40,4 +48,5 @@ def blocks_to_evict(
         block_id
         for table, tokens in zip(tables, block_tokens, strict=True)
         for block_id in table[start // tokens :]
+        if block_id != NULL_BLOCK_ID
     }

@@ -162,6 +162,11 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         self._probe = self._pick_probe()
         self._describe_events()
 
+    @property
+    def changes_caching(self) -> bool:
+        """Whether any switch is in force that changes what is cached."""
+        return self._changes_caching
+
     def _describe_events(self) -> None:
         """Tell those who follow the cache's events what a hit takes."""
         if self._event_log is None:

@@ -155,7 +155,7 @@ class AscendHybridKVCacheCoordinator(AllocatingCoordinator):
         super().new_step_starts()
         if not self._changes_caching:
             return
-        self._copies.release_dispatched()
+        self._copies.new_step_starts()
         self._sparse_state.release_spares()
         self._unwritten_granules.enter_all()
         self._entered_this_step.clear()

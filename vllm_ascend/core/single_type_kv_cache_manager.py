@@ -202,12 +202,12 @@ def get_manager_for_kv_cache_spec(
 # Methods for vLLM's own managers (see patch/platform/patch_single_type_kv_cache_manager.py).
 
 
-def cache_blocks(
+def cache_reachable_blocks(
     self: SingleTypeKVCacheManager,
     request: Request,
     num_tokens: int,
-    retention_interval: int | None = None,
-    alignment_tokens: int | None = None,
+    retention_interval: int | None,
+    alignment_tokens: int,
 ) -> None:
     """Enter the blocks that ``num_tokens`` tokens fill and that can serve a hit.
 
@@ -216,26 +216,23 @@ def cache_blocks(
         num_tokens: Tokens computed or scheduled, those already cached included.
         retention_interval: ``None`` for every boundary, 0 for the replay boundary only, N for
             every N tokens as well.
-        alignment_tokens: Hits are multiples of this. ``None``: enter every block, as stock vLLM.
+        alignment_tokens: Hits are multiples of this.
 
-    Source: vLLM 0.23.0 ``SingleTypeKVCacheManager.cache_blocks``; written whole rather than around
-    vLLM's own, because every running request passes here in every step.
+    Source: vLLM 0.23.0 ``SingleTypeKVCacheManager.cache_blocks``.
     """
     num_cached_blocks = self.num_cached_block.get(request.request_id, 0)
     num_full_blocks = num_tokens // self.block_size
     if num_cached_blocks >= num_full_blocks:
         return
-    block_mask = None
-    if alignment_tokens is not None:
-        block_mask = self.reachable_block_mask(
-            start_block=num_cached_blocks,
-            end_block=num_full_blocks,
-            alignment_tokens=alignment_tokens,
-            kv_cache_spec=self.kv_cache_spec,
-            use_eagle=False,
-            retention_interval=retention_interval,
-            num_prompt_tokens=request.num_prompt_tokens,
-        )
+    block_mask = self.reachable_block_mask(
+        start_block=num_cached_blocks,
+        end_block=num_full_blocks,
+        alignment_tokens=alignment_tokens,
+        kv_cache_spec=self.kv_cache_spec,
+        use_eagle=False,
+        retention_interval=retention_interval,
+        num_prompt_tokens=request.num_prompt_tokens,
+    )
     _enter_blocks(self, request, num_cached_blocks, num_full_blocks, self.block_size, block_mask)
 
 
@@ -294,7 +291,7 @@ def sliding_window_reachable_block_mask(
         alignment_tokens: Boundaries are multiples of this; ``None`` masks nothing.
         kv_cache_spec: The group's spec.
         use_eagle: Boundaries are found by one block more than the window (vLLM's EAGLE rule).
-        retention_interval: See ``cache_blocks``.
+        retention_interval: See ``cache_reachable_blocks``.
         num_prompt_tokens: Length of the prompt, for the replay boundary.
 
     Source: vLLM 0.23.0 ``SlidingWindowManager.reachable_block_mask``.

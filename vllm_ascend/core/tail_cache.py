@@ -28,6 +28,10 @@ from vllm_ascend.core.retention import (
     replay_boundary,
 )
 
+# Of how many tails, beside those that were singled out, a request remembers that it keeps them: a
+# prompt of a million tokens at the default interval has 32.
+MOST_REMEMBERED = 64
+
 
 class Entered(NamedTuple):
     """Blocks of a request that are in the index now, by ordinal."""
@@ -129,12 +133,28 @@ class TailCache:
         kept, rolling = self._held(record, kept), self._held(record, rolling)
         entered += self._enter(record, rolling, Rank.ROLLING)
         entered += self._enter(record, kept, record.rank)
-        record.kept += [self._tail(record, boundary) for boundary in kept]
         if kept:
             self._count(record, kept)
+            self._remember(record, kept)
         rolled = [self._tail(record, boundary) for boundary in rolling]
         self._roll(record, rolled, finish_boundary(end, self._alignment, self._lookahead))
         return entered
+
+    def _remember(self, record: RequestRecord, kept: Sequence[int]) -> None:
+        """Remember the tails of boundaries just entered, to be refreshed when the request ends.
+
+        Without an interval every boundary is kept, thousands in a long prompt. Then those at every
+        second one are remembered, at every fourth, and so on; the others stay cached as they are.
+        """
+        record.kept += [self._tail(record, boundary) for boundary in kept]
+        if len(record.kept) <= 2 * MOST_REMEMBERED:
+            return
+        always = {*self._replay(record), record.junction, record.hit, kept[-1]}
+        spacing, remembered = self._alignment, record.kept
+        while len(remembered) > MOST_REMEMBERED + len(always):
+            spacing *= 2
+            remembered = [t for t in remembered if t.boundary in always or not t.boundary % spacing]
+        record.kept = remembered
 
     def _pin_window_left(self, record: RequestRecord, start: int, end: int) -> None:
         """Pin the deepest tail that a request has, if it now leaves it by a whole chunk.

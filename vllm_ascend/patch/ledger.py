@@ -77,10 +77,12 @@ def render(patches: Sequence[Patch]) -> str:
 
 
 def _holders(patch: Patch) -> str:
-    """Return who else binds the name and is changed with it."""
-    if not isinstance(patch, Wrap) or not patch.aliases:
-        return ""
-    return f"<br>also in {', '.join(f'`{alias}`' for alias in patch.aliases)}"
+    """Return who else binds the name: changed with it, or left alone on purpose."""
+    if isinstance(patch, Wrap) and patch.aliases:
+        return f"<br>also in {', '.join(f'`{alias}`' for alias in patch.aliases)}"
+    if isinstance(patch, Rebind) and patch.keepers:
+        return f"<br>kept by {', '.join(f'`{keeper}`' for keeper in patch.keepers)}"
+    return ""
 
 
 def _kind(patch: Patch) -> str:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
@@ -95,6 +95,9 @@ def plan_supported(table: Sequence[Patch], holder_prefix: str) -> tuple[list[Cha
             alias_changes, complaints = _plan_aliases(patch, change, holder_prefix)
             changes.extend(alias_changes)
             problems.extend(complaints)
+        elif isinstance(patch, Rebind):
+            known = {*patch.keepers, *(other.target for other in table)}
+            problems.extend(_undeclared(patch, change, known, holder_prefix, "keeper"))
         elif isinstance(patch, AddField):
             declaration, complaints = _plan_field(patch, change)
             changes.extend(declaration)
@@ -210,7 +213,6 @@ def _plan_aliases(
     """
     changes: list[Change] = []
     problems: list[str] = []
-    declared = set(patch.aliases)
     for alias in patch.aliases:
         module_name, _, name = alias.partition(":")
         module = sys.modules.get(module_name)
@@ -220,12 +222,20 @@ def _plan_aliases(
             changes.append(Change(module, name, change.old, change.new))
         else:
             problems.append(f"{alias} does not hold {patch.target}")
-    problems.extend(
-        f"{holder} holds {patch.target} and is not declared as its alias"
-        for holder in _holders(change.old, holder_prefix)
-        if holder != patch.target and holder not in declared
-    )
+    known = {*patch.aliases, patch.target}
+    problems.extend(_undeclared(patch, change, known, holder_prefix, "alias"))
     return changes, problems
+
+
+def _undeclared(
+    patch: Patch, change: Change, known: Collection[str], holder_prefix: str, role: str
+) -> list[str]:
+    """Name who holds the original and is not known to: it would go on with the wrong one."""
+    return [
+        f"{holder} holds {patch.target} and is not declared as its {role}"
+        for holder in _holders(change.old, holder_prefix)
+        if holder not in known
+    ]
 
 
 def _holders(value: Any, prefix: str) -> Iterator[str]:

@@ -92,7 +92,14 @@ class Wrap(Override):
 
 @dataclass(frozen=True, kw_only=True)
 class Rebind(Override):
-    """A class or function replaced at one name; other holders of the original keep it."""
+    """A class or function replaced at one name.
+
+    Attributes:
+        keepers: Other module globals that hold the original and are known to work with it, as
+            ``"module:name"``. Whoever else holds it would be passed over unnoticed: refused.
+    """
+
+    keepers: tuple[str, ...]
 
 
 def source_digest(function: Any) -> str:

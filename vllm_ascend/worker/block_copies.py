@@ -13,8 +13,7 @@ from typing import TypeAlias
 import torch
 
 from vllm_ascend.core.block_copies import KVCacheBlockCopy
-
-NULL_BLOCK_ID = 0
+from vllm_ascend.core.block_pool import NULL_BLOCK_ID
 
 
 class BlockCopyError(RuntimeError):

@@ -7,7 +7,7 @@ What the connector loads is written into the shadow memory, and checked there li
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
@@ -35,6 +35,7 @@ class ConnectedWorker(ShadowWorker):
     def __init__(self, scheduler: Any, options: OracleOptions | None) -> None:
         super().__init__(scheduler, options)
         self.connector: Any = None
+        self.sources_in_flight: Callable[[], set[int]] = set
         self._loaded: dict[str, dict[int, Life]] = {}
         self._loading: set[str] = set()
 
@@ -48,9 +49,13 @@ class ConnectedWorker(ShadowWorker):
     ) -> None:
         """A connector is about to write a request's blocks: from now on they are its own.
 
+        It writes beside the steps, so a step that is not confirmed must not copy from them.
+
         Args:
             runs_now: The request runs in this step, and loads for it.
         """
+        overtaken = self.sources_in_flight().intersection(block_ids)
+        assert not overtaken, f"{request_id} is loaded into copy sources {sorted(overtaken)}"
         loaded = self._loaded.setdefault(request_id, {})
         for block_id in block_ids:
             life = self._requests[request_id].life if runs_now else Life(request_id)
@@ -144,6 +149,11 @@ class ConnectedEngine(Engine):
             super().__init__(layout, options, oracle)
         self.worker.connector = self.make_worker_connector()
         self.worker.connector.worker = self.worker
+        self.worker.sources_in_flight = lambda: {
+            copy.src_block_id
+            for output, _ in self._in_flight
+            for copy in output.kv_cache_block_copies or ()
+        }
         self.handed_over: dict[str, dict[str, Any]] = {}
         finished = self.scheduler._connector_finished
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from vllm.v1.outputs import KVConnectorOutput
@@ -11,24 +12,41 @@ from vllm.v1.request import RequestStatus
 
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.engine import Engine
+from vllm_ascend.core.failed_loads import BlockTables
+from vllm_ascend.oracle.guard import NULL_BLOCK_ID
 
 _CASES = {case.name: case for case in CASES}
 _MODES = {mode.name: mode for mode in MODES}
 _SWITCHES = {switches.name: switches for switches in SWITCHES}
 
 
-def build(mode: str, switch) -> Engine:
+def build(mode: str, switch, shared_tokens: int = 100) -> Engine:
     cell = Configuration(_CASES["dsv4-rows"], _MODES[mode], _SWITCHES["best"])
     switch(cell.environment)
     engine = Engine(cell.layout, cell.options(4.0), cell.oracle(0))
     rng = random.Random(0)
-    prefix = [rng.randrange(50) for _ in range(100)]
+    prefix = [rng.randrange(50) for _ in range(shared_tokens)]
     for name in ("a", "b", "c"):
-        engine.add(name, [*prefix, *(rng.randrange(50) for _ in range(40))], 6)
+        own = [rng.randrange(50) for _ in range(140 - shared_tokens)]
+        engine.add(name, [*prefix, *own], 6)
     return engine
 
 
-def report_invalid(engine: Engine, name: str, turn: int) -> list[set[int]]:
+def last_blocks(tables: BlockTables) -> set[int]:
+    return {table[-1] for table in tables if table and table[-1]}
+
+
+def whole_tables(tables: BlockTables) -> set[int]:
+    """vllm-ascend's layerwise Mooncake connector reports these, null blocks and all."""
+    return {block_id for table in tables for block_id in table}
+
+
+def report_invalid(
+    engine: Engine,
+    name: str,
+    turn: int,
+    choose: Callable[[BlockTables], set[int]] = last_blocks,
+) -> list[set[int]]:
     """Let the worker report some of a request's blocks after a turn; return what it reports."""
     reported: list[set[int]] = []
     execute = engine.worker.execute
@@ -37,8 +55,7 @@ def report_invalid(engine: Engine, name: str, turn: int) -> list[set[int]]:
     def report(output):
         result = execute(output)
         if next(turns) == turn:
-            tables = engine.manager.get_block_ids(name)
-            blocks = {table[-1] for table in tables if table and table[-1]}
+            blocks = choose(engine.manager.get_block_ids(name))
             reported.append(blocks)
             if not engine._is_async:  # there the next step has been dispatched with it
                 forget_sampled(engine, name, result)
@@ -89,4 +106,20 @@ def test_the_policy_fail_names_the_requests(switch):
     engine.run()
     assert engine.requests["a"].status == RequestStatus.FINISHED_ERROR
     assert engine.outputs["b"] and engine.outputs["c"]
+    engine.drain()
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_the_null_block_in_a_reported_table_is_nobodys(switch, policy):
+    engine = build("plain", switch, shared_tokens=0)
+    engine.scheduler.recompute_kv_load_failures = policy == "recompute"
+    reported = report_invalid(engine, "a", turn=4, choose=whole_tables)
+    engine.run()
+    assert NULL_BLOCK_ID in reported[0], "no window has left anything behind yet"
+    failed = RequestStatus.FINISHED_ERROR
+    expected = RequestStatus.FINISHED_LENGTH_CAPPED if policy == "recompute" else failed
+    assert engine.requests["a"].status == expected
+    for name in ("b", "c"):
+        assert engine.requests[name].status == RequestStatus.FINISHED_LENGTH_CAPPED
+        assert engine.requests[name].num_preemptions == 0, f"{name} holds none of the blocks"
     engine.drain()

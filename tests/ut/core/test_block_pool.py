@@ -16,6 +16,8 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.request import Request
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.e2e.core import layouts
+from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
 BLOCK_TOKENS = 4
 
@@ -109,6 +111,16 @@ def test_a_new_pool_follows_the_configuration(monkeypatch):
     assert make_pool().scratch_first is False
     monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0")
     assert make_pool().scratch_first is True
+
+
+@pytest.mark.parametrize("enable_caching", [True, False])
+def test_a_model_of_full_attention_alone_keeps_the_stock_order(monkeypatch, enable_caching):
+    monkeypatch.setenv("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "best")
+    options = SchedulerOptions(num_blocks=8, max_model_len=16, enable_prefix_caching=enable_caching)
+    pool = build_scheduler(layouts.full_only(), options).kv_cache_manager.block_pool
+    assert type(pool) is BlockPool
+    pool.free_blocks(reversed(pool.get_new_blocks(3)))
+    assert queue_ids(pool.free_block_queue) == [4, 5, 6, 7, 3, 2, 1]
 
 
 def test_mask_caches_only_what_it_allows():

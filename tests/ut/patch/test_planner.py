@@ -12,7 +12,7 @@ import pytest
 
 from vllm_ascend.patch.installer import Plan, install, plan
 from vllm_ascend.patch.planner import is_present
-from vllm_ascend.patch.table import Add, AddField, Patch, PatchError, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, PatchError, Rebind, Wrap
 
 CORE = (
     "def free(blocks):\n    return blocks\n\n\nclass Pool:\n    def size(self):\n        return 1\n"
@@ -91,6 +91,34 @@ def test_a_global_that_holds_a_method_is_a_holder_too(fake):
 
     with pytest.raises(PatchError, match=r"fakeplan\.user:size_of holds fakeplan\.core:Pool\.size"):
         do_plan(wrap_size())
+
+
+def rebind(target: str, keepers: tuple[str, ...] = ()) -> Rebind:
+    return Rebind(
+        target=target,
+        replacement=lambda blocks: "ours",
+        upstream_sha256=FREE,
+        keepers=keepers,
+        **COMMON,
+    )
+
+
+def test_whoever_else_holds_what_is_replaced_must_be_known_to(fake):
+    import fakeplan.user
+
+    with pytest.raises(PatchError, match=r"fakeplan\.user:free holds fakeplan\.core:free and is "):
+        do_plan(rebind("fakeplan.core:free"))
+    known = (rebind("fakeplan.core:free", ("fakeplan.user:free", "fakeplan.later:free")),)
+    installation = install(known, vllm_version="0.20.2", holder_prefix="fakeplan")
+    assert sys.modules["fakeplan.core"].free([]) == "ours"
+    assert fakeplan.user.free([]) == []
+    installation.undo()
+
+
+def test_a_holder_that_is_replaced_as_well_needs_no_declaration(fake):
+    import fakeplan.user  # noqa: F401
+
+    assert len(do_plan(rebind("fakeplan.core:free"), rebind("fakeplan.user:free")).changes) == 2
 
 
 class Proxy:

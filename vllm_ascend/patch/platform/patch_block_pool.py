@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -25,8 +25,20 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
-def replace_free_blocks(original: Callable) -> Callable:
-    return block_pool.free_blocks
+def wrap_free_blocks(original: Callable) -> Callable:
+    def free_blocks(
+        self: BlockPool, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False
+    ) -> None:
+        """Drop one reference of every block; see :func:`~vllm_ascend.core.block_pool.free_blocks`.
+
+        In a stock pool, and unless the front is asked for, that is vLLM's own.
+        """
+        if prepend or self.scratch_first:
+            block_pool.free_blocks(self, ordered_blocks, prepend)
+        else:
+            original(self, ordered_blocks)
+
+    return free_blocks
 
 
 def wrap_cache_full_blocks(original: Callable) -> Callable:
@@ -71,12 +83,13 @@ PATCHES: tuple[Patch, ...] = (
         upstream_sha256="14448f29d974b6ac",
         aliases=(),
         **RETENTION,
-        why="A pool built without a coordinator follows the configuration, too.",
+        why="A pool built without a coordinator follows the configuration, too. That of a "
+        "coordinator of vLLM's is made stock again by whoever chose that one.",
         skip_if_present=f"{_CLASS}.free_blocks(prepend)",
     ),
     Wrap(
         target=f"{_CLASS}.free_blocks",
-        replacement=replace_free_blocks,
+        replacement=wrap_free_blocks,
         upstream_sha256="725bca2874bfa3e2",
         aliases=(),
         **RETENTION,

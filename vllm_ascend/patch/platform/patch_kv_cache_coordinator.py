@@ -13,7 +13,7 @@ from vllm.v1.core.kv_cache_coordinator import (
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from vllm_ascend.core import startup_report
+from vllm_ascend.core import salted_hashes, startup_report
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.kv_cache_groups import has_row_layout
 from vllm_ascend.core.specs import group_specs, is_windowed
@@ -93,8 +93,14 @@ def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
             or (config.apply_dsv4_patch and len(specs) > 1)
             or has_row_layout(specs)
         ):
-            return get_kv_cache_coordinator(kv_cache_config, *args, **kwargs)
-        return original(kv_cache_config, *args, **kwargs)
+            coordinator = get_kv_cache_coordinator(kv_cache_config, *args, **kwargs)
+        else:
+            coordinator = original(kv_cache_config, *args, **kwargs)
+        is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)
+        if not is_ours:  # what means nothing to a model must not change the order of its blocks
+            coordinator.block_pool.scratch_first = False
+        salted_hashes.tell_apart_from_now_on(is_ours and coordinator.changes_caching)
+        return coordinator
 
     return choose_kv_cache_coordinator
 

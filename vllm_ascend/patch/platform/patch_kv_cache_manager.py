@@ -42,7 +42,8 @@ def wrap_get_computed_blocks(original: Callable) -> Callable:
 def take_kv_cache_block_copies(self: KVCacheManager) -> list[KVCacheBlockCopy] | None:
     """Return the copies that the step just scheduled must make first; ``None`` if none.
 
-    Each is returned once. Their sources stay referenced until the next step is scheduled.
+    Each is returned once. Their sources stay referenced until the next step is scheduled; with a
+    KV connector until the step's output is back.
     """
     coordinator = self.coordinator
     if isinstance(coordinator, AscendHybridKVCacheCoordinator):

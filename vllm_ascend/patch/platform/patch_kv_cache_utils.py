@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -19,30 +19,33 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups
+from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups, salted_hashes
 from vllm_ascend.core.specs import group_specs, is_windowed
 from vllm_ascend.patch.features import ISOLATION, RETENTION, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, Rebind, Wrap
+from vllm_ascend.patch.table import Add, Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config
 
 _MODULE = "vllm.v1.core.kv_cache_utils"
 
 
-def extra_keys_of_tenants(
-    request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
-) -> tuple[tuple[Any, ...] | None, int]:
-    """Return vLLM's extra keys, with the adapter's place left empty where only a salt is given.
+def wrap_get_request_block_hasher(original: Callable) -> Callable:
+    def get_request_block_hasher(
+        block_size: int, caching_hash_fn: Callable[[Any], bytes]
+    ) -> Callable[[Request], list[BlockHash]]:
+        return salted_hashes.hasher_in_force(original(block_size, caching_hash_fn))
 
-    vLLM writes both as bare strings: a salt that is spelled like an adapter's name names the
-    adapter's first block.
-    """
-    keys = generate_block_hash_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
-    # Most blocks are not a prompt's first: this is called for each.
-    if start_token_idx or not request.cache_salt or request.lora_request:
-        return keys
-    extra_keys, mm_idx = keys
-    assert extra_keys is not None, "the salt is one of them"
-    return ((None, *extra_keys) if load_config().changes_caching else extra_keys), mm_idx
+    return get_request_block_hasher
+
+
+def wrap_generate_block_hash_extra_keys(original: Callable) -> Callable:
+    def generate_block_hash_extra_keys(
+        request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+    ) -> tuple[tuple[Any, ...] | None, int]:
+        """Return vLLM's extra keys, with the adapter's place in front where a salt is hashed."""
+        keys, mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
+        return salted_hashes.with_adapters_place(keys, start_token_idx), mm_idx
+
+    return generate_block_hash_extra_keys
 
 
 def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
@@ -148,13 +151,23 @@ PATCHES: tuple[Patch, ...] = (
         why="Blocks that hold nothing reusable must be handed out before cached ones.",
         skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
     ),
-    Rebind(
-        target=f"{_MODULE}:generate_block_hash_extra_keys",
-        replacement=extra_keys_of_tenants,
-        upstream_sha256="e09249e0ccb5e5d8",
+    Wrap(
+        target=f"{_MODULE}:get_request_block_hasher",
+        replacement=wrap_get_request_block_hasher,
+        upstream_sha256="b0287304e716cfd9",
+        aliases=("vllm.v1.engine.core:get_request_block_hasher",),
         **ISOLATION,
         why="A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's "
-        "first block. Only hashing asks here; KV events go on telling vLLM's keys.",
+        "first block. The hasher is made behind the scheduler, which says whether that matters.",
+    ),
+    Wrap(
+        target=f"{_MODULE}:generate_block_hash_extra_keys",
+        replacement=wrap_generate_block_hash_extra_keys,
+        upstream_sha256="e09249e0ccb5e5d8",
+        aliases=("vllm.v1.core.block_pool:generate_block_hash_extra_keys",),
+        **ISOLATION,
+        why="Where that hasher is at work, the adapter's place is left empty beside a salt. All "
+        "others, KV events among them, go on getting vLLM's keys.",
     ),
     _row_layout_patch(
         "resolve_kv_cache_block_sizes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVEventBatch
@@ -13,11 +13,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.connector_rules import ConnectorQuery, knows_granules
-from vllm_ascend.core.failed_loads import blocks_to_evict, is_affected
+from vllm_ascend.core.failed_loads import blocks_to_evict, is_affected, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.scheduler_facts import coordinators_told
 from vllm_ascend.core.specs import group_specs, is_windowed, tokens_per_block
@@ -29,6 +31,7 @@ from vllm_ascend.patch.features import (
     UNWRITTEN,
 )
 from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -43,8 +46,16 @@ def _facts_of(vllm_config: VllmConfig) -> dict[str, int | bool]:
             num_drafts if vllm_config.scheduler_config.async_scheduling else 0
         ),
         "has_connector": vllm_config.kv_transfer_config is not None,
-        "connector_knows_granules": knows_granules(vllm_config.kv_transfer_config),
+        # Asked only where it matters: the answer may have to import the connector.
+        "connector_knows_granules": (
+            load_config().changes_caching and knows_granules(vllm_config.kv_transfer_config)
+        ),
     }
+
+
+def _is_ours(scheduler: Scheduler) -> bool:
+    """Whether the project's coordinator is in force; all else is left as vLLM has it."""
+    return isinstance(scheduler.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator)
 
 
 def wrap_init(original: Callable) -> Callable:
@@ -56,10 +67,9 @@ def wrap_init(original: Callable) -> Callable:
             block_size=arguments["block_size"], **_facts_of(arguments["vllm_config"])
         ):
             original(self, *args, **kwargs)
-        coordinator = self.kv_cache_manager.coordinator
-        if self.connector is not None and isinstance(coordinator, AscendHybridKVCacheCoordinator):
+        if self.connector is not None and _is_ours(self):
             query = ConnectorQuery(self.connector.get_num_new_matched_tokens)
-            coordinator.ask_connector(query)
+            self.kv_cache_manager.coordinator.ask_connector(query)
             self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
 
     return __init__
@@ -77,19 +87,20 @@ def wrap_handle_invalid_blocks(original: Callable) -> Callable:
         at: those behind it are gone. So the request starts anew, with whatever it hits.
         """
         specs = group_specs(self.kv_cache_config)
-        is_ours = isinstance(self.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator)
-        if len(specs) == 1 and not (is_ours and is_windowed(specs[0])):
+        is_stock = len(specs) == 1 and not is_windowed(specs[0])
+        if is_stock or not _is_ours(self):
             return original(self, invalid_block_ids, num_scheduled_tokens or {})
+        lost = lost_blocks(invalid_block_ids)
 
         def affected(requests: list[Request]) -> list[Request]:
             tables = self.kv_cache_manager.get_block_ids
-            return [r for r in requests if is_affected(tables(r.request_id), invalid_block_ids)]
+            return [r for r in requests if is_affected(tables(r.request_id), lost)]
 
         loading = affected(
             [r for r in self.skipped_waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
         )
         running = affected(self.running)
-        _evict_behind(self, running, invalid_block_ids)
+        _evict_behind(self, running, lost)
         if not self.recompute_kv_load_failures:
             return {request.request_id for request in (*loading, *running)}
         for request in loading:
@@ -102,15 +113,13 @@ def wrap_handle_invalid_blocks(original: Callable) -> Callable:
     return _handle_invalid_blocks
 
 
-def _evict_behind(
-    scheduler: Scheduler, requests: list[Request], invalid_block_ids: set[int]
-) -> None:
+def _evict_behind(scheduler: Scheduler, requests: list[Request], lost: Set[int]) -> None:
     """Nothing that was computed behind an invalid block may be hit."""
     manager = scheduler.kv_cache_manager
     block_tokens = [tokens_per_block(spec) for spec in group_specs(scheduler.kv_cache_config)]
     for request in requests:
         tables = manager.get_block_ids(request.request_id)
-        manager.evict_blocks(blocks_to_evict(tables, block_tokens, invalid_block_ids))
+        manager.evict_blocks(blocks_to_evict(tables, block_tokens, lost))
 
 
 def _restart(scheduler: Scheduler, request: Request) -> None:
@@ -132,7 +141,12 @@ def wrap_select_waiting_queue(original: Callable) -> Callable:
         They hold memory that a request in front of them may be waiting for, for ever.
         """
         queue = self.skipped_waiting
-        if self.running or not queue or self.policy is not SchedulingPolicy.FCFS:
+        if (
+            self.running
+            or not queue
+            or self.policy is not SchedulingPolicy.FCFS
+            or not _is_ours(self)
+        ):
             return original(self)
         head = queue.peek_request()
         if head.num_computed_tokens == 0:
@@ -152,9 +166,8 @@ def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
 
 def wrap_preempt_request(original: Callable) -> Callable:
     def _preempt_request(self: Scheduler, request: Request, timestamp: float) -> None:
-        coordinator = self.kv_cache_manager.coordinator
-        if isinstance(coordinator, AscendHybridKVCacheCoordinator):
-            coordinator.withdraw_unwritten(request.request_id)
+        if _is_ours(self):
+            self.kv_cache_manager.coordinator.withdraw_unwritten(request.request_id)
         original(self, request, timestamp)
 
     return _preempt_request
@@ -168,6 +181,18 @@ def wrap_update_after_schedule(original: Callable) -> Callable:
         original(self, scheduler_output)
 
     return _update_after_schedule
+
+
+def wrap_update_from_output(original: Callable) -> Callable:
+    def update_from_output(
+        self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        copies = scheduler_output.kv_cache_block_copies
+        if copies and _is_ours(self):
+            self.kv_cache_manager.coordinator.confirm_block_copies(copies)
+        return original(self, scheduler_output, model_runner_output)
+
+    return update_from_output
 
 
 def wrap_reset_prefix_cache(original: Callable) -> Callable:
@@ -246,5 +271,14 @@ PATCHES: tuple[Patch, ...] = (
         **PARTIAL_HITS,
         why="The one call that every scheduler makes on the output it has built.",
         skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
+    ),
+    Wrap(
+        target=f"{_SCHEDULER}.update_from_output",
+        replacement=wrap_update_from_output,
+        upstream_sha256="7d43ee5ee3f6ca2a",
+        aliases=(),
+        **CONNECTORS,
+        why="A KV connector writes beside the steps: what a step copies from must not be given "
+        "away before the step has run.",
     ),
 )

@@ -24,8 +24,26 @@ _BASE = f"{_MODULE}:SingleTypeKVCacheManager"
 _WINDOW = f"{_MODULE}:SlidingWindowManager"
 
 
-def replace_cache_blocks(original: Callable) -> Callable:
-    return managers.cache_blocks
+def wrap_cache_blocks(original: Callable) -> Callable:
+    def cache_blocks(
+        self: SingleTypeKVCacheManager,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        alignment_tokens: int | None = None,
+    ) -> None:
+        """Enter what ``num_tokens`` tokens fill; with an alignment, only what can serve a hit.
+
+        See :func:`~vllm_ascend.core.single_type_kv_cache_manager.cache_reachable_blocks`.
+        """
+        if alignment_tokens is None:
+            original(self, request, num_tokens)
+        else:
+            managers.cache_reachable_blocks(
+                self, request, num_tokens, retention_interval, alignment_tokens
+            )
+
+    return cache_blocks
 
 
 def wrap_mamba_cache_blocks(original: Callable) -> Callable:
@@ -91,7 +109,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Wrap(
         target=f"{_BASE}.cache_blocks",
-        replacement=replace_cache_blocks,
+        replacement=wrap_cache_blocks,
         upstream_sha256="56f454398def9d3e",
         aliases=(),
         **RETENTION,

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.patch.features import CHECKOUT_CACHE
+from vllm_ascend.patch.platform.patch_scheduler import wrap_update_from_output
 from vllm_ascend.patch.table import Patch, Wrap
 
 
@@ -33,5 +34,13 @@ PATCHES: tuple[Patch, ...] = (
         **CHECKOUT_CACHE,
         why="On a decode node it frees a running request itself instead of preempting it: what "
         "the request entered in this step is never written.",
+    ),
+    Wrap(
+        target="vllm_ascend.core.recompute_scheduler:RecomputeScheduler.update_from_output",
+        replacement=wrap_update_from_output,
+        upstream_sha256="98d47ec1fd7bb5b3",
+        aliases=(),
+        **CHECKOUT_CACHE,
+        why="It overrides vLLM's, which is told here that a step has run.",
     ),
 )

@@ -14,11 +14,28 @@ _MLA_DIGEST = "9f27c636faca79dd"
 _WINDOW_DIGEST = "7feb3df068e09b2f"
 
 
-def _rebind(target: str, spec: type, upstream_sha256: str) -> Rebind:
+# They ask what a spec is, which a subclass answers as well, or make those of other models.
+_KEEPERS_OF_BOTH = (
+    "vllm.v1.core.kv_cache_utils",
+    "vllm.v1.core.single_type_kv_cache_manager",
+    "vllm.v1.attention.backends.mla.sparse_swa",
+    "vllm.model_executor.layers.deepseek_compressor",
+)
+_KEEPERS_OF_MLA = (
+    "vllm.v1.attention.backends.mla.indexer",
+    "vllm.model_executor.layers.deepseek_v4_attention",
+    "vllm.model_executor.models.deepseek_v2",
+    "vllm.model_executor.models.extract_hidden_states",
+)
+
+
+def _rebind(target: str, spec: type, upstream_sha256: str, keepers: tuple[str, ...] = ()) -> Rebind:
+    name = target.partition(":")[2]
     return Rebind(
         target=target,
         replacement=spec,
         upstream_sha256=upstream_sha256,
+        keepers=tuple(f"{module}:{name}" for module in (*_KEEPERS_OF_BOTH, *keepers)),
         **CHECKOUT_SPECS,
         why="vllm-ascend's runner and schedulers take the class by vLLM's name, and pass and read "
         "what only Ascend's has.",
@@ -26,7 +43,12 @@ def _rebind(target: str, spec: type, upstream_sha256: str) -> Rebind:
 
 
 PATCHES: tuple[Patch, ...] = (
-    _rebind("vllm.v1.kv_cache_interface:MLAAttentionSpec", AscendMLAAttentionSpec, _MLA_DIGEST),
+    _rebind(
+        "vllm.v1.kv_cache_interface:MLAAttentionSpec",
+        AscendMLAAttentionSpec,
+        _MLA_DIGEST,
+        _KEEPERS_OF_MLA,
+    ),
     _rebind(
         "vllm.v1.kv_cache_interface:SlidingWindowMLASpec",
         AscendSlidingWindowMLASpec,
@@ -36,5 +58,6 @@ PATCHES: tuple[Patch, ...] = (
         "vllm.model_executor.layers.attention.mla_attention:MLAAttentionSpec",
         AscendMLAAttentionSpec,
         _MLA_DIGEST,
+        _KEEPERS_OF_MLA,
     ),
 )

@@ -171,11 +171,14 @@ class AscendDeepseekV4SWACache(DeepseekV4SWACache):
         return _dsa_backend()
 
 
-def _cache_layer(target: str, layer: type, upstream_sha256: str) -> Rebind:
+def _cache_layer(
+    target: str, layer: type, upstream_sha256: str, keepers: tuple[str, ...] = ()
+) -> Rebind:
     return Rebind(
         target=target,
         replacement=layer,
         upstream_sha256=upstream_sha256,
+        keepers=keepers,
         **CHECKOUT_BLOCK_SIZE,
         why="The NPU stores rows in its own way, in blocks of the configured size.",
     )
@@ -196,6 +199,8 @@ PATCHES: tuple[Patch, ...] = (
         "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache",
         AscendDeepseekV4SWACache,
         "f22a62f8b5ab6d15",
+        # vLLM's own attention layer, which the NPU's model does without.
+        keepers=("vllm.model_executor.layers.deepseek_v4_attention:DeepseekV4SWACache",),
     ),
 )
 

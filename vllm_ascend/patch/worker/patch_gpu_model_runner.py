@@ -13,6 +13,7 @@ from vllm_ascend.core.kv_cache_groups import has_row_layout
 from vllm_ascend.core.specs import group_specs
 from vllm_ascend.patch.features import PARTIAL_HITS, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.worker.block_copies import RawTensors, copy_blocks
 from vllm_ascend.worker.block_table import MultiGroupBlockTable
 from vllm_ascend.worker.kv_cache_tensors import allocate_pages
@@ -25,6 +26,9 @@ def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
     def _allocate_kv_cache_tensors(
         self: GPUModelRunner, kv_cache_config: KVCacheConfig
     ) -> dict[str, RawTensors]:
+        specs = group_specs(kv_cache_config)
+        if not load_config().changes_caching and not has_row_layout(specs):
+            return original(self, kv_cache_config)  # no page is ever copied
         return allocate_pages(self, kv_cache_config, original)
 
     return _allocate_kv_cache_tensors
