@@ -167,6 +167,11 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         """Whether any switch is in force that changes what is cached."""
         return self._changes_caching
 
+    @property
+    def copies_blocks(self) -> bool:
+        """Whether some group has blocks that a hit may end inside of, which are then copied."""
+        return self._ends_inside_blocks and self._whole_block_alignment > self.lcm_block_size
+
     def _describe_events(self) -> None:
         """Tell those who follow the cache's events what a hit takes."""
         if self._event_log is None:

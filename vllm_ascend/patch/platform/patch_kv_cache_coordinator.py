@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_coordinator import (
     KVCacheCoordinator,
@@ -16,6 +17,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm_ascend.core import salted_hashes, startup_report
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.kv_cache_groups import has_row_layout
+from vllm_ascend.core.model_runner_rules import check_model_runner
 from vllm_ascend.core.specs import group_specs, is_windowed
 from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
@@ -43,9 +45,12 @@ def get_kv_cache_coordinator(
     """Return Ascend's coordinator, or vLLM's plain one if nothing is cached.
 
     Raises:
-        ValueError: See :class:`AscendHybridKVCacheCoordinator`.
+        ValueError: See :class:`AscendHybridKVCacheCoordinator` and :func:`check_model_runner`.
     """
+    counts_rows = has_row_layout(group_specs(kv_cache_config))
+    is_v2 = envs.VLLM_USE_V2_MODEL_RUNNER
     if not enable_caching:
+        check_model_runner(is_v2=is_v2, counts_rows=counts_rows, copies_blocks=False)
         if load_config().changes_caching:
             _logger.warning("prefix cache: it is off, so none of its switches has an effect")
         return KVCacheCoordinatorNoPrefixCache(
@@ -71,6 +76,9 @@ def get_kv_cache_coordinator(
         eagle_attn_layer_names=eagle_attn_layer_names,
         metrics_collector=metrics_collector,
         max_num_batched_tokens=max_num_batched_tokens,
+    )
+    check_model_runner(
+        is_v2=is_v2, counts_rows=counts_rows, copies_blocks=coordinator.copies_blocks
     )
     facts = coordinator.startup_facts()
     _logger.info("prefix cache: %s", startup_report.summary(facts))
