@@ -95,6 +95,16 @@ def test_a_failed_load_resumes_where_its_window_has_gone(switch) -> None:
         Workload(engine, Traffic(4, 48, 12, busy_reset=0.0), 0).run(400)
 
 
+def test_a_failed_load_ends_an_engine_of_several_groups(make_engine: MakeEngine) -> None:
+    """It unpacks the tables as if there were one; with nothing set that is left to vLLM."""
+    options = SchedulerOptions(num_blocks=80, max_num_batched_tokens=32, max_model_len=64)
+    engine = make_engine(lambda: layouts.gemma_like(4, 9), options)
+    engine.add("first", list(range(16)), 4)
+    engine.step()
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        engine.scheduler._handle_invalid_blocks({1}, {})
+
+
 def test_external_tokens_take_what_another_group_has_hit(make_engine: MakeEngine) -> None:
     """A group allocates blocks for them before the next one has referenced its part of the hit."""
     options = SchedulerOptions(num_blocks=80, max_num_batched_tokens=32, max_model_len=64)
