@@ -68,13 +68,27 @@ def regress(
     timeout: Annotated[
         float, typer.Option(help="Longest time for the answer to a question in s.", min=1)
     ] = 7200.0,
-    restart: Annotated[bool, typer.Option(help="Forget what is in --out.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what is in --out and measure anew.")
+    ] = False,
+    rejudge: Annotated[
+        bool, typer.Option("--rejudge", help="Judge the finished run in --out; measure nothing.")
+    ] = False,
+    same_server: Annotated[
+        bool,
+        typer.Option(
+            "--same-server",
+            help="Go on with an interrupted run although the server does not say when it started.",
+        ),
+    ] = False,
 ) -> None:
     """Measure a running server and compare it with a baseline.
 
     Exit codes: 0, 1 (a regression), 2 (bad input, or the server failed), 130 (interrupted).
     """
     with bad_input_ends():
+        if restart and rejudge:
+            raise BadInputError("--rejudge and --restart: choose one")
         steps = parse_suite(suite)
         chosen = choose_tool(tool, needs_vllm=PERFORMANCE in steps)
         load = PerformanceSettings(
@@ -106,6 +120,8 @@ def regress(
             tolerances=parse_tolerances(tolerance or []),
             timeout_s=timeout,
             restart=restart,
+            rejudge=rejudge,
+            same_server=same_server,
         )
     run_gate(options)
 

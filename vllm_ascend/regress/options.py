@@ -44,6 +44,8 @@ class Options:
         tolerances: How much worse a metric may be.
         timeout_s: Longest time for the answer to one question.
         restart: Forget what is in ``out``.
+        rejudge: Judge what is in ``out``, and measure nothing.
+        same_server: Whether the user says that an interrupted run was of this very server.
     """
 
     url: str
@@ -58,6 +60,30 @@ class Options:
     tolerances: Tolerances
     timeout_s: float
     restart: bool
+    rejudge: bool
+    same_server: bool
+
+    @property
+    def steps(self) -> dict[str, PerformanceSettings | AccuracySettings]:
+        """The steps of the suite, by name."""
+        both = {PERFORMANCE: self.performance, ACCURACY: self.accuracy}
+        return {name: settings for name, settings in both.items() if settings is not None}
+
+    def check_files(self) -> None:
+        """Make sure that results can be written where they shall be.
+
+        Raises:
+            BadInputError: They cannot; names the option.
+        """
+        for option, path in (("--save-baseline", self.save_baseline),):
+            if path is None:
+                continue
+            if path.is_dir():
+                raise BadInputError(f"{option} {path}: is a folder, not a file to write")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInputError(f"{option} {path}: {error.strerror}") from error
 
     def read_baseline(self) -> Measured | None:
         """Return what to compare with, if there is anything.
@@ -68,12 +94,8 @@ class Options:
         if self.baseline_file is None:
             return None
         baseline = read_measured(self.baseline_file, "--baseline")
-        for step, now, before in (
-            (PERFORMANCE, self.performance, baseline.performance),
-            (ACCURACY, self.accuracy, baseline.accuracy),
-        ):
-            if now is None:
-                continue
+        for step, now in self.steps.items():
+            before = getattr(baseline, step)
             if before is None:
                 raise BadInputError(
                     f"--baseline {self.baseline_file}: {step} was not measured then: choose "
@@ -101,8 +123,7 @@ class Options:
         folder = Path(name)
         if folder.is_dir():
             return str(folder.resolve())  # tools run in folders of their own
-        steps = [step for step in (self.performance, self.accuracy) if step is not None]
-        if any(step.tool == AIS_BENCH for step in steps):
+        if any(step.tool == AIS_BENCH for step in self.steps.values()):
             raise BadInputError(f"--tokenizer {name}: {ais_bench.NAME} needs a folder that is here")
         return name
 

@@ -28,17 +28,21 @@ Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Target:
-    """The server.
+    """The server, one start of it; what it does not say of itself is empty.
 
     Attributes:
         url: Its address.
         model: Name of the model.
-        vllm_version: As the server says; empty if it does not.
+        vllm_version: Of vLLM.
+        root: The model's folder or repository.
+        started: When its process started, ISO 8601.
     """
 
     url: str
     model: str
     vllm_version: str = ""
+    root: str = ""
+    started: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ class ChatServer:
         hit_tokens: Hits that each completion counts.
         max_model_len: As ``/v1/models`` says.
         has_cache_counters: Whether ``/metrics`` has those of the prefix cache.
+        started: Start of the process as ``/metrics`` says; ``None`` if it does not.
+        root: What the model was loaded from.
+        version: Of vLLM.
         bodies: Of all requests, with their paths.
     """
 
@@ -28,6 +31,9 @@ class ChatServer:
     hit_tokens: int = 750
     max_model_len: int = 100_000
     has_cache_counters: bool = True
+    started: float | None = 1_700_000_000.25
+    root: str = "/models/tiny"
+    version: str = "0.20.2"
     bodies: list = field(default_factory=list)
 
     def __enter__(self):
@@ -68,10 +74,10 @@ class ChatServer:
 
     def get(self, path):
         """Answer a GET."""
-        model = {"id": "tiny", "root": "/models/tiny", "max_model_len": self.max_model_len}
+        model = {"id": "tiny", "root": self.root, "max_model_len": self.max_model_len}
         pages = {
             "/v1/models": {"data": [model]},
-            "/version": {"version": "0.20.2"},
+            "/version": {"version": self.version},
             "/metrics": self._metrics(),
         }
         return (200, pages[path]) if path in pages else (404, "no such page")
@@ -102,4 +108,7 @@ class ChatServer:
             f'# TYPE {name} counter\n{name}{{engine="0",model_name="tiny"}} {count:.1f}\n'
             for name, count in counts.items()
         ]
+        if self.started is not None:
+            name = "process_start_time_seconds"
+            lines.append(f"# TYPE {name} gauge\n{name} {self.started!r}\n")
         return "".join(lines)

@@ -14,7 +14,9 @@ from vllm_ascend.regress.results import (
     Times,
 )
 
-TARGET = Target("http://127.0.0.1:8000", "tiny", "0.20.2")
+TARGET = Target(
+    "http://127.0.0.1:8000", "tiny", "0.20.2", "/models/tiny", "2026-11-22T03:24:35.130+00:00"
+)
 LOAD = PerformanceSettings("vllm", 1000, 8, 4, 12, 90)
 ASKING = AccuracySettings("vllm", 198, "0123456789abcdef", 100, 0.0, 4)
 TIMES = Times(12, 12_000, 96, 2.0, 200.0, 400.0, 30.0, 35.0, 48.0)

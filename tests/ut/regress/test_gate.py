@@ -112,7 +112,7 @@ def test_a_lower_hit_rate_is_a_regression(tmp_path):
         assert not new.exists() and "not saved" in result.output
         # The same measurement, judged anew.
         lenient = (*PERFORMANCE, "--baseline", base, "--tolerance", "hit-rate=20")
-        assert invoke(server, tmp_path, *lenient).exit_code == 0
+        assert invoke(server, tmp_path, *lenient, "--rejudge").exit_code == 0
 
 
 def test_a_lower_accuracy_is_a_regression(tmp_path):
@@ -250,7 +250,9 @@ def test_ais_bench_goes_on_with_its_own_run(tmp_path):
         (("--tool", "evalscope"), "--tool evalscope: allowed are auto, ais_bench and vllm"),
         ((*PERFORMANCE, "--model", "big"), "--model big: http://127.0.0.1"),
         ((*PERFORMANCE, "--baseline", "none.json"), "--baseline none.json: "),
-        ((*PERFORMANCE, "--save-baseline", "no/b.json"), "--save-baseline no/b.json: there is no"),
+        ((*PERFORMANCE, "--save-baseline", "."), "--save-baseline .: is a folder"),
+        ((*PERFORMANCE, "--rejudge"), "holds no finished performance"),
+        ((*PERFORMANCE, "--rejudge", "--restart"), "--rejudge and --restart: choose one"),
         ((*PERFORMANCE, "--tolerance", "x=1"), "--tolerance x=1: expected"),
         ((*PERFORMANCE, "--input-tokens", "99993"), "--input-tokens 99993 and --output-tokens 8"),
         ((*ACCURACY, "--gpqa-max-tokens", "100000"), "--gpqa-max-tokens 100000: tiny takes"),
@@ -275,7 +277,9 @@ def test_a_server_that_is_not_there(tmp_path):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         result = invoke(url, tmp_path, *PERFORMANCE)
-    assert result.exit_code == 2 and f"{url}/v1/models: cannot be reached" in result.output
+    assert result.exit_code == 2
+    assert f"failed: --url {url}/v1/models: cannot be reached" in result.output
+    assert "kept" not in result.output
 
 
 def test_a_server_without_a_prefix_cache(tmp_path):
@@ -326,3 +330,72 @@ def test_other_look_ups_are_noticed(tmp_path, prompt_tokens, what):
     assert result.exit_code == 0, result.output
     assert what in result.output
     assert [what in note for note in report_of(tmp_path)["notes"]] == [True]
+
+
+def test_a_finished_run_is_not_passed_off_as_a_new_one(tmp_path):
+    """Twice with the same --out: no load is sent, so there is no verdict either."""
+    base = tmp_path / "base.json"
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *PERFORMANCE, "--save-baseline", base).exit_code == 0
+        before, already = report_of(tmp_path), len(server.bodies)
+        result = invoke(server, tmp_path, *PERFORMANCE, "--baseline", base)
+        assert result.exit_code == 2, result.output
+        assert "holds a finished run" in result.output and "--rejudge" in result.output
+        assert (report_of(tmp_path), len(server.bodies)) == (before, already)
+
+
+def test_a_finished_run_is_judged_anew_on_request_without_the_server(tmp_path):
+    base = tmp_path / "base.json"
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *PERFORMANCE, "--save-baseline", base).exit_code == 0
+    arguments = (*PERFORMANCE, "--baseline", base, "--rejudge")
+    result = invoke(server, tmp_path, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "no regression in 6 metrics" in result.output
+    assert any("performance was measured at 20" in note for note in report_of(tmp_path)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"started": 1_700_000_001.0}, "server: started"),
+        ({"root": "/models/other"}, "server: root '/models/tiny', now '/models/other'"),
+        ({"version": "0.20.3"}, "server: vllm_version '0.20.2', now '0.20.3'"),
+    ],
+)
+def test_an_interrupted_run_does_not_go_on_with_another_server(tmp_path, change, what):
+    arguments = (*ACCURACY, "--concurrency", "1")
+    with ChatServer(fails_from=5) as server:
+        assert invoke(server, tmp_path, *arguments).exit_code == 2
+        server.fails_from = None
+        for name, value in change.items():
+            setattr(server, name, value)
+        result = invoke(server, tmp_path, *arguments)
+        assert result.exit_code == 2 and what in result.output, result.output
+        assert len(server.questions) == 6
+        assert invoke(server, tmp_path, *arguments, "--restart").exit_code == 0
+
+
+def test_a_server_that_hides_its_start_is_not_taken_for_the_same(tmp_path):
+    """With several API servers vLLM's /metrics does not say when it started."""
+    arguments = (*ACCURACY, "--concurrency", "1")
+    with ChatServer(fails_from=5, started=None) as server:
+        assert invoke(server, tmp_path, *arguments).exit_code == 2
+        server.fails_from = None
+        result = invoke(server, tmp_path, *arguments)
+        assert result.exit_code == 2 and "--same-server" in result.output, result.output
+        assert len(server.questions) == 6
+        assert invoke(server, tmp_path, *arguments, "--same-server").exit_code == 0
+    assert len(server.questions) == 6 + NUM_QUESTIONS - 5
+
+
+def test_a_failed_run_leaves_a_finished_report(tmp_path, monkeypatch):
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *PERFORMANCE).exit_code == 0
+        before = report_of(tmp_path)
+        monkeypatch.setenv("FAKE_AIS_BENCH", "fail")
+        assert invoke(server, tmp_path, *PERFORMANCE, "--restart").exit_code == 2
+        assert report_of(tmp_path) == before
+        assert (tmp_path / "out" / "regress.html").exists()
+    assert invoke(server, tmp_path, *PERFORMANCE, "--restart").exit_code == 2
+    assert report_of(tmp_path) == before

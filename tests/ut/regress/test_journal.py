@@ -14,7 +14,9 @@ from vllm_ascend.replay.trace import BadInputError
 
 
 def reopen(folder, target=TARGET, *, restart=False):
-    return Journal(folder, target, restart=restart)
+    journal = Journal(folder, restart=restart)
+    journal.open(target)
+    return journal
 
 
 def test_finished_steps_are_kept(tmp_path):
@@ -48,8 +50,28 @@ def test_another_server_is_refused(tmp_path):
         reopen(tmp_path, replace(TARGET, model="other"))
 
 
-def test_restart_forgets_everything_of_ours_and_nothing_else(tmp_path):
-    (tmp_path / "mine.txt").write_text("")
+def test_a_server_that_does_not_say_when_it_started_is_no_other_one_s_equal(tmp_path):
+    silent = replace(TARGET, started="")
+    reopen(tmp_path, silent).begin("performance", LOAD)
+    with pytest.raises(BadInputError, match=r"does not say when it started.*--same-server"):
+        reopen(tmp_path, silent)
+    with pytest.raises(BadInputError, match="started '', now '2026-"):
+        reopen(tmp_path)
+    Journal(tmp_path).open(silent, same_server=True)
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match=r"--out .*file: is a file, not a folder"):
+        Journal(tmp_path / "file")
+    with pytest.raises(BadInputError, match=r"--out .*x: Not a directory"):
+        reopen(tmp_path / "file" / "x")
+
+
+def test_restart_forgets_what_was_measured_and_nothing_else(tmp_path):
+    """Nor the finished report, which stays until there is another one."""
+    for name in ("mine.txt", "regress.json"):
+        (tmp_path / name).write_text("")
     journal = reopen(tmp_path)
     journal.begin("accuracy", ASKING)
     journal.keep(Answer(1, "A", True, False))
@@ -57,7 +79,14 @@ def test_restart_forgets_everything_of_ours_and_nothing_else(tmp_path):
     (tmp_path / "tools" / "x").mkdir(parents=True)
     fresh = reopen(tmp_path, replace(TARGET, model="other"), restart=True)
     assert fresh.answers() == {} and fresh.measured.accuracy is None
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "regress.json"]
+
+
+def test_restart_mends_a_folder_that_cannot_be_read(tmp_path):
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(BadInputError, match=r"--out .*: settings\.json: "):
+        Journal(tmp_path)
+    assert reopen(tmp_path, restart=True).measured == Measured(TARGET)
 
 
 def test_answers_survive_a_line_that_was_not_finished(tmp_path):
