@@ -19,6 +19,7 @@ from vllm_ascend.regress.options import (
 )
 from vllm_ascend.regress.results import ACCURACY, PERFORMANCE, AccuracySettings, PerformanceSettings
 from vllm_ascend.replay.commands import bad_input_ends
+from vllm_ascend.replay.http_access import ApiKey, HttpAccess, Insecure
 from vllm_ascend.replay.http_client import base_url
 from vllm_ascend.replay.trace import BadInputError
 
@@ -68,6 +69,8 @@ def regress(
     timeout: Annotated[
         float, typer.Option(help="Longest time for the answer to a question in s.", min=1)
     ] = 7200.0,
+    api_key: ApiKey = None,
+    insecure: Insecure = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget what is in --out and measure anew.")
     ] = False,
@@ -109,6 +112,7 @@ def regress(
         )
         options = Options(
             url=base_url(url),
+            access=HttpAccess.of(api_key, insecure=insecure),
             out=out,
             performance=load if PERFORMANCE in steps else None,
             accuracy=asking,

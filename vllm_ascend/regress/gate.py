@@ -29,6 +29,7 @@ from vllm_ascend.replay.commands import (
     bad_input_ends,
     say,
 )
+from vllm_ascend.replay.http_access import without_api_key
 from vllm_ascend.replay.http_client import ServerError
 from vllm_ascend.replay.report.json_file import write_json
 from vllm_ascend.replay.trace import BadInputError
@@ -41,6 +42,7 @@ def run_gate(options: Options) -> None:
         typer.Exit: There is a regression, something failed or was interrupted; carries the code.
     """
     with bad_input_ends(), _failures_end(""):
+        options.check_access()
         options.check_files()
         baseline = options.read_baseline()
         journal = Journal(options.out, restart=options.restart)
@@ -52,7 +54,7 @@ def run_gate(options: Options) -> None:
             _measure(run, options, kept)
         measured = _of_suite(journal.measured, options)
         report = RegressReport(
-            command=shlex.join(["python", "-m", "vllm_ascend", *sys.argv[1:]]),
+            command=shlex.join(["python", "-m", "vllm_ascend", *without_api_key(sys.argv[1:])]),
             measured=measured,
             baseline=str(options.baseline_file or ""),
             verdicts=judge(measured, baseline, options.tolerances),
@@ -90,7 +92,7 @@ def _begin(journal: Journal, options: Options) -> Run:
         ServerError: It cannot be reached, or has no counters of a prefix cache.
         BadInputError: It is another one, or will not do.
     """
-    server = Server(options.url)
+    server = Server(options.url, options.access)
     model = server.model(options.model)
     options.check_fits(model)
     tokenizer = options.find_tokenizer(model)

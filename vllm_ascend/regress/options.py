@@ -22,6 +22,7 @@ from vllm_ascend.regress.results import (
     read_measured,
 )
 from vllm_ascend.regress.server import ServedModel
+from vllm_ascend.replay.http_access import HttpAccess
 from vllm_ascend.replay.trace import BadInputError
 
 AUTO = "auto"
@@ -33,6 +34,7 @@ class Options:
 
     Attributes:
         url: The server.
+        access: API key and TLS.
         out: Folder of the run.
         performance: The load, if it is in the suite.
         accuracy: How to ask, if that is in the suite.
@@ -49,6 +51,7 @@ class Options:
     """
 
     url: str
+    access: HttpAccess
     out: Path
     performance: PerformanceSettings | None
     accuracy: AccuracySettings | None
@@ -68,6 +71,19 @@ class Options:
         """The steps of the suite, by name."""
         both = {PERFORMANCE: self.performance, ACCURACY: self.accuracy}
         return {name: settings for name, settings in both.items() if settings is not None}
+
+    def check_access(self) -> None:
+        """Check that the tools can do what is asked for.
+
+        Raises:
+            BadInputError: They cannot.
+        """
+        uses_ais_bench = any(step.tool == AIS_BENCH for step in self.steps.values())
+        if uses_ais_bench and not self.access.verify_tls:
+            raise BadInputError(
+                f"--insecure: {ais_bench.NAME} verifies certificates and cannot be told not to; "
+                f"choose --tool {VLLM}, or name the certificate in SSL_CERT_FILE"
+            )
 
     def check_files(self) -> None:
         """Make sure that results can be written where they shall be.

@@ -14,6 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_ascend.regress.results import CacheUse, Target
+from vllm_ascend.replay.http_access import API_KEY_VARIABLE, HttpAccess
 from vllm_ascend.replay.http_client import ServerError
 from vllm_ascend.replay.trace import BadInputError
 
@@ -29,6 +30,7 @@ OTHER_COUNTERS = (
     "vllm_ascend:junction_misses_total",
 )
 _STARTED = "process_start_time_seconds"
+_UNVERIFIED = "CERTIFICATE_VERIFY_FAILED"  # OpenSSL's words
 _PATIENCE_S = 30.0
 _BODY_CHARACTERS = 300
 
@@ -61,10 +63,14 @@ def server_errors(url: str) -> Iterator[None]:
         raise ServerError(f"--url {url}: no answer in time ({type(error).__name__})") from error
     except httpx.HTTPStatusError as error:
         text = error.response.text[:_BODY_CHARACTERS].strip()
-        raise ServerError(f"--url {url}: status {error.response.status_code}: {text}") from error
+        status = error.response.status_code
+        is_locked = status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+        hint = f" (the key: --api-key or {API_KEY_VARIABLE})" if is_locked else ""
+        raise ServerError(f"--url {url}: status {status}: {text}{hint}") from error
     except httpx.HTTPError as error:
         what = str(error) or type(error).__name__
-        raise ServerError(f"--url {url}: cannot be reached ({what})") from error
+        hint = "; --insecure takes any certificate" if _UNVERIFIED in what else ""
+        raise ServerError(f"--url {url}: cannot be reached ({what}{hint})") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         what = "is this an OpenAI-compatible server of one model or more?"
         raise ServerError(f"--url {url}: the answer makes no sense ({error!r}): {what}") from error
@@ -73,15 +79,17 @@ def server_errors(url: str) -> Iterator[None]:
 class Server:
     """Asks one server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: HttpAccess) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             url: As :func:`vllm_ascend.replay.http_client.base_url` returns it.
+            access: API key and TLS.
         """
         self.url = url
+        self.access = access
         # A proxy in between would count as part of the server.
-        self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False)
+        self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False, **access.client_arguments())
 
     def model(self, name: str | None) -> ServedModel:
         """Return a model of the server, by default its first.

@@ -62,6 +62,7 @@ def measure_performance(run: Run, settings: PerformanceSettings) -> None:
         times = measure(
             run.journal.measured.target,
             settings,
+            access=run.server.access,
             tokenizer=run.tokenizer,
             folder=_tool_folder(run, PERFORMANCE, settings.tool),
             tick=tick,
@@ -95,6 +96,7 @@ def _ask_with_ais_bench(run: Run, settings: AccuracySettings, gpqa: QuestionFile
         correct, unanswered = ais_bench.ask(
             run.journal.measured.target,
             settings,
+            access=run.server.access,
             tokenizer=run.tokenizer,
             questions=gpqa.path,
             folder=_tool_folder(run, ACCURACY, settings.tool),
@@ -117,6 +119,7 @@ def _ask(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -> Accuracy:
             run.journal.measured.target,
             settings,
             [question for question in gpqa.questions if question.number not in done],
+            access=run.server.access,
             timeout_s=run.timeout_s,
             keep=keep,
         )

@@ -2,10 +2,14 @@
 """A server on a real socket: a model's name, counters, and scripted answers to questions."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+REFUSED = (401, {"error": "Unauthorized"})  # as vLLM answers
 
 
 @dataclass
@@ -22,6 +26,8 @@ class ChatServer:
         started: Start of the process as ``/metrics`` says; ``None`` if it does not.
         root: What the model was loaded from.
         version: Of vLLM.
+        api_key: What requests below ``/v1`` must show; ``None`` if nothing.
+        certificate: File with a key and a certificate, to speak TLS with; ``None`` for plain HTTP.
         bodies: Of all requests, with their paths.
     """
 
@@ -34,6 +40,8 @@ class ChatServer:
     started: float | None = 1_700_000_000.25
     root: str = "/models/tiny"
     version: str = "0.20.2"
+    api_key: str | None = None
+    certificate: Path | None = None
     bodies: list = field(default_factory=list)
 
     def __enter__(self):
@@ -41,11 +49,16 @@ class ChatServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                self._reply(*outer.get(self.path))
+                self._reply(*(outer.get(self.path) if self._is_let_in() else REFUSED))
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._reply(*outer.post(self.path, body))
+                self._reply(*(outer.post(self.path, body) if self._is_let_in() else REFUSED))
+
+            def _is_let_in(self):
+                given = self.headers.get("Authorization")
+                is_asked = outer.api_key is not None and self.path.startswith("/v1")
+                return not is_asked or given == f"Bearer {outer.api_key}"
 
             def log_message(self, *_):
                 pass
@@ -59,7 +72,12 @@ class ChatServer:
         self._lock = threading.Lock()
         self._completions = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if self.certificate is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 

@@ -44,7 +44,7 @@ def test_it_runs_in_its_folder_and_its_output_is_kept(tmp_path):
 
 
 def test_how_it_failed_is_told(tmp_path):
-    with pytest.raises(ToolError, match=r"ended with 3; .*log\.txt ends with\n(.*\n)*line 29$"):
+    with pytest.raises(ToolError, match=r"ended with 3 and 'line 29': see .*log\.txt$"):
         run(tmp_path, "for i in range(30): print('line', i)\nraise SystemExit(3)")
 
 
