@@ -38,6 +38,12 @@ def regress(
     save_baseline: Annotated[
         Path | None, typer.Option(help="Keep what was measured here, unless it is a regression.")
     ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write the verdicts here as well, as JUnit's XML.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write them here as well, as Markdown.")
+    ] = None,
     tolerance: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,6 +65,10 @@ def regress(
     ] = 90,
     requests: Annotated[int, typer.Option(help="Requests of the load.", min=1)] = 320,
     concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
+    warmup: Annotated[int, typer.Option(help="Loads ahead that are not counted.", min=0)] = 1,
+    repeats: Annotated[
+        int, typer.Option(help="Loads that are counted; medians are judged.", min=1)
+    ] = 3,
     gpqa_file: Annotated[
         Path | None, typer.Option(help="GPQA's CSV, as gpqa_diamond.csv; for accuracy.")
     ] = None,
@@ -95,7 +105,14 @@ def regress(
         steps = parse_suite(suite)
         chosen = choose_tool(tool, needs_vllm=PERFORMANCE in steps)
         load = PerformanceSettings(
-            chosen, input_tokens, output_tokens, concurrency, requests, shared_percent
+            tool=chosen,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            concurrency=concurrency,
+            requests=requests,
+            shared_percent=shared_percent,
+            warmup=warmup,
+            repeats=repeats,
         )
         gpqa = _questions(gpqa_file) if ACCURACY in steps else None
         asking = (
@@ -121,6 +138,8 @@ def regress(
             tokenizer=tokenizer,
             baseline_file=baseline,
             save_baseline=save_baseline,
+            junit=junit,
+            markdown=markdown,
             tolerances=parse_tolerances(tolerance or []),
             timeout_s=timeout,
             restart=restart,

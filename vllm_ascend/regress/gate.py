@@ -13,9 +13,10 @@ from dataclasses import replace
 import typer
 from rich.console import Console
 
+from vllm_ascend.regress.ci import write_junit, write_markdown
 from vllm_ascend.regress.journal import Journal
 from vllm_ascend.regress.judge import judge
-from vllm_ascend.regress.notes import notes_on
+from vllm_ascend.regress.notes import notes_on, notes_on_noise
 from vllm_ascend.regress.options import Options
 from vllm_ascend.regress.process import ToolError
 from vllm_ascend.regress.report import RegressReport, print_report, write_report
@@ -53,12 +54,13 @@ def run_gate(options: Options) -> None:
         if run is not None:
             _measure(run, options, kept)
         measured = _of_suite(journal.measured, options)
+        verdicts = judge(measured, baseline, options.tolerances)
         report = RegressReport(
             command=shlex.join(["python", "-m", "vllm_ascend", *without_api_key(sys.argv[1:])]),
             measured=measured,
             baseline=str(options.baseline_file or ""),
-            verdicts=judge(measured, baseline, options.tolerances),
-            notes=[*kept, *notes_on(measured, baseline)],
+            verdicts=verdicts,
+            notes=[*kept, *notes_on(measured, baseline), *notes_on_noise(verdicts)],
         )
         _write(report, options)
     if report.regressions:
@@ -162,6 +164,10 @@ def _failures_end(what_now: str) -> Iterator[None]:
 
 def _write(report: RegressReport, options: Options) -> None:
     files = write_report(report, options.out)
+    for path, write in ((options.junit, write_junit), (options.markdown, write_markdown)):
+        if path is not None:
+            write(report, path)
+            files.append(path)
     print_report(report, Console(emoji=False))
     if options.save_baseline is not None and report.regressions:
         say("[yellow]not saved:[/]", f"{options.save_baseline}: there is a regression")

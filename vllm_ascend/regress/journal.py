@@ -6,26 +6,32 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_ascend.regress.results import (
     Accuracy,
     AccuracySettings,
+    Load,
     Measured,
     Performance,
     PerformanceSettings,
     Target,
+    load_from_json,
+    load_to_json,
     read_measured,
 )
 from vllm_ascend.replay.report.json_file import write_json, write_whole
 from vllm_ascend.replay.trace import BadInputError
 
+T = TypeVar("T")
+
 _SETTINGS = "settings.json"
 _FINISHED = "finished.json"
 _ANSWERS = "answers.jsonl"
+_LOADS = "loads.jsonl"
 REPORT_JSON = "regress.json"
 REPORT_HTML = "regress.html"
 TOOLS = "tools"
@@ -137,20 +143,32 @@ class Journal:
 
     def answers(self) -> dict[int, Answer]:
         """Return the questions answered so far, by number."""
-        return {answer.number: answer for answer in self._read_answers()}
+        answers = self._read(_ANSWERS, lambda line: Answer(**json.loads(line)))
+        return {answer.number: answer for answer in answers}
 
     def keep(self, answer: Answer) -> None:
         """Add the answer to a question."""
-        with (self.folder / _ANSWERS).open("a", encoding="utf-8") as file:
-            # One write, begun on a line of its own: the line before may lack its end.
-            file.write("\n" + json.dumps(asdict(answer)) + "\n")
+        self._add(_ANSWERS, json.dumps(asdict(answer)))
 
-    def _read_answers(self) -> Iterator[Answer]:
-        path = self.folder / _ANSWERS
+    def loads(self) -> list[Load]:
+        """Return the loads put so far, those for warming up first."""
+        return list(self._read(_LOADS, load_from_json))
+
+    def keep_load(self, load: Load) -> None:
+        """Add a load."""
+        self._add(_LOADS, load_to_json(load))
+
+    def _add(self, name: str, line: str) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            # One write, begun on a line of its own: the line before may lack its end.
+            file.write("\n" + line + "\n")
+
+    def _read(self, name: str, parse: Callable[[str], T]) -> Iterator[T]:
+        path = self.folder / name
         for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
             # A line that was being written when the process ended is no JSON.
             with contextlib.suppress(ValueError, TypeError):
-                yield Answer(**json.loads(line))
+                yield parse(line)
 
     def _read_settings(self) -> dict[str, Any]:
         path = self.folder / _SETTINGS
@@ -174,6 +192,6 @@ class Journal:
             )
 
     def _forget(self) -> None:
-        for name in (_SETTINGS, _FINISHED, _ANSWERS):
+        for name in (_SETTINGS, _FINISHED, _ANSWERS, _LOADS):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / TOOLS, ignore_errors=True)

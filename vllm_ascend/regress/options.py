@@ -14,6 +14,7 @@ from vllm_ascend.regress.judge import Tolerances
 from vllm_ascend.regress.results import (
     ACCURACY,
     AIS_BENCH,
+    HOW_OFTEN,
     PERFORMANCE,
     VLLM,
     AccuracySettings,
@@ -22,6 +23,7 @@ from vllm_ascend.regress.results import (
     read_measured,
 )
 from vllm_ascend.regress.server import ServedModel
+from vllm_ascend.regress.tokenizer import find_tokenizer
 from vllm_ascend.replay.http_access import HttpAccess
 from vllm_ascend.replay.trace import BadInputError
 
@@ -43,6 +45,8 @@ class Options:
         tokenizer: Folder or repository; by default what the server was started with.
         baseline_file: What to compare with.
         save_baseline: Where to keep what was measured.
+        junit: Where to write the verdicts as JUnit's XML.
+        markdown: The same as Markdown.
         tolerances: How much worse a metric may be.
         timeout_s: Longest time for the answer to one question.
         restart: Forget what is in ``out``.
@@ -60,6 +64,8 @@ class Options:
     tokenizer: str | None
     baseline_file: Path | None
     save_baseline: Path | None
+    junit: Path | None
+    markdown: Path | None
     tolerances: Tolerances
     timeout_s: float
     restart: bool
@@ -91,7 +97,12 @@ class Options:
         Raises:
             BadInputError: They cannot; names the option.
         """
-        for option, path in (("--save-baseline", self.save_baseline),):
+        files = {
+            "--save-baseline": self.save_baseline,
+            "--junit": self.junit,
+            "--markdown": self.markdown,
+        }
+        for option, path in files.items():
             if path is None:
                 continue
             if path.is_dir():
@@ -120,7 +131,7 @@ class Options:
             differences = [
                 f"{name} {old!r}, now {getattr(now, name)!r}"
                 for name, old in vars(before.settings).items()
-                if old != getattr(now, name)
+                if old != getattr(now, name) and name not in HOW_OFTEN
             ]
             if differences:
                 raise BadInputError(
@@ -130,18 +141,15 @@ class Options:
         return baseline
 
     def find_tokenizer(self, model: ServedModel) -> str:
-        """Return the tokenizer that the tools are to cut prompts with: a folder or a repository.
+        """Return the tokenizer that the tools are to cut prompts with; empty if none does.
 
         Raises:
-            BadInputError: AISBench is to measure, which needs a folder.
+            BadInputError: It cannot be used.
         """
-        name = self.tokenizer or model.root
-        folder = Path(name)
-        if folder.is_dir():
-            return str(folder.resolve())  # tools run in folders of their own
-        if any(step.tool == AIS_BENCH for step in self.steps.values()):
-            raise BadInputError(f"--tokenizer {name}: {ais_bench.NAME} needs a folder that is here")
-        return name
+        tools = {step.tool for step in self.steps.values()}
+        if self.performance is None and AIS_BENCH not in tools:
+            return ""  # questions go as text
+        return find_tokenizer(self.tokenizer, model.root, tool=tools.pop())
 
     def check_fits(self, model: ServedModel) -> None:
         """Check that the model takes what will be sent.

@@ -138,6 +138,19 @@ class Server:
             )
         return counters
 
+    def check_start(self, target: Target) -> None:
+        """Check that the server has not been started anew since it was asked for its target.
+
+        Raises:
+            ServerError: It has.
+        """
+        started = self._metrics().started
+        if started != target.started:
+            raise ServerError(
+                f"--url {self.url}: the server was started anew meanwhile ({target.started}, now "
+                f"{started})"
+            )
+
     def _metrics(self) -> Metrics:
         url = f"{self.url}/metrics"
         with server_errors(url):

@@ -21,6 +21,9 @@ class ChatServer:
         fails_from: Number of the request from which on all get status 500.
         prompt_tokens: Look-ups that each completion counts.
         hit_tokens: Hits that each completion counts.
+        hits_of_load: Number of the load, from 0 -> hits of each of its completions, in place of
+            ``hit_tokens``.
+        requests_of_load: Completions of a load.
         max_model_len: As ``/v1/models`` says.
         has_cache_counters: Whether ``/metrics`` has those of the prefix cache.
         started: Start of the process as ``/metrics`` says; ``None`` if it does not.
@@ -28,6 +31,7 @@ class ChatServer:
         version: Of vLLM.
         api_key: What requests below ``/v1`` must show; ``None`` if nothing.
         certificate: File with a key and a certificate, to speak TLS with; ``None`` for plain HTTP.
+        on_post: Called with each request that asks for tokens.
         bodies: Of all requests, with their paths.
     """
 
@@ -35,6 +39,8 @@ class ChatServer:
     fails_from: int | None = None
     prompt_tokens: int = 1000
     hit_tokens: int = 750
+    hits_of_load: Callable[[int], int] | None = None
+    requests_of_load: int = 0
     max_model_len: int = 100_000
     has_cache_counters: bool = True
     started: float | None = 1_700_000_000.25
@@ -42,6 +48,7 @@ class ChatServer:
     version: str = "0.20.2"
     api_key: str | None = None
     certificate: Path | None = None
+    on_post: Callable[[], object] = lambda: None
     bodies: list = field(default_factory=list)
 
     def __enter__(self):
@@ -70,7 +77,7 @@ class ChatServer:
                 self.wfile.write(text.encode())
 
         self._lock = threading.Lock()
-        self._completions = 0
+        self._completions = self._hits = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         if self.certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -102,17 +109,25 @@ class ChatServer:
 
     def post(self, path, body):
         """Answer a POST."""
+        self.on_post()
         with self._lock:
             number = len(self.bodies)
             self.bodies.append((path, body))
             fails = self.fails_from is not None and number >= self.fails_from
-            self._completions += not fails and path == "/v1/completions"
+            if not fails and path == "/v1/completions":
+                self._count_completion()
         if fails:
             return 500, "the engine died"
         if path == "/v1/completions":
             return 200, {"choices": [{"text": "x"}]}
         choice = {"message": {"content": self.answer(number)}, "finish_reason": "stop"}
         return 200, {"choices": [choice]}
+
+    def _count_completion(self):
+        if self.hits_of_load is not None and self._completions % self.requests_of_load == 0:
+            self.hit_tokens = self.hits_of_load(self._completions // self.requests_of_load)
+        self._completions += 1
+        self._hits += self.hit_tokens
 
     def _metrics(self):
         counts = {
@@ -121,7 +136,7 @@ class ChatServer:
         }
         if self.has_cache_counters:
             counts["vllm:prefix_cache_queries_total"] = self.prompt_tokens * self._completions
-            counts["vllm:prefix_cache_hits_total"] = self.hit_tokens * self._completions
+            counts["vllm:prefix_cache_hits_total"] = self._hits
         lines = [
             f'# TYPE {name} counter\n{name}{{engine="0",model_name="tiny"}} {count:.1f}\n'
             for name, count in counts.items()

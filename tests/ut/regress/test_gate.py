@@ -24,7 +24,7 @@ ACCURACY = ("--suite", "accuracy", "--gpqa-file", str(QUESTIONS), "--tool", "vll
 PERFORMANCE = (
     *("--suite", "performance", "--tool", "ais_bench", "--requests", "6"),
     *("--input-tokens", "1000", "--output-tokens", "8", "--concurrency", "2"),
-    *("--tokenizer", "."),
+    *("--tokenizer", "tokenizer", "--warmup", "0", "--repeats", "1"),
 )
 BOTH = (*PERFORMANCE, "--suite", "performance,accuracy", "--gpqa-file", str(QUESTIONS))
 
@@ -41,6 +41,10 @@ def fake_ais_bench(tmp_path, monkeypatch):
     )
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")  # nobody here reads it
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("FAKE_AIS_BENCH", raising=False)
 
 
@@ -72,11 +76,12 @@ def test_without_a_baseline_it_measures_and_says_so(tmp_path):
     assert "there is no baseline to compare with" in result.output
     report = report_of(tmp_path)
     assert report["passed"] is None and set(outcomes(tmp_path).values()) == {"not compared"}
-    cache = report["performance"]["cache"]
+    (load,) = report["performance"]["loads"]
+    cache = load["cache"]
     assert (cache["query_tokens"], cache["hit_tokens"]) == (7000, 5250)
     assert cache["hit_rate_percent"] == 75
     assert cache["counters"] == {"vllm_ascend:partial_hits_total": 14}
-    assert report["performance"]["times"]["ttft_avg_ms"] == 193.3
+    assert load["times"]["ttft_avg_ms"] == 193.3
     assert (report["accuracy"]["correct"], report["accuracy"]["unanswered"]) == (2, 0)
     assert report["target"]["vllm_version"] == "0.20.2"
     assert report["notes"] == []
@@ -233,7 +238,7 @@ def test_an_interruption_among_questions(tmp_path, interruptible):
 
 
 def test_ais_bench_goes_on_with_its_own_run(tmp_path):
-    arguments = ("--suite", "accuracy", "--gpqa-file", QUESTIONS, "--tokenizer", ".")
+    arguments = ("--suite", "accuracy", "--gpqa-file", QUESTIONS, "--tokenizer", "tokenizer")
     with ChatServer(fails_from=2) as server:
         assert invoke(server, tmp_path, *arguments).exit_code == 2
         server.fails_from = None
@@ -257,6 +262,10 @@ def test_ais_bench_goes_on_with_its_own_run(tmp_path):
         ((*PERFORMANCE, "--input-tokens", "99993"), "--input-tokens 99993 and --output-tokens 8"),
         ((*ACCURACY, "--gpqa-max-tokens", "100000"), "--gpqa-max-tokens 100000: tiny takes"),
         ((*PERFORMANCE, "--shared-percent", "100"), "--shared-percent"),
+        ((*PERFORMANCE, "--junit", "."), "--junit .: is a folder"),
+        ((*PERFORMANCE, "--markdown", "tokenizer/tokenizer.json/x"), "--markdown tokenizer/"),
+        ((*PERFORMANCE, "--tokenizer", ""), "--tokenizer /models/tiny, which the server was"),
+        ((*PERFORMANCE, "--tokenizer", "bin"), "--tokenizer bin: holds no tokenizer"),
         ((*PERFORMANCE, "--tokenizer", "org/model"), "--tokenizer org/model: ais_bench needs a"),
     ],
 )
@@ -296,7 +305,7 @@ def test_another_run_is_not_mixed_in(tmp_path):
         result = invoke(server, tmp_path, *other)
         assert result.exit_code == 2 and "requests 6, now 7" in result.output
         assert invoke(server, tmp_path, *other, "--restart").exit_code == 0
-    assert report_of(tmp_path)["performance"]["times"]["requests"] == 7
+    assert report_of(tmp_path)["performance"]["loads"][0]["times"]["requests"] == 7
 
 
 def test_another_load_is_not_compared(tmp_path):
@@ -460,3 +469,63 @@ def test_a_certificate_that_nobody_vouches_for_is_taken_on_request(tmp_path, cer
         with_ais_bench = invoke(server, tmp_path / "2", *PERFORMANCE, "--insecure")
     assert with_ais_bench.exit_code == 2
     assert "--insecure: ais_bench verifies certificates" in with_ais_bench.output
+
+
+def test_loads_are_repeated_behind_those_for_warming_up(tmp_path):
+    """What is sent is counted: 2 + 3 loads of 6 requests, each with one ahead of it."""
+    hits = iter([0, 0, 750, 700, 800])
+    often = (*PERFORMANCE, "--warmup", "2", "--repeats", "3")
+    with ChatServer(hits_of_load=lambda number: next(hits), requests_of_load=7) as server:
+        result = invoke(server, tmp_path, *often)
+    assert result.exit_code == 0, result.output
+    assert [path for path, _ in server.bodies].count("/v1/completions") == 5 * 7
+    report = report_of(tmp_path)
+    rates = [load["cache"]["hit_rate_percent"] for load in report["performance"]["loads"]]
+    assert rates == [75, 70, 80]
+    hit_rate = report["verdicts"][0]
+    assert hit_rate["now"] == {"median": 75, "min": 70, "max": 80, "loads": 3}
+    assert hit_rate["noise"] == 10 and " 10.00 not compared" in result.output
+    assert "3 (medians are judged), behind 2 for warming up" in result.output
+
+
+def test_an_interrupted_repetition_goes_on_with_the_next_load(tmp_path):
+    often = (*PERFORMANCE, "--warmup", "1", "--repeats", "2")
+    with ChatServer(fails_from=2 * 7) as server:
+        assert invoke(server, tmp_path, *often).exit_code == 2
+        server.fails_from, already = None, len(server.bodies)
+        assert invoke(server, tmp_path, *often).exit_code == 0
+        assert len(server.bodies) - already == 7
+    assert len(report_of(tmp_path)["performance"]["loads"]) == 2
+
+
+def test_a_baseline_of_fewer_loads_will_do_and_is_noted(tmp_path):
+    base = tmp_path / "base.json"
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *PERFORMANCE, "--save-baseline", base).exit_code == 0
+        more = (*PERFORMANCE, "--repeats", "2", "--baseline", base, "--restart")
+        result = invoke(server, tmp_path, *more)
+    assert result.exit_code == 0, result.output
+    assert "the baseline's loads were 1 behind 0 to warm up, this run's 2 behind 0" in result.output
+
+
+def test_all_files_are_written_and_named(tmp_path):
+    base, junit, markdown = (tmp_path / "new" / name for name in ("b.json", "j.xml", "m.md"))
+    files = ("--save-baseline", base, "--junit", junit, "--markdown", markdown)
+    with ChatServer() as server:
+        result = invoke(server, tmp_path, *PERFORMANCE, *files)
+    assert result.exit_code == 0, result.output
+    out = tmp_path / "out"
+    written = [out / "regress.json", out / "regress.html", junit, markdown, base]
+    assert all(path.stat().st_size for path in written)
+    # A console may break a line inside a name.
+    said = result.output.partition("written:")[2].replace(" ", "")
+    assert said == ",".join(map(str, written))
+
+
+@pytest.mark.parametrize("suite", [PERFORMANCE, ACCURACY])
+def test_a_server_that_is_started_anew_meanwhile_is_noticed(tmp_path, suite):
+    with ChatServer() as server:
+        server.on_post = lambda: setattr(server, "started", 1_700_000_002.0)
+        result = invoke(server, tmp_path, *suite)
+    assert result.exit_code == 2 and "was started anew meanwhile" in result.output, result.output
+    assert not (tmp_path / "out" / "finished.json").exists()
