@@ -47,8 +47,7 @@ def measure(
     # Each attempt has prompts of its own: an earlier one's would be in the cache already.
     seed = random.randrange(1 << 31)
     command = bench_command(target, settings, tokenizer=tokenizer, folder=folder, seed=seed)
-    if not access.verify_tls:
-        command.append("--insecure")
+    command += [] if access.verify_tls else ["--insecure"]
     # It looks for the key in the same variable as this command.
     run_tool(command, folder=folder, log=log, tick=tick, api_key=access.api_key)
     try:

@@ -27,7 +27,18 @@ NUM_QUESTIONS = 8
 ANSWERED = "vllm:request_success_total"
 LOAD = (
     *("--tool", "vllm", "--input-tokens", "1000", "--output-tokens", "8", "--requests", "8"),
-    *("--concurrency", "2", "--gpqa-file", str(QUESTIONS), "--gpqa-max-tokens", "100"),
+    *(
+        "--warmup",
+        "0",
+        "--repeats",
+        "2",
+        "--concurrency",
+        "2",
+        "--gpqa-file",
+        str(QUESTIONS),
+        "--gpqa-max-tokens",
+        "100",
+    ),
 )
 _PATIENCE_S = 600
 
@@ -99,7 +110,8 @@ def test_an_interrupted_run_goes_on(server, folder):
 
 def test_it_reports_what_the_server_counted(server, folder):
     report = json.loads((folder / "out" / "regress.json").read_text())
-    times, cache = report["performance"]["times"], report["performance"]["cache"]
+    (load,) = report["performance"]["loads"]
+    times, cache = load["times"], load["cache"]
     assert (times["requests"], times["output_tokens"]) == (8, 64)
     assert times["prompt_tokens"] == pytest.approx(8000, rel=0.05)
     # The first prompt is sent twice.
@@ -134,9 +146,9 @@ def test_a_finished_run_is_not_passed_off_as_a_new_one(server, folder):
 def test_what_is_worse_than_its_baseline_does_not(server, folder):
     """The baseline is made better where a server gets worse that loses its prefix cache."""
     baseline = json.loads((folder / "base.json").read_text())
-    performance = baseline["performance"]
-    performance["cache"]["hit_tokens"] += performance["cache"]["query_tokens"] // 100
-    performance["times"]["ttft_p90_ms"] *= 0.8
+    (load,) = baseline["performance"]["loads"]
+    load["cache"]["hit_tokens"] += load["cache"]["query_tokens"] // 100
+    load["times"]["ttft_p90_ms"] *= 0.8
     (folder / "better.json").write_text(json.dumps(baseline))
     code, said = run(server, folder / "out", "--rejudge", "--baseline", str(folder / "better.json"))
     assert code == 1, said
