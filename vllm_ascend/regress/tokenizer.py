@@ -41,11 +41,13 @@ def find_tokenizer(given: str | None, root: str, *, tool: str) -> str:
 
 
 def _load(name: str, shown: str) -> None:
-    """Load a tokenizer as ``vllm bench serve`` does."""
+    """Load a tokenizer as ``vllm bench serve`` does, but do not wait for a network."""
     from transformers import AutoTokenizer  # seconds
 
     try:
-        AutoTokenizer.from_pretrained(name)
+        AutoTokenizer.from_pretrained(name, local_files_only=True)
     except Exception as error:  # the library's own are of many kinds, some bare
         first = str(error).strip().split("\n")[0]
+        if not Path(name).is_dir():
+            first = f"it is neither a folder on this machine nor downloaded: hf download {name}"
         raise BadInputError(f"{shown}: cannot be loaded ({first})") from error

@@ -48,3 +48,8 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path):
     with pytest.raises(BadInputError, match=r"^--tokenizer .*: cannot be loaded \(.*\)$") as caught:
         find_tokenizer(str(tmp_path), "/m", tool="vllm")
     assert "\n" not in str(caught.value)
+
+
+def test_a_repository_that_is_not_downloaded_is_not_waited_for():
+    with pytest.raises(BadInputError, match=r"^--tokenizer org/model: .* hf download org/model"):
+        find_tokenizer("org/model", "/m", tool="vllm")
