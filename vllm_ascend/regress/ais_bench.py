@@ -24,10 +24,13 @@ from vllm_ascend.regress.results import (
     Target,
     Times,
 )
+from vllm_ascend.replay.http_access import API_KEY_VARIABLE, HttpAccess
 
 NAME = "ais_bench"
 _CONFIG = "config.py"
 _RUNS = "runs"
+# mmengine puts the variable's value here, or nothing, where AISBench reads its own copy again.
+_API_KEY = f"{{{{${API_KEY_VARIABLE}:}}}}"
 _CONFIGS = "ais_bench.benchmark.configs"
 
 
@@ -35,6 +38,7 @@ def measure(
     target: Target,
     settings: PerformanceSettings,
     *,
+    access: HttpAccess,
     tokenizer: str,
     folder: Path,
     tick: Callable[[], None],
@@ -44,7 +48,7 @@ def measure(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     config = performance_config(target, settings, tokenizer)
-    run = _run(config, "perf", warm_ups=WARM_UPS, folder=folder, tick=tick)
+    run = _run(config, "perf", WARM_UPS, access=access, folder=folder, tick=tick)
     try:
         return parse_performance(run, settings)
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -55,6 +59,7 @@ def ask(
     target: Target,
     settings: AccuracySettings,
     *,
+    access: HttpAccess,
     tokenizer: str,
     questions: Path,
     folder: Path,
@@ -65,6 +70,7 @@ def ask(
     Args:
         target: The server.
         settings: How to ask.
+        access: API key; TLS is always verified.
         tokenizer: Folder of the model's tokenizer.
         questions: The CSV.
         folder: For configuration, results and log.
@@ -78,14 +84,22 @@ def ask(
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = accuracy_config(target, settings, tokenizer=tokenizer, questions=questions)
-    run = _run(config, "all", warm_ups=0, folder=folder, tick=tick)
+    run = _run(config, "all", 0, access=access, folder=folder, tick=tick)
     try:
         return parse_accuracy(run, settings)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ToolError(f"{NAME}: {run}: {error!r}") from error
 
 
-def _run(config: str, mode: str, *, warm_ups: int, folder: Path, tick: Callable[[], None]) -> Path:
+def _run(
+    config: str,
+    mode: str,
+    warm_ups: int,
+    *,
+    access: HttpAccess,
+    folder: Path,
+    tick: Callable[[], None],
+) -> Path:
     """Run the tool and return the folder of its newest run."""
     (folder / _CONFIG).write_text(config, encoding="utf-8")
     runs = folder / _RUNS
@@ -94,7 +108,8 @@ def _run(config: str, mode: str, *, warm_ups: int, folder: Path, tick: Callable[
         *(NAME, str(folder / _CONFIG), "--mode", mode, "--work-dir", str(runs)),
         *("--num-warmups", str(warm_ups), *reuse),
     ]
-    run_tool(command, folder=folder, log=folder / "log.txt", tick=tick)
+    log = folder / "log.txt"
+    run_tool(command, folder=folder, log=log, tick=tick, api_key=access.api_key)
     return max(runs.iterdir(), default=runs)
 
 
@@ -142,6 +157,7 @@ def _model(target: Target, tokenizer: str, max_tokens: int, concurrency: int) ->
         "path": tokenizer,
         "model": target.model,
         "url": target.url,
+        "api_key": _API_KEY,
         "max_out_len": max_tokens,
         "batch_size": concurrency,
     }

@@ -12,6 +12,7 @@ from vllm_ascend.regress.gpqa import Question, find_answer
 from vllm_ascend.regress.journal import Answer
 from vllm_ascend.regress.results import AccuracySettings, Target
 from vllm_ascend.regress.server import server_errors
+from vllm_ascend.replay.http_access import HttpAccess
 
 NAME = "chat completions"
 _CONNECT_S = 30.0
@@ -22,6 +23,7 @@ def ask(
     settings: AccuracySettings,
     questions: Sequence[Question],
     *,
+    access: HttpAccess,
     timeout_s: float,
     keep: Callable[[Answer], None],
 ) -> None:
@@ -31,19 +33,21 @@ def ask(
         target: The server.
         settings: How to ask.
         questions: In their order.
+        access: API key and TLS.
         timeout_s: Longest time for one answer in seconds.
         keep: Called with each answer as it comes.
 
     Raises:
         ServerError: A question was not answered; those answered before have been kept.
     """
-    asyncio.run(_ask_all(target, settings, questions, timeout_s, keep))
+    asyncio.run(_ask_all(target, settings, questions, access, timeout_s, keep))
 
 
 async def _ask_all(
     target: Target,
     settings: AccuracySettings,
     questions: Sequence[Question],
+    access: HttpAccess,
     timeout_s: float,
     keep: Callable[[Answer], None],
 ) -> None:
@@ -52,6 +56,7 @@ async def _ask_all(
         timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None),
         limits=httpx.Limits(max_connections=None),
         trust_env=False,  # a proxy in between would count as part of the server
+        **access.client_arguments(),
     ) as client:
 
         async def work() -> None:

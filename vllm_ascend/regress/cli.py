@@ -19,6 +19,7 @@ from vllm_ascend.regress.options import (
 )
 from vllm_ascend.regress.results import ACCURACY, PERFORMANCE, AccuracySettings, PerformanceSettings
 from vllm_ascend.replay.commands import bad_input_ends
+from vllm_ascend.replay.http_access import ApiKey, HttpAccess, Insecure
 from vllm_ascend.replay.http_client import base_url
 from vllm_ascend.replay.trace import BadInputError
 
@@ -36,6 +37,12 @@ def regress(
     ] = None,
     save_baseline: Annotated[
         Path | None, typer.Option(help="Keep what was measured here, unless it is a regression.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write the verdicts here as well, as JUnit's XML.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write them here as well, as Markdown.")
     ] = None,
     tolerance: Annotated[
         list[str] | None,
@@ -58,6 +65,10 @@ def regress(
     ] = 90,
     requests: Annotated[int, typer.Option(help="Requests of the load.", min=1)] = 320,
     concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
+    warmup: Annotated[int, typer.Option(help="Loads ahead that are not counted.", min=0)] = 1,
+    repeats: Annotated[
+        int, typer.Option(help="Loads that are counted; medians are judged.", min=1)
+    ] = 3,
     gpqa_file: Annotated[
         Path | None, typer.Option(help="GPQA's CSV, as gpqa_diamond.csv; for accuracy.")
     ] = None,
@@ -68,17 +79,40 @@ def regress(
     timeout: Annotated[
         float, typer.Option(help="Longest time for the answer to a question in s.", min=1)
     ] = 7200.0,
-    restart: Annotated[bool, typer.Option(help="Forget what is in --out.")] = False,
+    api_key: ApiKey = None,
+    insecure: Insecure = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what is in --out and measure anew.")
+    ] = False,
+    rejudge: Annotated[
+        bool, typer.Option("--rejudge", help="Judge the finished run in --out; measure nothing.")
+    ] = False,
+    same_server: Annotated[
+        bool,
+        typer.Option(
+            "--same-server",
+            help="Go on with an interrupted run although the server does not say when it started.",
+        ),
+    ] = False,
 ) -> None:
     """Measure a running server and compare it with a baseline.
 
     Exit codes: 0, 1 (a regression), 2 (bad input, or the server failed), 130 (interrupted).
     """
     with bad_input_ends():
+        if restart and rejudge:
+            raise BadInputError("--rejudge and --restart: choose one")
         steps = parse_suite(suite)
         chosen = choose_tool(tool, needs_vllm=PERFORMANCE in steps)
         load = PerformanceSettings(
-            chosen, input_tokens, output_tokens, concurrency, requests, shared_percent
+            tool=chosen,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            concurrency=concurrency,
+            requests=requests,
+            shared_percent=shared_percent,
+            warmup=warmup,
+            repeats=repeats,
         )
         gpqa = _questions(gpqa_file) if ACCURACY in steps else None
         asking = (
@@ -95,6 +129,7 @@ def regress(
         )
         options = Options(
             url=base_url(url),
+            access=HttpAccess.of(api_key, insecure=insecure),
             out=out,
             performance=load if PERFORMANCE in steps else None,
             accuracy=asking,
@@ -103,9 +138,13 @@ def regress(
             tokenizer=tokenizer,
             baseline_file=baseline,
             save_baseline=save_baseline,
+            junit=junit,
+            markdown=markdown,
             tolerances=parse_tolerances(tolerance or []),
             timeout_s=timeout,
             restart=restart,
+            rejudge=rejudge,
+            same_server=same_server,
         )
     run_gate(options)
 

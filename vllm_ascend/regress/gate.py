@@ -7,19 +7,20 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import typer
 from rich.console import Console
 
+from vllm_ascend.regress.ci import write_junit, write_markdown
 from vllm_ascend.regress.journal import Journal
 from vllm_ascend.regress.judge import judge
-from vllm_ascend.regress.notes import notes_on
+from vllm_ascend.regress.notes import notes_on, notes_on_noise
 from vllm_ascend.regress.options import Options
 from vllm_ascend.regress.process import ToolError
 from vllm_ascend.regress.report import RegressReport, print_report, write_report
-from vllm_ascend.regress.results import ACCURACY, PERFORMANCE, Measured
+from vllm_ascend.regress.results import Measured
 from vllm_ascend.regress.server import Server
 from vllm_ascend.regress.steps import Run, measure_accuracy, measure_performance
 from vllm_ascend.replay.commands import (
@@ -29,6 +30,7 @@ from vllm_ascend.replay.commands import (
     bad_input_ends,
     say,
 )
+from vllm_ascend.replay.http_access import without_api_key
 from vllm_ascend.replay.http_client import ServerError
 from vllm_ascend.replay.report.json_file import write_json
 from vllm_ascend.replay.trace import BadInputError
@@ -40,56 +42,105 @@ def run_gate(options: Options) -> None:
     Raises:
         typer.Exit: There is a regression, something failed or was interrupted; carries the code.
     """
-    with bad_input_ends(), _failures_end(options):
-        if options.save_baseline is not None and not options.save_baseline.parent.is_dir():
-            folder = options.save_baseline.parent
-            raise BadInputError(f"--save-baseline {options.save_baseline}: there is no {folder}")
+    with bad_input_ends(), _failures_end(""):
+        options.check_access()
+        options.check_files()
         baseline = options.read_baseline()
-        measured, kept = _measure(options)
+        journal = Journal(options.out, restart=options.restart)
+        _check_journal(journal, options)
+        run = None if options.rejudge else _begin(journal, options)
+        kept = _kept(journal.measured, options)
+    with bad_input_ends(), _failures_end(f"; {_go_on(options)}"):
+        if run is not None:
+            _measure(run, options, kept)
+        measured = _of_suite(journal.measured, options)
+        verdicts = judge(measured, baseline, options.tolerances)
         report = RegressReport(
-            command=shlex.join(["python", "-m", "vllm_ascend", *sys.argv[1:]]),
+            command=shlex.join(["python", "-m", "vllm_ascend", *without_api_key(sys.argv[1:])]),
             measured=measured,
             baseline=str(options.baseline_file or ""),
-            verdicts=judge(measured, baseline, options.tolerances),
-            notes=[*kept, *notes_on(measured, baseline)],
+            verdicts=verdicts,
+            notes=[*kept, *notes_on(measured, baseline), *notes_on_noise(verdicts)],
         )
         _write(report, options)
     if report.regressions:
         raise typer.Exit(EXIT_VIOLATION)
 
 
-def _measure(options: Options) -> tuple[Measured, list[str]]:
-    """Return what the suite measured, and notes on what had been measured before."""
-    server = Server(options.url)
+def _check_journal(journal: Journal, options: Options) -> None:
+    """Check that what is in ``--out`` can be gone on with, or judged if that is asked for.
+
+    Raises:
+        BadInputError: It cannot.
+    """
+    for step, settings in options.steps.items():
+        journal.check(step, settings)
+    missing = [step for step in options.steps if getattr(journal.measured, step) is None]
+    if options.rejudge and missing:
+        raise BadInputError(f"--rejudge: {options.out} holds no finished {missing[0]}")
+    if options.rejudge:
+        journal.check_url(options.url)
+    elif not missing:
+        raise BadInputError(
+            f"--out {options.out} holds a finished run: --rejudge judges it without measuring, "
+            "--restart measures anew, another folder keeps both"
+        )
+
+
+def _begin(journal: Journal, options: Options) -> Run:
+    """Ask the server what it is, and open the journal for it.
+
+    Raises:
+        ServerError: It cannot be reached, or has no counters of a prefix cache.
+        BadInputError: It is another one, or will not do.
+    """
+    server = Server(options.url, options.access)
     model = server.model(options.model)
     options.check_fits(model)
     tokenizer = options.find_tokenizer(model)
     server.counters()  # if they cannot be read, say so before the load and not behind it
-    journal = Journal(options.out, server.target(model), restart=options.restart)
-    run = Run(server, journal, tokenizer, options.timeout_s)
-    kept = [
-        f"{step} was measured at {result.finished} and is kept (--restart measures anew)"
-        for step in (PERFORMANCE, ACCURACY)
-        if getattr(options, step) is not None
-        and (result := getattr(journal.measured, step)) is not None
-    ]
+    journal.open(server.target(model), same_server=options.same_server)
+    return Run(server, journal, tokenizer, options.timeout_s)
+
+
+def _measure(run: Run, options: Options, kept: Sequence[str]) -> None:
     for note in kept:
         say("[yellow]note:[/]", note)
     if options.performance is not None:
         measure_performance(run, options.performance)
     if options.accuracy is not None and options.gpqa is not None:
         measure_accuracy(run, options.accuracy, options.gpqa)
-    measured = replace(
-        journal.measured,
-        performance=journal.measured.performance if options.performance else None,
-        accuracy=journal.measured.accuracy if options.accuracy else None,
+
+
+def _of_suite(measured: Measured, options: Options) -> Measured:
+    """Return what was measured of the steps asked for."""
+    return replace(
+        measured,
+        performance=measured.performance if options.performance else None,
+        accuracy=measured.accuracy if options.accuracy else None,
     )
-    return measured, kept
+
+
+def _kept(measured: Measured, options: Options) -> list[str]:
+    """Return a note per step that is not measured now."""
+    return [
+        f"{step} was measured at {result.finished} and is kept (--restart measures anew)"
+        for step in options.steps
+        if (result := getattr(measured, step)) is not None
+    ]
+
+
+def _go_on(options: Options) -> str:
+    command = "the same command without --restart" if options.restart else "the same command"
+    return f"what is finished is kept in {options.out}; {command} goes on with it"
 
 
 @contextlib.contextmanager
-def _failures_end(options: Options) -> Iterator[None]:
-    """End the command with one message if the server or a tool fails or the user interrupts.
+def _failures_end(what_now: str) -> Iterator[None]:
+    """End the command with one line if the server or a tool fails or the user interrupts.
+
+    Args:
+        what_now: Added to the line.
 
     Raises:
         typer.Exit: In place of ``ServerError``, ``ToolError`` and ``KeyboardInterrupt``.
@@ -99,15 +150,13 @@ def _failures_end(options: Options) -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
-    go_on = f"what is finished is kept in {options.out}; the same command goes on with it"
     try:
         yield
     except (ServerError, ToolError) as error:
-        say("[bold red]failed:[/]", str(error))
-        say("[yellow]incomplete:[/]", go_on)
+        say("[bold red]failed:[/]", f"{error}{what_now}")
         raise typer.Exit(EXIT_BAD_INPUT) from error
     except KeyboardInterrupt as error:
-        say("[yellow]interrupted:[/]", go_on)
+        say("[yellow]interrupted:[/]", f"by the user{what_now}")
         raise typer.Exit(EXIT_INTERRUPTED) from error
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -115,6 +164,10 @@ def _failures_end(options: Options) -> Iterator[None]:
 
 def _write(report: RegressReport, options: Options) -> None:
     files = write_report(report, options.out)
+    for path, write in ((options.junit, write_junit), (options.markdown, write_markdown)):
+        if path is not None:
+            write(report, path)
+            files.append(path)
     print_report(report, Console(emoji=False))
     if options.save_baseline is not None and report.regressions:
         say("[yellow]not saved:[/]", f"{options.save_baseline}: there is a regression")

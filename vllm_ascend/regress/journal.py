@@ -6,26 +6,32 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_ascend.regress.results import (
     Accuracy,
     AccuracySettings,
+    Load,
     Measured,
     Performance,
     PerformanceSettings,
     Target,
+    load_from_json,
+    load_to_json,
     read_measured,
 )
 from vllm_ascend.replay.report.json_file import write_json, write_whole
 from vllm_ascend.replay.trace import BadInputError
 
+T = TypeVar("T")
+
 _SETTINGS = "settings.json"
 _FINISHED = "finished.json"
 _ANSWERS = "answers.jsonl"
+_LOADS = "loads.jsonl"
 REPORT_JSON = "regress.json"
 REPORT_HTML = "regress.html"
 TOOLS = "tools"
@@ -52,38 +58,77 @@ class Journal:
     """The folder of a run.
 
     ``measured`` holds the finished steps. All changes are on disk when a method returns, and a
-    process that dies at any moment leaves a folder that can be gone on with.
+    process that dies at any moment leaves a folder that can be gone on with. A finished report
+    stays until the next one takes its place.
     """
 
-    def __init__(self, folder: Path, target: Target, *, restart: bool) -> None:
-        """Open a folder, made if there is none.
+    def __init__(self, folder: Path, *, restart: bool = False) -> None:
+        """Read a folder; nothing is written yet.
 
         Args:
-            folder: ``--out``.
-            target: The server that is measured.
-            restart: Forget what was done before.
+            folder: ``--out``; need not be there.
+            restart: Pass over what is in it, which :meth:`open` then removes.
 
         Raises:
-            BadInputError: It holds measurements of another server.
-            OSError: It cannot be written.
+            BadInputError: It is no folder, or what is in it cannot be read.
         """
+        if folder.exists() and not folder.is_dir():
+            raise BadInputError(f"--out {folder}: is a file, not a folder")
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        if restart:
-            self._forget()
-        self._settings = self._read_settings()
-        self._check("server", self._settings.get("target"), asdict(target))
-        self._settings["target"] = asdict(target)
+        self._restart = restart
+        self._settings: dict[str, Any] = {} if restart else self._read_settings()
         finished = folder / _FINISHED
-        self.measured = read_measured(finished, "--out") if finished.exists() else Measured(target)
+        self.measured = Measured(Target("", ""))
+        if finished.exists() and not restart:
+            self.measured = read_measured(finished, "--out")
 
-    def begin(self, step: str, settings: PerformanceSettings | AccuracySettings) -> None:
-        """Note with what settings a step is begun.
+    def open(self, target: Target, *, same_server: bool = False) -> None:
+        """Begin or go on with a run.
+
+        Args:
+            target: The server that is to be measured.
+            same_server: The user says that it is the server of before, where it does not.
 
         Raises:
-            BadInputError: It was begun before, with others.
+            BadInputError: The folder holds measurements of another server, or of one that need
+                not be this one; or it cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self._restart:
+                self._forget()
+        except OSError as error:
+            raise BadInputError(f"--out {self.folder}: {error.strerror}") from error
+        before = self._settings.get("target")
+        self._check("server", before, asdict(target))
+        if before is not None and not target.started and not same_server:
+            raise BadInputError(
+                f"--out {self.folder} holds an interrupted run, and {target.url} does not say when "
+                "it started, so it may be another server: --same-server if it is not, --restart "
+                "to measure anew"
+            )
+        self._settings["target"] = asdict(target)
+        self.measured = replace(self.measured, target=target)
+
+    def check(self, step: str, settings: PerformanceSettings | AccuracySettings) -> None:
+        """Check that a step, if it was begun before, was begun with these settings.
+
+        Raises:
+            BadInputError: It was not.
         """
         self._check(step, self._settings.get(step), asdict(settings))
+
+    def check_url(self, url: str) -> None:
+        """Check that what was measured was measured there.
+
+        Raises:
+            BadInputError: It was not.
+        """
+        self._check("server", asdict(self.measured.target), {"url": url})
+
+    def begin(self, step: str, settings: PerformanceSettings | AccuracySettings) -> None:
+        """Note with what settings a step is begun; see :meth:`check`."""
+        self.check(step, settings)
         self._settings[step] = asdict(settings)
         text = json.dumps(self._settings, indent=1) + "\n"
         write_whole(self.folder / _SETTINGS, text)
@@ -98,20 +143,32 @@ class Journal:
 
     def answers(self) -> dict[int, Answer]:
         """Return the questions answered so far, by number."""
-        return {answer.number: answer for answer in self._read_answers()}
+        answers = self._read(_ANSWERS, lambda line: Answer(**json.loads(line)))
+        return {answer.number: answer for answer in answers}
 
     def keep(self, answer: Answer) -> None:
         """Add the answer to a question."""
-        with (self.folder / _ANSWERS).open("a", encoding="utf-8") as file:
-            # One write, begun on a line of its own: the line before may lack its end.
-            file.write("\n" + json.dumps(asdict(answer)) + "\n")
+        self._add(_ANSWERS, json.dumps(asdict(answer)))
 
-    def _read_answers(self) -> Iterator[Answer]:
-        path = self.folder / _ANSWERS
+    def loads(self) -> list[Load]:
+        """Return the loads put so far, those for warming up first."""
+        return list(self._read(_LOADS, load_from_json))
+
+    def keep_load(self, load: Load) -> None:
+        """Add a load."""
+        self._add(_LOADS, load_to_json(load))
+
+    def _add(self, name: str, line: str) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            # One write, begun on a line of its own: the line before may lack its end.
+            file.write("\n" + line + "\n")
+
+    def _read(self, name: str, parse: Callable[[str], T]) -> Iterator[T]:
+        path = self.folder / name
         for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
             # A line that was being written when the process ended is no JSON.
             with contextlib.suppress(ValueError, TypeError):
-                yield Answer(**json.loads(line))
+                yield parse(line)
 
     def _read_settings(self) -> dict[str, Any]:
         path = self.folder / _SETTINGS
@@ -130,11 +187,11 @@ class Journal:
         ]
         if differences:
             raise BadInputError(
-                f"--out {self.folder} holds another run ({what}: {'; '.join(differences)}): give "
-                "the same settings to go on with it, another folder, or --restart"
+                f"--out {self.folder} holds another run ({what}: {'; '.join(differences)}): go on "
+                "with that one, take another folder, or --restart"
             )
 
     def _forget(self) -> None:
-        for name in (_SETTINGS, _FINISHED, _ANSWERS, REPORT_JSON, REPORT_HTML):
+        for name in (_SETTINGS, _FINISHED, _ANSWERS, _LOADS):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / TOOLS, ignore_errors=True)

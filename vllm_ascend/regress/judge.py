@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_ascend.regress.results import Measured, Performance
+from vllm_ascend.regress.results import Load, Measured
 from vllm_ascend.replay.trace import BadInputError
 
 PASS = "pass"
@@ -35,7 +36,7 @@ class Metric:
         tolerance: Default: how much worse it may be.
         tolerance_unit: ``points`` (of percent), ``%`` of the baseline, or ``standard errors`` of
             the difference.
-        value: Its value in what was measured, ``None`` without one.
+        values: Its values in what was measured, one per load; none if it was not measured.
     """
 
     name: str
@@ -44,41 +45,46 @@ class Metric:
     higher_is_better: bool
     tolerance: float
     tolerance_unit: str
-    value: Callable[[Measured], float | None]
+    values: Callable[[Measured], tuple[float, ...]]
 
 
-def _of_performance(read: Callable[[Performance], float | None]) -> Callable:
-    return lambda measured: None if measured.performance is None else read(measured.performance)
+def _of_loads(read: Callable[[Load], float | None]) -> Callable[[Measured], tuple[float, ...]]:
+    def values(measured: Measured) -> tuple[float, ...]:
+        step = measured.performance
+        read_ = [] if step is None else [read(load) for load in step.loads]
+        return tuple(value for value in read_ if value is not None)
+
+    return values
 
 
 METRICS = (
     Metric(
         *("hit-rate", "hit rate", "% of tokens", True, 0.5, POINTS),
-        _of_performance(lambda step: step.cache.hit_rate_percent),
+        _of_loads(lambda load: load.cache.hit_rate_percent),
     ),
     Metric(
         *("ttft-avg", "TTFT avg", "ms", False, 5.0, PERCENT),
-        _of_performance(lambda step: step.times.ttft_avg_ms),
+        _of_loads(lambda load: load.times.ttft_avg_ms),
     ),
     Metric(
         *("ttft-p90", "TTFT P90", "ms", False, 10.0, PERCENT),
-        _of_performance(lambda step: step.times.ttft_p90_ms),
+        _of_loads(lambda load: load.times.ttft_p90_ms),
     ),
     Metric(
         *("tpot-avg", "TPOT avg", "ms", False, 5.0, PERCENT),
-        _of_performance(lambda step: step.times.tpot_avg_ms),
+        _of_loads(lambda load: load.times.tpot_avg_ms),
     ),
     Metric(
         *("tpot-p90", "TPOT P90", "ms", False, 10.0, PERCENT),
-        _of_performance(lambda step: step.times.tpot_p90_ms),
+        _of_loads(lambda load: load.times.tpot_p90_ms),
     ),
     Metric(
         *("throughput", "throughput", "output tokens/s", True, 5.0, PERCENT),
-        _of_performance(lambda step: step.times.output_tokens_per_s),
+        _of_loads(lambda load: load.times.output_tokens_per_s),
     ),
     Metric(
         *("accuracy", "accuracy", "% of questions", True, 2.0, ERRORS),
-        lambda measured: None if measured.accuracy is None else measured.accuracy.percent,
+        lambda measured: () if measured.accuracy is None else (measured.accuracy.percent,),
     ),
 )
 
@@ -118,21 +124,47 @@ def parse_tolerances(texts: list[str]) -> Tolerances:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """What was measured of one metric.
+
+    Attributes:
+        values: One per load; at least one.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """What is judged."""
+        return statistics.median(self.values)
+
+    @property
+    def range(self) -> float:
+        """From the smallest to the largest."""
+        return max(self.values) - min(self.values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        low, high = min(self.values), max(self.values)
+        return {"median": self.median, "min": low, "max": high, "loads": len(self.values)}
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What is to be said of one metric.
 
     Attributes:
         metric: The metric.
-        now: Its value.
-        baseline: Its value then; ``None`` if nothing is compared, as are the next two.
-        change: From then to now, in :attr:`change_unit`; ``None`` in percent of nothing, too.
+        now: What was measured.
+        baseline: What was measured then; ``None`` if nothing is compared, as are the next two.
+        change: From median to median, in :attr:`change_unit`; ``None`` in percent of nothing, too.
         allowed: The largest change for the worse that passes, with its sign.
         outcome: ``pass``, ``REGRESSION`` or ``not compared``.
     """
 
     metric: Metric
-    now: float
-    baseline: float | None = None
+    now: Figure
+    baseline: Figure | None = None
     change: float | None = None
     allowed: float | None = None
     outcome: str = NOT_COMPARED
@@ -142,13 +174,22 @@ class Verdict:
         """``%`` of the baseline, or ``points``."""
         return PERCENT if self.metric.tolerance_unit == PERCENT else POINTS
 
+    @property
+    def noise(self) -> float | None:
+        """Range of the loads of the noisier side, in :attr:`change_unit`; ``None`` of one load."""
+        figures = [f for f in (self.now, self.baseline) if f is not None and len(f.values) > 1]
+        if self.change_unit == POINTS:
+            return max((figure.range for figure in figures), default=None)
+        return max((100 * f.range / f.median for f in figures if f.median), default=None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {
             "metric": self.metric.name,
             "unit": self.metric.unit,
-            "baseline": self.baseline,
-            "now": self.now,
+            "baseline": None if self.baseline is None else self.baseline.to_dict(),
+            "now": self.now.to_dict(),
+            "noise": self.noise,
             "change": self.change,
             "allowed": self.allowed,
             "change_unit": self.change_unit,
@@ -166,28 +207,29 @@ def judge(now: Measured, baseline: Measured | None, tolerances: Tolerances) -> l
     """
     verdicts = []
     for metric in METRICS:
-        new = metric.value(now)
-        old = None if baseline is None else metric.value(baseline)
-        if new is not None and old is not None and baseline is not None:
+        new = metric.values(now)
+        old = () if baseline is None else metric.values(baseline)
+        if new and old and baseline is not None:
             tolerance = tolerances.of(metric)
             if metric.tolerance_unit == ERRORS:
                 tolerance *= _accuracy_error(now, baseline)
-            verdicts.append(_compare(metric, new, old, tolerance))
-        elif new is not None:
-            verdicts.append(Verdict(metric, new))
+            verdicts.append(_compare(metric, Figure(new), Figure(old), tolerance))
+        elif new:
+            verdicts.append(Verdict(metric, Figure(new)))
     return verdicts
 
 
-def _compare(metric: Metric, now: float, baseline: float, tolerance: float) -> Verdict:
-    """Return the verdict on two values; ``tolerance`` is in percent or in points."""
+def _compare(metric: Metric, new: Figure, old: Figure, tolerance: float) -> Verdict:
+    """Return the verdict on two figures; ``tolerance`` is in percent or in points."""
+    now, baseline = new.median, old.median
     is_relative = metric.tolerance_unit == PERCENT
     allowed = baseline * tolerance / 100.0 if is_relative else tolerance
     worse = baseline - now if metric.higher_is_better else now - baseline
     change = now - baseline
     return Verdict(
         metric,
-        now,
-        baseline,
+        new,
+        old,
         change=change if not is_relative else 100.0 * change / baseline if baseline else None,
         allowed=-tolerance if metric.higher_is_better else tolerance,
         outcome=REGRESSION if worse > allowed + _ROUNDING * max(now, baseline) else PASS,

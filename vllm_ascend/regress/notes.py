@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from vllm_ascend.regress.judge import Verdict
 from vllm_ascend.regress.results import WARM_UPS, Accuracy, Measured, Performance
 
 # A prompt's text is cut into tokens anew by the server, which need not give as many.
@@ -22,17 +25,37 @@ def notes_on(measured: Measured, baseline: Measured | None) -> list[str]:
 def _on_targets(measured: Measured, baseline: Measured) -> list[str]:
     now, before = measured.target, baseline.target
     pairs = [("model", before.model, now.model), ("vLLM", before.vllm_version, now.vllm_version)]
-    return [
+    notes = [
         f"the baseline was measured with {what} {old or '?'}, this run with {new or '?'}"
         for what, old, new in pairs
         if old != new
+    ]
+    if measured.performance is not None and baseline.performance is not None:
+        settings = measured.performance.settings, baseline.performance.settings
+        loads, loads_before = (f"{s.repeats} behind {s.warmup} to warm up" for s in settings)
+        if loads != loads_before:
+            notes.append(f"the baseline's loads were {loads_before}, this run's {loads}")
+    return notes
+
+
+def notes_on_noise(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a note per metric whose verdict the noise alone could have made."""
+    return [
+        f"{verdict.metric.title}: loads of the same server differ by {verdict.noise:,.2f} "
+        f"{verdict.change_unit}, more than what is allowed: a quieter machine or a larger "
+        "--repeats makes the verdict mean more"
+        for verdict in verdicts
+        if verdict.noise is not None
+        and verdict.allowed is not None
+        and verdict.noise > abs(verdict.allowed)
     ]
 
 
 def _on_performance(step: Performance) -> list[str]:
     notes = []
-    wanted = step.settings.requests * step.settings.input_tokens
-    sent, looked_up = step.times.prompt_tokens, step.cache.query_tokens
+    wanted = len(step.loads) * step.settings.requests * step.settings.input_tokens
+    sent = step.total(lambda load: load.times.prompt_tokens)
+    looked_up = step.total(lambda load: load.cache.query_tokens)
     sent_in_all = sent * (1 + WARM_UPS / step.settings.requests)
     if abs(sent - wanted) > _MOST_DRIFT * wanted:
         notes.append(
@@ -46,7 +69,8 @@ def _on_performance(step: Performance) -> list[str]:
             f"the server looked up {looked_up:,} prompt tokens, the tool sent {sent_in_all:,.0f}: "
             "it had other clients meanwhile, or preempted requests"
         )
-    if step.times.output_tokens != step.times.requests * step.settings.output_tokens:
+    expected = step.settings.requests * step.settings.output_tokens
+    if any(load.times.output_tokens != expected for load in step.loads):
         notes.append("not all answers had as many tokens as asked for")
     return notes
 

@@ -14,6 +14,7 @@ from vllm_ascend.regress.judge import Tolerances
 from vllm_ascend.regress.results import (
     ACCURACY,
     AIS_BENCH,
+    HOW_OFTEN,
     PERFORMANCE,
     VLLM,
     AccuracySettings,
@@ -22,6 +23,8 @@ from vllm_ascend.regress.results import (
     read_measured,
 )
 from vllm_ascend.regress.server import ServedModel
+from vllm_ascend.regress.tokenizer import find_tokenizer
+from vllm_ascend.replay.http_access import HttpAccess
 from vllm_ascend.replay.trace import BadInputError
 
 AUTO = "auto"
@@ -33,6 +36,7 @@ class Options:
 
     Attributes:
         url: The server.
+        access: API key and TLS.
         out: Folder of the run.
         performance: The load, if it is in the suite.
         accuracy: How to ask, if that is in the suite.
@@ -41,12 +45,17 @@ class Options:
         tokenizer: Folder or repository; by default what the server was started with.
         baseline_file: What to compare with.
         save_baseline: Where to keep what was measured.
+        junit: Where to write the verdicts as JUnit's XML.
+        markdown: The same as Markdown.
         tolerances: How much worse a metric may be.
         timeout_s: Longest time for the answer to one question.
         restart: Forget what is in ``out``.
+        rejudge: Judge what is in ``out``, and measure nothing.
+        same_server: Whether the user says that an interrupted run was of this very server.
     """
 
     url: str
+    access: HttpAccess
     out: Path
     performance: PerformanceSettings | None
     accuracy: AccuracySettings | None
@@ -55,9 +64,53 @@ class Options:
     tokenizer: str | None
     baseline_file: Path | None
     save_baseline: Path | None
+    junit: Path | None
+    markdown: Path | None
     tolerances: Tolerances
     timeout_s: float
     restart: bool
+    rejudge: bool
+    same_server: bool
+
+    @property
+    def steps(self) -> dict[str, PerformanceSettings | AccuracySettings]:
+        """The steps of the suite, by name."""
+        both = {PERFORMANCE: self.performance, ACCURACY: self.accuracy}
+        return {name: settings for name, settings in both.items() if settings is not None}
+
+    def check_access(self) -> None:
+        """Check that the tools can do what is asked for.
+
+        Raises:
+            BadInputError: They cannot.
+        """
+        uses_ais_bench = any(step.tool == AIS_BENCH for step in self.steps.values())
+        if uses_ais_bench and not self.access.verify_tls:
+            raise BadInputError(
+                f"--insecure: {ais_bench.NAME} verifies certificates and cannot be told not to; "
+                f"choose --tool {VLLM}, or name the certificate in SSL_CERT_FILE"
+            )
+
+    def check_files(self) -> None:
+        """Make sure that results can be written where they shall be.
+
+        Raises:
+            BadInputError: They cannot; names the option.
+        """
+        files = {
+            "--save-baseline": self.save_baseline,
+            "--junit": self.junit,
+            "--markdown": self.markdown,
+        }
+        for option, path in files.items():
+            if path is None:
+                continue
+            if path.is_dir():
+                raise BadInputError(f"{option} {path}: is a folder, not a file to write")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInputError(f"{option} {path}: {error.strerror}") from error
 
     def read_baseline(self) -> Measured | None:
         """Return what to compare with, if there is anything.
@@ -68,12 +121,8 @@ class Options:
         if self.baseline_file is None:
             return None
         baseline = read_measured(self.baseline_file, "--baseline")
-        for step, now, before in (
-            (PERFORMANCE, self.performance, baseline.performance),
-            (ACCURACY, self.accuracy, baseline.accuracy),
-        ):
-            if now is None:
-                continue
+        for step, now in self.steps.items():
+            before = getattr(baseline, step)
             if before is None:
                 raise BadInputError(
                     f"--baseline {self.baseline_file}: {step} was not measured then: choose "
@@ -82,7 +131,7 @@ class Options:
             differences = [
                 f"{name} {old!r}, now {getattr(now, name)!r}"
                 for name, old in vars(before.settings).items()
-                if old != getattr(now, name)
+                if old != getattr(now, name) and name not in HOW_OFTEN
             ]
             if differences:
                 raise BadInputError(
@@ -92,19 +141,15 @@ class Options:
         return baseline
 
     def find_tokenizer(self, model: ServedModel) -> str:
-        """Return the tokenizer that the tools are to cut prompts with: a folder or a repository.
+        """Return the tokenizer that the tools are to cut prompts with; empty if none does.
 
         Raises:
-            BadInputError: AISBench is to measure, which needs a folder.
+            BadInputError: It cannot be used.
         """
-        name = self.tokenizer or model.root
-        folder = Path(name)
-        if folder.is_dir():
-            return str(folder.resolve())  # tools run in folders of their own
-        steps = [step for step in (self.performance, self.accuracy) if step is not None]
-        if any(step.tool == AIS_BENCH for step in steps):
-            raise BadInputError(f"--tokenizer {name}: {ais_bench.NAME} needs a folder that is here")
-        return name
+        tools = {step.tool for step in self.steps.values()}
+        if self.performance is None and AIS_BENCH not in tools:
+            return ""  # questions go as text
+        return find_tokenizer(self.tokenizer, model.root, tool=tools.pop())
 
     def check_fits(self, model: ServedModel) -> None:
         """Check that the model takes what will be sent.

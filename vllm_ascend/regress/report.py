@@ -15,11 +15,11 @@ from rich.table import Table
 
 from vllm_ascend.regress.journal import REPORT_HTML, REPORT_JSON
 from vllm_ascend.regress.judge import PASS, REGRESSION, Verdict
-from vllm_ascend.regress.results import AIS_BENCH, VLLM, Measured
+from vllm_ascend.regress.results import AIS_BENCH, VLLM, Measured, Performance
 from vllm_ascend.replay.report.json_file import write_json
 from vllm_ascend.replay.report.page import write_page
 
-COLUMNS = ("", "baseline", "now", "change", "allowed", "verdict")
+COLUMNS = ("", "baseline", "now", "change", "allowed", "noise", "verdict")
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,13 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
     """Return a row of the table."""
     return (
         f"{verdict.metric.title}, {verdict.metric.unit}",
-        _number(verdict.baseline),
-        _number(verdict.now),
+        "-" if verdict.baseline is None else f"{verdict.baseline.median:,.2f}",
+        f"{verdict.now.median:,.2f}",
         _change(verdict.change, verdict.change_unit),
         _change(verdict.allowed, verdict.change_unit),
+        "-" if verdict.noise is None else f"{verdict.noise:,.2f}",
         verdict.outcome,
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
 
 
 def _change(value: float | None, unit: str) -> str:
@@ -98,19 +95,7 @@ def facts(measured: Measured) -> list[tuple[str, str]]:
     vllm = f", vLLM {target.vllm_version}" if target.vllm_version else ""
     rows = [("server", f"{target.url}, model {target.model}{vllm}")]
     if measured.performance is not None:
-        settings, times = measured.performance.settings, measured.performance.times
-        cache = measured.performance.cache
-        load = (
-            f"{settings.requests:,} requests, {settings.concurrency} in flight, "
-            f"{settings.input_tokens:,} tokens in ({settings.shared_percent} % shared), "
-            f"{settings.output_tokens:,} out, by {_TOOLS[settings.tool]}"
-        )
-        rows += [
-            ("load", load),
-            ("load ended", f"{measured.performance.finished}, after {times.seconds:,.1f} s"),
-            ("hit tokens", f"{cache.hit_tokens:,} of {cache.query_tokens:,} looked up"),
-            *((name, f"{value:,.0f}") for name, value in cache.counters.items()),
-        ]
+        rows += _facts_of_load(measured.performance)
     if measured.accuracy is not None:
         step, how = measured.accuracy, measured.accuracy.settings
         rows += [
@@ -120,6 +105,26 @@ def facts(measured: Measured) -> list[tuple[str, str]]:
             ("questions ended", step.finished),
         ]
     return rows
+
+
+def _facts_of_load(step: Performance) -> list[tuple[str, str]]:
+    settings = step.settings
+    load = (
+        f"{settings.requests:,} requests, {settings.concurrency} in flight, "
+        f"{settings.input_tokens:,} tokens in ({settings.shared_percent} % shared), "
+        f"{settings.output_tokens:,} out, by {_TOOLS[settings.tool]}"
+    )
+    times = f"{settings.repeats} (medians are judged), behind {settings.warmup} for warming up"
+    seconds = step.total(lambda load: load.times.seconds)
+    hits = step.total(lambda load: load.cache.hit_tokens)
+    queries = step.total(lambda load: load.cache.query_tokens)
+    return [
+        ("load", load),
+        ("loads", times),
+        ("loads ended", f"{step.finished}, {seconds:,.1f} s in all"),
+        ("hit tokens", f"{hits:,} of {queries:,} looked up"),
+        *((name, f"{value:,.0f}") for name, value in step.counters.items()),
+    ]
 
 
 def print_report(report: RegressReport, console: Console) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from vllm_ascend.replay.trace import BadInputError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # The steps, by their names in JSON.
 PERFORMANCE = "performance"
 ACCURACY = "accuracy"
@@ -22,23 +23,30 @@ VLLM = "vllm"
 # without it, chance decides how many of the first requests are looked up before it is.
 WARM_UPS = 1
 
+# Settings of a load that may differ from the baseline's: both are medians of the same load.
+HOW_OFTEN = ("warmup", "repeats")
+
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server.
+    """The server, one start of it; what it does not say of itself is empty.
 
     Attributes:
         url: Its address.
         model: Name of the model.
-        vllm_version: As the server says; empty if it does not.
+        vllm_version: Of vLLM.
+        root: The model's folder or repository.
+        started: When its process started, ISO 8601.
     """
 
     url: str
     model: str
     vllm_version: str = ""
+    root: str = ""
+    started: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class PerformanceSettings:
         concurrency: Requests in flight.
         requests: Requests in all.
         shared_percent: Share of a prompt that all prompts begin with.
+        warmup: Loads ahead that are not counted.
+        repeats: Loads that are; figures are their medians.
     """
 
     tool: str
@@ -60,6 +70,8 @@ class PerformanceSettings:
     concurrency: Count
     requests: Count
     shared_percent: Count
+    warmup: Count = 0
+    repeats: Annotated[int, Field(ge=1)] = 1
 
     @property
     def shared_tokens(self) -> int:
@@ -115,20 +127,43 @@ class CacheUse:
 
 
 @dataclass(frozen=True)
+class Load:
+    """One load, put on the server once.
+
+    Attributes:
+        times: As the tool measured them.
+        cache: As the server counted.
+    """
+
+    times: Times
+    cache: CacheUse
+
+
+@dataclass(frozen=True)
 class Performance:
     """The performance step.
 
     Attributes:
         settings: The load.
-        times: As the tool measured them.
-        cache: As the server counted.
+        loads: What was measured, each time it was put.
         finished: When, ISO 8601.
     """
 
     settings: PerformanceSettings
-    times: Times
-    cache: CacheUse
+    loads: Annotated[tuple[Load, ...], Field(min_length=1)]
     finished: str
+
+    def total(self, value: Callable[[Load], float]) -> float:
+        """Return the sum over all loads."""
+        return sum(map(value, self.loads))
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """The sums of the other counters."""
+        names = {name: None for load in self.loads for name in load.cache.counters}
+        return {
+            name: sum(load.cache.counters.get(name, 0.0) for load in self.loads) for name in names
+        }
 
 
 @dataclass(frozen=True)
@@ -196,14 +231,29 @@ class Measured:
         """Return the JSON form, with derived rates beside the counts they come from."""
         data = _ADAPTER.dump_python(self)
         if self.performance is not None:
-            cache = self.performance.cache
-            data[PERFORMANCE]["cache"]["hit_rate_percent"] = cache.hit_rate_percent
+            for load, entry in zip(self.performance.loads, data[PERFORMANCE]["loads"], strict=True):
+                entry["cache"]["hit_rate_percent"] = load.cache.hit_rate_percent
         if self.accuracy is not None:
             data[ACCURACY]["percent"] = self.accuracy.percent
         return data
 
 
 _ADAPTER = TypeAdapter(Measured)
+_LOADS = TypeAdapter(Load)
+
+
+def load_to_json(load: Load) -> str:
+    """Return a load as a line of JSON."""
+    return _LOADS.dump_json(load).decode()
+
+
+def load_from_json(text: str) -> Load:
+    """Return the load of a line.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return _LOADS.validate_json(text)
 
 
 def read_measured(path: Path, what: str) -> Measured:
@@ -218,7 +268,7 @@ def read_measured(path: Path, what: str) -> Measured:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        measured = _ADAPTER.validate_python(data)
+        measured = _ADAPTER.validate_python(_in_this_schema(data))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
@@ -230,3 +280,14 @@ def read_measured(path: Path, what: str) -> Measured:
             f"{what} {path}: schema_version {measured.schema_version}, expected {SCHEMA_VERSION}"
         )
     return measured
+
+
+def _in_this_schema(data: Any) -> Any:
+    """Return what a file of schema 1, which knew one load alone, means in this one."""
+    if not isinstance(data, dict) or data.get("schema_version") != 1:
+        return data
+    step = data.get(PERFORMANCE)
+    if isinstance(step, dict):
+        loads = [{name: step.get(name) for name in ("times", "cache")}]
+        step = {**step, "loads": loads}
+    return {**data, PERFORMANCE: step, "schema_version": SCHEMA_VERSION}

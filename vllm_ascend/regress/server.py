@@ -7,12 +7,14 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_ascend.regress.results import CacheUse, Target
+from vllm_ascend.replay.http_access import API_KEY_VARIABLE, HttpAccess
 from vllm_ascend.replay.http_client import ServerError
 from vllm_ascend.replay.trace import BadInputError
 
@@ -27,6 +29,8 @@ OTHER_COUNTERS = (
     "vllm_ascend:kv_cache_evictions_total",
     "vllm_ascend:junction_misses_total",
 )
+_STARTED = "process_start_time_seconds"
+_UNVERIFIED = "CERTIFICATE_VERIFY_FAILED"  # OpenSSL's words
 _PATIENCE_S = 30.0
 _BODY_CHARACTERS = 300
 
@@ -56,29 +60,36 @@ def server_errors(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException as error:
-        raise ServerError(f"{url}: no answer in time ({type(error).__name__})") from error
+        raise ServerError(f"--url {url}: no answer in time ({type(error).__name__})") from error
     except httpx.HTTPStatusError as error:
         text = error.response.text[:_BODY_CHARACTERS].strip()
-        raise ServerError(f"{url}: status {error.response.status_code}: {text}") from error
+        status = error.response.status_code
+        is_locked = status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+        hint = f" (the key: --api-key or {API_KEY_VARIABLE})" if is_locked else ""
+        raise ServerError(f"--url {url}: status {status}: {text}{hint}") from error
     except httpx.HTTPError as error:
         what = str(error) or type(error).__name__
-        raise ServerError(f"{url}: cannot be reached ({what})") from error
+        hint = "; --insecure takes any certificate" if _UNVERIFIED in what else ""
+        raise ServerError(f"--url {url}: cannot be reached ({what}{hint})") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ServerError(f"{url}: the answer makes no sense ({error!r})") from error
+        what = "is this an OpenAI-compatible server of one model or more?"
+        raise ServerError(f"--url {url}: the answer makes no sense ({error!r}): {what}") from error
 
 
 class Server:
     """Asks one server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: HttpAccess) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             url: As :func:`vllm_ascend.replay.http_client.base_url` returns it.
+            access: API key and TLS.
         """
         self.url = url
+        self.access = access
         # A proxy in between would count as part of the server.
-        self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False)
+        self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False, **access.client_arguments())
 
     def model(self, name: str | None) -> ServedModel:
         """Return a model of the server, by default its first.
@@ -102,25 +113,48 @@ class Server:
         return by_name[name]
 
     def target(self, model: ServedModel) -> Target:
-        """Return what is measured."""
+        """Return what is measured.
+
+        Raises:
+            ServerError: The server's counters cannot be read.
+        """
         try:
             version = str(self._get(f"{self.url}/version").json()["version"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             version = ""  # other servers than vLLM's need not have it
-        return Target(self.url, model.name, version)
+        started = self._metrics().started
+        return Target(self.url, model.name, version, model.root, started)
 
-    def counters(self) -> dict[str, float]:
+    def counters(self) -> Mapping[str, float]:
         """Return all counters, summed over engines and other labels.
 
         Raises:
             ServerError: The server cannot be reached or counts no look-ups of a prefix cache.
         """
+        counters = self._metrics().counters
+        if QUERIES not in counters or HITS not in counters:
+            raise ServerError(
+                f"--url {self.url}/metrics: there is no {QUERIES} and {HITS}; vLLM serves both"
+            )
+        return counters
+
+    def check_start(self, target: Target) -> None:
+        """Check that the server has not been started anew since it was asked for its target.
+
+        Raises:
+            ServerError: It has.
+        """
+        started = self._metrics().started
+        if started != target.started:
+            raise ServerError(
+                f"--url {self.url}: the server was started anew meanwhile ({target.started}, now "
+                f"{started})"
+            )
+
+    def _metrics(self) -> Metrics:
         url = f"{self.url}/metrics"
         with server_errors(url):
-            counters = parse_counters(self._get(url).text)
-        if QUERIES not in counters or HITS not in counters:
-            raise ServerError(f"{url}: there is no {QUERIES} and {HITS}; vLLM serves both")
-        return counters
+            return parse_metrics(self._get(url).text)
 
     def _get(self, url: str) -> httpx.Response:
         return self._http.get(url).raise_for_status()
@@ -131,18 +165,37 @@ def _max_model_len(entry: Mapping[str, Any]) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def parse_counters(text: str) -> dict[str, float]:
-    """Return the counters of a Prometheus page by name, summed over their labels.
+@dataclass(frozen=True)
+class Metrics:
+    """What ``/metrics`` says.
+
+    Attributes:
+        counters: By name, summed over their labels.
+        started: When the process started, ISO 8601; empty if it does not say, as vLLM does not
+            with several API servers.
+    """
+
+    counters: Mapping[str, float]
+    started: str
+
+
+def parse_metrics(text: str) -> Metrics:
+    """Read a Prometheus page.
 
     Raises:
         ValueError: It is no such page.
     """
     counters: dict[str, float] = defaultdict(float)
+    started = ""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 counters[sample.name] += sample.value
-    return dict(counters)
+            elif sample.name == _STARTED:
+                # To the millisecond: Linux tells it in hundredths of a second.
+                when = datetime.fromtimestamp(sample.value, timezone.utc)
+                started = when.isoformat(timespec="milliseconds")
+    return Metrics(dict(counters), started)
 
 
 def cache_use(before: Mapping[str, float], after: Mapping[str, float]) -> CacheUse:

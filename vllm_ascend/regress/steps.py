@@ -21,6 +21,7 @@ from vllm_ascend.regress.results import (
     PERFORMANCE,
     Accuracy,
     AccuracySettings,
+    Load,
     Performance,
     PerformanceSettings,
 )
@@ -46,7 +47,7 @@ class Run:
 
 
 def measure_performance(run: Run, settings: PerformanceSettings) -> None:
-    """Put the load on the server, unless that is done already.
+    """Put the load on the server as often as it is not done yet.
 
     Raises:
         ServerError: It cannot be reached.
@@ -56,18 +57,35 @@ def measure_performance(run: Run, settings: PerformanceSettings) -> None:
     run.journal.begin(PERFORMANCE, settings)
     if run.journal.measured.performance is not None:
         return
+    loads = run.journal.loads()
+    for number in range(len(loads), settings.warmup + settings.repeats):
+        loads.append(_put_load(run, settings, _name_of_load(number, settings)))
+        run.journal.keep_load(loads[-1])
+    run.journal.finish(Performance(settings, tuple(loads[settings.warmup :]), _now()))
+
+
+def _name_of_load(number: int, settings: PerformanceSettings) -> str:
+    """Return what the ``number``-th load, from 0, is for."""
+    counted = number - settings.warmup + 1
+    return f"{PERFORMANCE}, " + (f"{counted} of {settings.repeats}" if counted > 0 else "warm-up")
+
+
+def _put_load(run: Run, settings: PerformanceSettings, name: str) -> Load:
+    """Put the load on the server once."""
     measure = ais_bench.measure if settings.tool == AIS_BENCH else vllm_bench.measure
     before = run.server.counters()
-    with _requests_bar(run.server, PERFORMANCE, settings.requests) as tick:
+    with _requests_bar(run.server, name, settings.requests) as tick:
         times = measure(
             run.journal.measured.target,
             settings,
+            access=run.server.access,
             tokenizer=run.tokenizer,
             folder=_tool_folder(run, PERFORMANCE, settings.tool),
             tick=tick,
         )
-    cache = cache_use(before, run.server.counters())
-    run.journal.finish(Performance(settings, times, cache, _now()))
+    after = run.server.counters()
+    run.server.check_start(run.journal.measured.target)
+    return Load(times, cache_use(before, after))
 
 
 def measure_accuracy(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -> None:
@@ -87,7 +105,9 @@ def measure_accuracy(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -
     if run.journal.measured.accuracy is not None:
         return
     ask = _ask_with_ais_bench if settings.tool == AIS_BENCH else _ask
-    run.journal.finish(ask(run, settings, gpqa))
+    result = ask(run, settings, gpqa)
+    run.server.check_start(run.journal.measured.target)
+    run.journal.finish(result)
 
 
 def _ask_with_ais_bench(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -> Accuracy:
@@ -95,6 +115,7 @@ def _ask_with_ais_bench(run: Run, settings: AccuracySettings, gpqa: QuestionFile
         correct, unanswered = ais_bench.ask(
             run.journal.measured.target,
             settings,
+            access=run.server.access,
             tokenizer=run.tokenizer,
             questions=gpqa.path,
             folder=_tool_folder(run, ACCURACY, settings.tool),
@@ -117,6 +138,7 @@ def _ask(run: Run, settings: AccuracySettings, gpqa: QuestionFile) -> Accuracy:
             run.journal.measured.target,
             settings,
             [question for question in gpqa.questions if question.number not in done],
+            access=run.server.access,
             timeout_s=run.timeout_s,
             keep=keep,
         )

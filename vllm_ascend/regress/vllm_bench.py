@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_ascend.regress.process import ToolError, run_tool
 from vllm_ascend.regress.results import WARM_UPS, PerformanceSettings, Target, Times
+from vllm_ascend.replay.http_access import HttpAccess
 
 NAME = "vllm bench serve"
 _RESULT = "result.json"
@@ -21,6 +22,7 @@ def measure(
     target: Target,
     settings: PerformanceSettings,
     *,
+    access: HttpAccess,
     tokenizer: str,
     folder: Path,
     tick: Callable[[], None],
@@ -30,6 +32,7 @@ def measure(
     Args:
         target: The server.
         settings: The load.
+        access: API key and TLS.
         tokenizer: Of the model: a folder or a repository.
         folder: For the result and the log; made anew.
         tick: See :func:`run_tool`.
@@ -44,7 +47,9 @@ def measure(
     # Each attempt has prompts of its own: an earlier one's would be in the cache already.
     seed = random.randrange(1 << 31)
     command = bench_command(target, settings, tokenizer=tokenizer, folder=folder, seed=seed)
-    run_tool(command, folder=folder, log=log, tick=tick)
+    command += [] if access.verify_tls else ["--insecure"]
+    # It looks for the key in the same variable as this command.
+    run_tool(command, folder=folder, log=log, tick=tick, api_key=access.api_key)
     try:
         return parse_result(json.loads(result.read_text(encoding="utf-8")), settings)
     except (OSError, ValueError, LookupError, TypeError) as error:

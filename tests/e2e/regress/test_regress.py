@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,18 @@ NUM_QUESTIONS = 8
 ANSWERED = "vllm:request_success_total"
 LOAD = (
     *("--tool", "vllm", "--input-tokens", "1000", "--output-tokens", "8", "--requests", "8"),
-    *("--concurrency", "2", "--gpqa-file", str(QUESTIONS), "--gpqa-max-tokens", "100"),
+    *(
+        "--warmup",
+        "0",
+        "--repeats",
+        "2",
+        "--concurrency",
+        "2",
+        "--gpqa-file",
+        str(QUESTIONS),
+        "--gpqa-max-tokens",
+        "100",
+    ),
 )
 _PATIENCE_S = 600
 
@@ -96,9 +108,10 @@ def test_an_interrupted_run_goes_on(server, folder):
     assert "performance was measured at" in said
 
 
-def test_it_reports_what_the_server_counted(folder):
+def test_it_reports_what_the_server_counted(server, folder):
     report = json.loads((folder / "out" / "regress.json").read_text())
-    times, cache = report["performance"]["times"], report["performance"]["cache"]
+    (load,) = report["performance"]["loads"]
+    times, cache = load["times"], load["cache"]
     assert (times["requests"], times["output_tokens"]) == (8, 64)
     assert times["prompt_tokens"] == pytest.approx(8000, rel=0.05)
     # The first prompt is sent twice.
@@ -110,23 +123,34 @@ def test_it_reports_what_the_server_counted(folder):
     assert times["ttft_avg_ms"] > 0 and 0 < times["tpot_avg_ms"] <= 2 * times["tpot_p90_ms"]
     assert report["accuracy"]["settings"]["questions"] == NUM_QUESTIONS
     assert report["accuracy"]["cut"] <= NUM_QUESTIONS
-    assert report["target"]["vllm_version"] == "0.20.2"
+    target = report["target"]
+    assert (target["vllm_version"], target["root"]) == ("0.20.2", str(server.model))
+    # As the process itself knows it, to a hundredth of a second.
+    started = datetime.fromisoformat(target["started"]).timestamp()
+    assert started == pytest.approx(server.metric("process_start_time_seconds"), abs=0.001)
 
 
 def test_what_is_as_good_as_its_baseline_passes(server, folder):
-    code, said = run(server, folder / "out", "--baseline", str(folder / "base.json"))
+    code, said = run(server, folder / "out", "--rejudge", "--baseline", str(folder / "base.json"))
     assert code == 0, said
     assert "no regression in 7 metrics" in said
+
+
+def test_a_finished_run_is_not_passed_off_as_a_new_one(server, folder):
+    before = server.metric(ANSWERED)
+    code, said = run(server, folder / "out", "--baseline", str(folder / "base.json"))
+    assert code == 2 and "holds a finished run" in said, said
+    assert server.metric(ANSWERED) == before
 
 
 def test_what_is_worse_than_its_baseline_does_not(server, folder):
     """The baseline is made better where a server gets worse that loses its prefix cache."""
     baseline = json.loads((folder / "base.json").read_text())
-    performance = baseline["performance"]
-    performance["cache"]["hit_tokens"] += performance["cache"]["query_tokens"] // 100
-    performance["times"]["ttft_p90_ms"] *= 0.8
+    (load,) = baseline["performance"]["loads"]
+    load["cache"]["hit_tokens"] += load["cache"]["query_tokens"] // 100
+    load["times"]["ttft_p90_ms"] *= 0.8
     (folder / "better.json").write_text(json.dumps(baseline))
-    code, said = run(server, folder / "out", "--baseline", str(folder / "better.json"))
+    code, said = run(server, folder / "out", "--rejudge", "--baseline", str(folder / "better.json"))
     assert code == 1, said
     assert "2 of 7 metrics regressed: hit rate, TTFT P90" in said
 

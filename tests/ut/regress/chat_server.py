@@ -2,10 +2,14 @@
 """A server on a real socket: a model's name, counters, and scripted answers to questions."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+REFUSED = (401, {"error": "Unauthorized"})  # as vLLM answers
 
 
 @dataclass
@@ -17,8 +21,17 @@ class ChatServer:
         fails_from: Number of the request from which on all get status 500.
         prompt_tokens: Look-ups that each completion counts.
         hit_tokens: Hits that each completion counts.
+        hits_of_load: Number of the load, from 0 -> hits of each of its completions, in place of
+            ``hit_tokens``.
+        requests_of_load: Completions of a load.
         max_model_len: As ``/v1/models`` says.
         has_cache_counters: Whether ``/metrics`` has those of the prefix cache.
+        started: Start of the process as ``/metrics`` says; ``None`` if it does not.
+        root: What the model was loaded from.
+        version: Of vLLM.
+        api_key: What requests below ``/v1`` must show; ``None`` if nothing.
+        certificate: File with a key and a certificate, to speak TLS with; ``None`` for plain HTTP.
+        on_post: Called with each request that asks for tokens.
         bodies: Of all requests, with their paths.
     """
 
@@ -26,8 +39,16 @@ class ChatServer:
     fails_from: int | None = None
     prompt_tokens: int = 1000
     hit_tokens: int = 750
+    hits_of_load: Callable[[int], int] | None = None
+    requests_of_load: int = 0
     max_model_len: int = 100_000
     has_cache_counters: bool = True
+    started: float | None = 1_700_000_000.25
+    root: str = "/models/tiny"
+    version: str = "0.20.2"
+    api_key: str | None = None
+    certificate: Path | None = None
+    on_post: Callable[[], object] = lambda: None
     bodies: list = field(default_factory=list)
 
     def __enter__(self):
@@ -35,11 +56,16 @@ class ChatServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                self._reply(*outer.get(self.path))
+                self._reply(*(outer.get(self.path) if self._is_let_in() else REFUSED))
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._reply(*outer.post(self.path, body))
+                self._reply(*(outer.post(self.path, body) if self._is_let_in() else REFUSED))
+
+            def _is_let_in(self):
+                given = self.headers.get("Authorization")
+                is_asked = outer.api_key is not None and self.path.startswith("/v1")
+                return not is_asked or given == f"Bearer {outer.api_key}"
 
             def log_message(self, *_):
                 pass
@@ -51,9 +77,14 @@ class ChatServer:
                 self.wfile.write(text.encode())
 
         self._lock = threading.Lock()
-        self._completions = 0
+        self._completions = self._hits = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if self.certificate is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
@@ -68,27 +99,35 @@ class ChatServer:
 
     def get(self, path):
         """Answer a GET."""
-        model = {"id": "tiny", "root": "/models/tiny", "max_model_len": self.max_model_len}
+        model = {"id": "tiny", "root": self.root, "max_model_len": self.max_model_len}
         pages = {
             "/v1/models": {"data": [model]},
-            "/version": {"version": "0.20.2"},
+            "/version": {"version": self.version},
             "/metrics": self._metrics(),
         }
         return (200, pages[path]) if path in pages else (404, "no such page")
 
     def post(self, path, body):
         """Answer a POST."""
+        self.on_post()
         with self._lock:
             number = len(self.bodies)
             self.bodies.append((path, body))
             fails = self.fails_from is not None and number >= self.fails_from
-            self._completions += not fails and path == "/v1/completions"
+            if not fails and path == "/v1/completions":
+                self._count_completion()
         if fails:
             return 500, "the engine died"
         if path == "/v1/completions":
             return 200, {"choices": [{"text": "x"}]}
         choice = {"message": {"content": self.answer(number)}, "finish_reason": "stop"}
         return 200, {"choices": [choice]}
+
+    def _count_completion(self):
+        if self.hits_of_load is not None and self._completions % self.requests_of_load == 0:
+            self.hit_tokens = self.hits_of_load(self._completions // self.requests_of_load)
+        self._completions += 1
+        self._hits += self.hit_tokens
 
     def _metrics(self):
         counts = {
@@ -97,9 +136,12 @@ class ChatServer:
         }
         if self.has_cache_counters:
             counts["vllm:prefix_cache_queries_total"] = self.prompt_tokens * self._completions
-            counts["vllm:prefix_cache_hits_total"] = self.hit_tokens * self._completions
+            counts["vllm:prefix_cache_hits_total"] = self._hits
         lines = [
             f'# TYPE {name} counter\n{name}{{engine="0",model_name="tiny"}} {count:.1f}\n'
             for name, count in counts.items()
         ]
+        if self.started is not None:
+            name = "process_start_time_seconds"
+            lines.append(f"# TYPE {name} gauge\n{name} {self.started!r}\n")
         return "".join(lines)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for the command ``ais_bench``, which has an environment of its own.
 
-It takes the arguments that ours gives, reads a configuration as ours writes it, sends as many
-requests, and leaves result files in the real format. ``FAKE_AIS_BENCH`` in the environment makes
-it misbehave: ``fail``, ``lose`` (a request), or ``hang``.
+It takes the arguments that ours gives, reads a configuration as ours writes it (with variables of
+the environment in it, which it tells to its log, as mmengine does), sends as many requests, and
+leaves result files in the real format. ``FAKE_AIS_BENCH`` in the environment makes it misbehave:
+``fail``, ``quit`` (in the midst), ``lose`` (a request), or ``hang``.
 """
 
 import argparse
 import csv
 import json
 import os
+import re
 import sys
 import time
 import urllib.request
@@ -18,12 +20,27 @@ from pathlib import Path
 from tests.ut.regress.ais_bench_files import write_accuracy, write_performance
 from tests.ut.regress.test_ais_bench import read_config
 
+API_KEY = []
+
+
+def substitute(text):
+    """Fill in variables of the environment."""
+
+    def fill(match):
+        name, default = match.groups()
+        value = os.environ.get(name, default)
+        print(f"Using env variable `{name}` with value of {value} to replace item in config.")
+        return value
+
+    return re.sub(r"\{\{\$(\w+):(.*?)\}\}", fill, text)
+
 
 def post(url, body):
     """Send a request and return its answer, ``None`` if it is refused."""
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json"}
+    if API_KEY:
+        headers["Authorization"] = f"Bearer {API_KEY[0]}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
@@ -53,10 +70,16 @@ def main():
     behaviour = os.environ.get("FAKE_AIS_BENCH", "")
     if behaviour == "fail":
         sys.exit("no such model")
-    _, updates = read_config(options.config.read_text())
+    config = substitute(options.config.read_text())
+    _, updates = read_config(config)
     url = updates["models[0]"]["url"]
+    API_KEY.extend(filter(None, [updates["models[0]"].get("api_key")]))
     run = options.work_dir / "20260102_030405"
     run.mkdir(parents=True, exist_ok=options.reuse)
+    Path("tmp").mkdir(exist_ok=True)
+    Path("tmp/1234_params.py").write_text(config)  # which its tasks read
+    if behaviour == "quit":
+        sys.exit(3)
     if behaviour == "hang":
         time.sleep(60)
     if options.mode == "perf":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ut.regress.samples import ASKING, LOAD, TARGET, accuracy, performance
+from tests.ut.regress.samples import ASKING, LOAD, TARGET, accuracy, load_with, performance
 from vllm_ascend.regress.journal import Answer, Journal
 from vllm_ascend.regress.results import Measured, read_measured
 from vllm_ascend.replay.report.json_file import write_json
@@ -14,7 +14,9 @@ from vllm_ascend.replay.trace import BadInputError
 
 
 def reopen(folder, target=TARGET, *, restart=False):
-    return Journal(folder, target, restart=restart)
+    journal = Journal(folder, restart=restart)
+    journal.open(target)
+    return journal
 
 
 def test_finished_steps_are_kept(tmp_path):
@@ -48,8 +50,28 @@ def test_another_server_is_refused(tmp_path):
         reopen(tmp_path, replace(TARGET, model="other"))
 
 
-def test_restart_forgets_everything_of_ours_and_nothing_else(tmp_path):
-    (tmp_path / "mine.txt").write_text("")
+def test_a_server_that_does_not_say_when_it_started_is_no_other_one_s_equal(tmp_path):
+    silent = replace(TARGET, started="")
+    reopen(tmp_path, silent).begin("performance", LOAD)
+    with pytest.raises(BadInputError, match=r"does not say when it started.*--same-server"):
+        reopen(tmp_path, silent)
+    with pytest.raises(BadInputError, match="started '', now '2026-"):
+        reopen(tmp_path)
+    Journal(tmp_path).open(silent, same_server=True)
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match=r"--out .*file: is a file, not a folder"):
+        Journal(tmp_path / "file")
+    with pytest.raises(BadInputError, match=r"--out .*x: Not a directory"):
+        reopen(tmp_path / "file" / "x")
+
+
+def test_restart_forgets_what_was_measured_and_nothing_else(tmp_path):
+    """Nor the finished report, which stays until there is another one."""
+    for name in ("mine.txt", "regress.json"):
+        (tmp_path / name).write_text("")
     journal = reopen(tmp_path)
     journal.begin("accuracy", ASKING)
     journal.keep(Answer(1, "A", True, False))
@@ -57,7 +79,14 @@ def test_restart_forgets_everything_of_ours_and_nothing_else(tmp_path):
     (tmp_path / "tools" / "x").mkdir(parents=True)
     fresh = reopen(tmp_path, replace(TARGET, model="other"), restart=True)
     assert fresh.answers() == {} and fresh.measured.accuracy is None
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "regress.json"]
+
+
+def test_restart_mends_a_folder_that_cannot_be_read(tmp_path):
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(BadInputError, match=r"--out .*: settings\.json: "):
+        Journal(tmp_path)
+    assert reopen(tmp_path, restart=True).measured == Measured(TARGET)
 
 
 def test_answers_survive_a_line_that_was_not_finished(tmp_path):
@@ -83,27 +112,58 @@ def test_a_report_or_a_baseline_is_read_back(tmp_path):
     write_json(whole, tmp_path / "baseline.json")
     assert read_measured(tmp_path / "baseline.json", "--baseline") == whole
     data = json.loads((tmp_path / "baseline.json").read_text())
-    assert data["performance"]["cache"]["hit_rate_percent"] == 75
+    assert data["performance"]["loads"][0]["cache"]["hit_rate_percent"] == 75
     assert data["accuracy"]["percent"] == pytest.approx(85.8586, abs=1e-4)
+
+
+def test_a_baseline_of_one_load_from_an_earlier_version_is_read(tmp_path):
+    """Schema 1 had no list of loads."""
+    data = Measured(TARGET, performance(), accuracy()).to_dict()
+    (load,) = data["performance"].pop("loads")
+    data["performance"].update(load, settings=without_how_often(data["performance"]["settings"]))
+    (tmp_path / "b.json").write_text(json.dumps({**data, "schema_version": 1}))
+    read = read_measured(tmp_path / "b.json", "--baseline")
+    assert read == Measured(TARGET, performance(), accuracy())
+
+
+def without_how_often(settings):
+    return {name: value for name, value in settings.items() if name not in ("warmup", "repeats")}
+
+
+def test_loads_survive_a_line_that_was_not_finished(tmp_path):
+    journal = reopen(tmp_path)
+    loads = [load_with(ttft_avg_ms=1.5), load_with(tpot_avg_ms=None)]
+    for load in loads:
+        journal.keep_load(load)
+    assert reopen(tmp_path).loads() == loads
+    file = tmp_path / "loads.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    reopen(tmp_path).keep_load(loads[1])
+    assert reopen(tmp_path).loads() == loads
 
 
 def spoil(data, place, value):
     *path, last = place.split(".")
     for name in path:
-        data = data[name]
+        data = data[int(name) if name.isdigit() else name]
     data[last] = value
 
 
 @pytest.mark.parametrize(
     ("place", "value", "what"),
     [
-        ("performance.times.ttft_avg_ms", "fast", r"performance\.times\.ttft_avg_ms: .*number"),
-        ("performance.times.ttft_avg_ms", -1, "greater than or equal to 0"),
-        ("performance.times.ttft_avg_ms", float("nan"), "finite"),
-        ("performance.cache", None, r"performance\.cache"),
+        (
+            "performance.loads.0.times.ttft_avg_ms",
+            "fast",
+            r"performance\.loads\.0\.times\.ttft_avg_ms: .*number",
+        ),
+        ("performance.loads.0.times.ttft_avg_ms", -1, "greater than or equal to 0"),
+        ("performance.loads.0.times.ttft_avg_ms", float("nan"), "finite"),
+        ("performance.loads.0.cache", None, r"performance\.loads\.0\.cache"),
+        ("performance.loads", [], "at least 1"),
         ("accuracy.correct", 199, "199 of 198 questions are right"),
         ("accuracy.settings.questions", 0, "greater than or equal to 1"),
-        ("schema_version", 9, "schema_version 9, expected 1"),
+        ("schema_version", 9, "schema_version 9, expected 2"),
         ("target", [], "target"),
     ],
 )

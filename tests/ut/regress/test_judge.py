@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.ut.regress.samples import accuracy, measured, performance
+from tests.ut.regress.samples import accuracy, measured, performance, performance_of
 from vllm_ascend.regress.judge import (
     METRICS,
     NOT_COMPARED,
@@ -18,6 +18,7 @@ from vllm_ascend.regress.judge import (
     judge,
     parse_tolerances,
 )
+from vllm_ascend.regress.notes import notes_on_noise
 from vllm_ascend.replay.trace import BadInputError
 
 TIMES = {
@@ -187,3 +188,36 @@ def test_the_error_of_a_difference():
     """Of 50 right in 100 each: sqrt(2 * 0.25 / 102), in points."""
     verdict = accuracy_verdict((50, 100), (50, 100), errors=1.0)
     assert verdict.allowed == pytest.approx(-100 * math.sqrt(0.5 / 102))
+
+
+def ttft(baseline, now):
+    """Judge the mean TTFT of several loads."""
+    before, after = (
+        measured(performance=performance_of(*({"ttft_avg_ms": value} for value in values)))
+        for values in (baseline, now)
+    )
+    return next(v for v in judge(after, before, Tolerances()) if v.metric.name == "ttft-avg")
+
+
+def test_medians_are_judged():
+    """One slow load of three says nothing; two do."""
+    assert ttft([100, 101, 102], [100, 101, 500]).outcome == PASS
+    verdict = ttft([100, 101, 500], [100, 200, 500])
+    assert (verdict.outcome, verdict.now.median, verdict.baseline.median) == (REGRESSION, 200, 101)
+    assert verdict.to_dict()["now"] == {"median": 200, "min": 100, "max": 500, "loads": 3}
+
+
+def test_the_noise_is_the_range_of_the_noisier_side():
+    assert ttft([100, 100, 110], [200, 200, 210]).noise == pytest.approx(10)
+    assert ttft([100], [200, 200, 210]).noise == pytest.approx(5)
+    assert ttft([100], [200]).noise is None
+    hits = measured(performance=performance_of({"hits": 9000}, {"hits": 9120}))
+    verdict = judge(hits, None, Tolerances())[0]
+    assert (verdict.noise, verdict.change_unit) == (pytest.approx(1), "points")
+    assert verdict.now.median == pytest.approx(75.5)
+
+
+def test_noise_above_the_tolerance_is_said():
+    loud, quiet = ttft([100, 104, 106], [100, 104, 106]), ttft([100, 101], [100, 104])
+    (note,) = notes_on_noise([loud, quiet])
+    assert note.startswith("TTFT avg: loads of the same server differ by 5.77 %")

@@ -44,8 +44,24 @@ def test_it_runs_in_its_folder_and_its_output_is_kept(tmp_path):
 
 
 def test_how_it_failed_is_told(tmp_path):
-    with pytest.raises(ToolError, match=r"ended with 3; .*log\.txt ends with\n(.*\n)*line 29$"):
+    with pytest.raises(ToolError, match=r"ended with 3 and 'line 29': see .*log\.txt$"):
         run(tmp_path, "for i in range(30): print('line', i)\nraise SystemExit(3)")
+
+
+def test_a_key_is_in_the_tools_environment_and_nowhere_behind_it(tmp_path):
+    code = """
+import os, pathlib
+key = os.environ["OPENAI_API_KEY"]
+assert os.environ["PATH"]
+pathlib.Path("configs").mkdir()
+pathlib.Path("configs/run.py").write_text(f"key = '{key}'")
+raise SystemExit(f"no {key[::-1]} nor {key}")
+"""
+    command = [sys.executable, "-c", code]
+    log = tmp_path / "log.txt"
+    with pytest.raises(ToolError, match=r"ended with 1 and 'no terces nor \*\*\*': see"):
+        run_tool(command, folder=tmp_path, log=log, tick=lambda: None, api_key="secret")
+    assert (tmp_path / "configs" / "run.py").read_text() == "key = '***'"
 
 
 def test_what_cannot_be_started_is_told(tmp_path):

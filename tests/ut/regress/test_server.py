@@ -3,7 +3,7 @@
 
 import pytest
 
-from vllm_ascend.regress.server import HITS, QUERIES, cache_use, parse_counters
+from vllm_ascend.regress.server import HITS, QUERIES, cache_use, parse_metrics
 from vllm_ascend.replay.http_client import ServerError
 
 PAGE = """\
@@ -26,21 +26,27 @@ EVICTIONS = "vllm_ascend:kv_cache_evictions_total"
 
 
 def test_counters_are_summed_over_engines_and_labels():
-    assert parse_counters(PAGE) == {QUERIES: 1500.0, HITS: 900.0, EVICTIONS: 10.0}
+    assert parse_metrics(PAGE).counters == {QUERIES: 1500.0, HITS: 900.0, EVICTIONS: 10.0}
 
 
 def test_the_difference_is_what_happened_in_between():
     before = {QUERIES: 100.0, HITS: 50.0}
-    use = cache_use(before, parse_counters(PAGE))
+    use = cache_use(before, parse_metrics(PAGE).counters)
     assert (use.query_tokens, use.hit_tokens, use.counters) == (1400, 850, {EVICTIONS: 10.0})
     assert use.hit_rate_percent == pytest.approx(100 * 850 / 1400)
 
 
 def test_nothing_looked_up_is_no_hit():
-    same = parse_counters(PAGE)
+    same = parse_metrics(PAGE).counters
     assert cache_use(same, same).hit_rate_percent == 0
 
 
 def test_a_server_started_anew_in_between_is_noticed():
     with pytest.raises(ServerError, match="started anew"):
-        cache_use({QUERIES: 2000.0, HITS: 900.0}, parse_counters(PAGE))
+        cache_use({QUERIES: 2000.0, HITS: 900.0}, parse_metrics(PAGE).counters)
+
+
+def test_the_start_of_the_process_is_read_where_it_is_said():
+    assert parse_metrics(PAGE).started == ""
+    line = "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.79531867513e+09\n"
+    assert parse_metrics(PAGE + line).started == "2026-11-22T03:37:55.130+00:00"

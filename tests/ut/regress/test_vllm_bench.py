@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command and the result file of ``vllm bench serve``."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.ut.regress.samples import LOAD, TARGET
-from vllm_ascend.regress.vllm_bench import bench_command, parse_result
+from vllm_ascend.regress.vllm_bench import bench_command, measure, parse_result
+from vllm_ascend.replay.http_access import HttpAccess
 
 # Of vLLM 0.20.2, without what is not read.
 RESULT = {
@@ -46,6 +48,26 @@ def test_the_load_is_the_one_asked_for():
     assert option(command, "--base-url") == TARGET.url
     assert (option(command, "--model"), option(command, "--tokenizer")) == ("tiny", "/model")
     assert "--ignore-eos" in command
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_it_gets_the_key_unseen_and_takes_any_certificate_on_request(
+    tmp_path, monkeypatch, insecure
+):
+    """Its arguments are for everybody to list."""
+    calls = []
+
+    def run_tool(command, *, api_key, **_):
+        calls.append((command, api_key))
+        (tmp_path / "result.json").write_text(json.dumps(RESULT))
+
+    monkeypatch.setattr("vllm_ascend.regress.vllm_bench.run_tool", run_tool)
+    access = HttpAccess("secret", verify_tls=not insecure)
+    options = dict(access=access, tokenizer="/model", folder=tmp_path, tick=lambda: None)
+    assert measure(TARGET, LOAD, **options) == parse_result(RESULT, LOAD)
+    ((command, api_key),) = calls
+    assert api_key == "secret" and "secret" not in " ".join(command)
+    assert ("--insecure" in command) == insecure
 
 
 def test_the_result_is_read():
