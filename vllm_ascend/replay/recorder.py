@@ -135,6 +135,7 @@ class Recorder:
             complete=complete,
             violations=tuple(violations),
             verified=job.verify,
+            description=job.description,
         )
 
 

@@ -144,6 +144,7 @@ class RunResult(HitRates):
         complete: ``False`` if the run was interrupted.
         violations: What ``check_integrity`` or the content oracle found; empty is good.
         verified: Whether the content oracle watched the run.
+        description: What the variant is, in words.
     """
 
     variant: str
@@ -172,6 +173,7 @@ class RunResult(HitRates):
     complete: bool
     violations: tuple[str, ...]
     verified: bool
+    description: str = ""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunResult:

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_ascend.replay.curve import BOUND_BLOCK_TOKENS, Line, MemoryCurve
-from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours
-from vllm_ascend.replay.report.table import print_heading
+from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
+from vllm_ascend.replay.report.table import print_heading, print_variants
 
 _GIB = 1 << 30
 _DASHES = ("--", "-.")
@@ -41,6 +41,7 @@ def print_curve(curve: MemoryCurve, console: Console) -> None:
         f"without a scheduler; a block takes {curve.bytes_per_block:,} bytes[/]",
         highlight=False,
     )
+    print_variants(curve.replay, console)
     # Most often all variants are refused alike.
     reasons = {(refusal.kv_memory_bytes, refusal.reason) for refusal in curve.refusals}
     for memory, reason in sorted(reasons):
@@ -80,7 +81,7 @@ def curve_png(curve: MemoryCurve, path: Path) -> None:
         axes.set(xlabel="KV cache of a rank, GiB", ylabel="hit rate, % of prompt tokens")
         axes.set_ylim(0, axes.get_ylim()[1] * _HEADROOM)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        figure.savefig(path, format="png", metadata={"Software": None})
+        write_png(figure, path)
 
 
 def _plot(axes: Axes, line: Line, **look) -> None:
