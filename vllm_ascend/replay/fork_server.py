@@ -202,6 +202,9 @@ def _import_vllm() -> None:
     import vllm_ascend.replay.scheduler
     import vllm_ascend.replay.worker  # noqa: F401
 
+    is_patched = any(name.startswith("vllm_ascend.patch") for name in sys.modules)
+    assert not is_patched, "the patches would be in every fork, those of stock vLLM, too"
+
 
 if __name__ == "__main__":
     from vllm_ascend.replay.child import run_job

@@ -118,7 +118,7 @@ def memory_curve(
         )
 
         def write(json: Path, png: Path) -> None:
-            block_bytes = bytes_per_block()
+            block_bytes = bytes_per_block(replay.workloads[0].runs)
             bounds = policy_lines(_prefix_trace(workloads[source]), memories, block_bytes)
             _write(MemoryCurve(replay, block_bytes, bounds, refusals), json, png)
 

@@ -127,6 +127,7 @@ class RunResult(HitRates):
         alignment_tokens: Hits are multiples of this.
         kv_memory_bytes: KV cache memory of the rank.
         num_blocks: Blocks in the pool.
+        bytes_per_block: Bytes of a block of the pool, in all tensors together.
         num_requests: Requests scheduled at least once.
         num_requests_hit: Requests whose first scheduling had a hit.
         prompt_tokens: Prompt tokens of those requests.
@@ -156,6 +157,7 @@ class RunResult(HitRates):
     alignment_tokens: int
     kv_memory_bytes: int
     num_blocks: int
+    bytes_per_block: int
     num_requests: int
     num_requests_hit: int
     prompt_tokens: int

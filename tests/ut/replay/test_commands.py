@@ -4,6 +4,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from tests.ut.replay.test_report import make_run
 from tests.ut.replay.test_runner import make_job
 from vllm_ascend.__main__ import app
+from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend.replay import commands
 from vllm_ascend.replay.job import WorkloadSource
 from vllm_ascend.replay.runner import Outcome
@@ -43,7 +46,10 @@ class StandIn:
                 self._on_refusal(index, f"{job.variant} on {job.layout}: odd")
                 continue
             run = make_run(
-                job.variant, workload=job.workload.source, kv_memory_bytes=job.kv_memory_bytes
+                job.variant,
+                workload=job.workload.source,
+                kv_memory_bytes=job.kv_memory_bytes,
+                block_size=job.block_size,
             )
             self._watcher.finish(index, run)
             results.append(run)
@@ -215,6 +221,29 @@ def test_a_finished_report_outlives_what_is_partial_or_empty(runner, fresh, name
     assert set((fresh / "out").iterdir()) == {*finished, *partial}
     written = result.output.splitlines()[-1]
     assert all(file.name in written for file in partial)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_leaves_vllm_and_what_it_prints_to_its_runs(name, tmp_path):
+    code = """
+import sys
+from tests.ut.replay.test_commands import StandIn
+from vllm_ascend.__main__ import app
+from vllm_ascend.prefix_cache_config import process_environment
+from vllm_ascend.replay import commands
+commands.Runner = StandIn
+app(sys.argv[1:], standalone_mode=False)
+assert "vllm" not in sys.modules and "torch" not in sys.modules
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code, name, *COMMANDS[name]],
+        cwd=tmp_path,
+        env={**process_environment(), "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "INFO" not in result.stdout and (tmp_path / "out").is_dir()
 
 
 def test_the_default_comparison(runner, fresh):

@@ -36,17 +36,22 @@ def print_curve(curve: MemoryCurve, console: Console) -> None:
         table.add_row(f"{memory / _GIB:g}", *(_rate(line, memory) for line in lines))
     console.print()
     console.print(table)
-    console.print(
-        f"[dim]LRU and Belady: prefix blocks of {BOUND_BLOCK_TOKENS} tokens in order of arrival, "
-        f"without a scheduler; a block takes {curve.bytes_per_block:,} bytes[/]",
-        highlight=False,
-    )
+    if curve.bytes_per_block is not None:
+        _explain_bounds(curve.bytes_per_block, console)
     print_variants(curve.replay, console)
     # Most often all variants are refused alike.
     reasons = {(refusal.kv_memory_bytes, refusal.reason) for refusal in curve.refusals}
     for memory, reason in sorted(reasons):
         text = f"-  {memory / _GIB:g} GiB refused: {reason}"
         console.print(f"[dim]{escape(text)}[/]", highlight=False)
+
+
+def _explain_bounds(bytes_per_block: int, console: Console) -> None:
+    console.print(
+        f"[dim]LRU and Belady: prefix blocks of {BOUND_BLOCK_TOKENS} tokens in order of arrival, "
+        f"without a scheduler; a block takes {bytes_per_block:,} bytes[/]",
+        highlight=False,
+    )
 
 
 def _memories(lines: tuple[Line, ...]) -> list[int]:
@@ -70,7 +75,7 @@ def curve_png(curve: MemoryCurve, path: Path) -> None:
         for line, colour in zip(lines, colours(len(lines)), strict=True):
             # Not clipped: a point at 0 % would be half a point.
             _plot(axes, line, color=colour, linewidth=2, marker="o", markersize=5, clip_on=False)
-        for line, dashes in zip(curve.bounds, _DASHES, strict=True):
+        for line, dashes in zip(curve.bounds, _DASHES, strict=False):
             _plot(axes, line, color=INK, linewidth=1, linestyle=dashes)
         _draw_unlimited(axes, curve.workload.bounds.granule_128)
         memories = _memories((*lines, *curve.bounds))
