@@ -41,6 +41,8 @@ from tests.e2e.server.processes import (
 )
 from tests.e2e.server.server import BEST, Server, serve
 from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
+from vllm_ascend.replay.outputs import prepare_files
+from vllm_ascend.replay.report.json_file import write_whole
 
 _NUM_BLOCKS = 1000
 # What one request may leave in a process, in bytes.
@@ -166,7 +168,7 @@ def memory_png(memory: Memory, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from vllm_ascend.replay.report.plots import FAINT, STYLE, colours
+    from vllm_ascend.replay.report.plots import FAINT, STYLE, colours, write_png
 
     with matplotlib.rc_context({**STYLE, "font.size": 11}):
         figure = Figure(figsize=(8.4, 3.6), dpi=150, layout="constrained")
@@ -181,7 +183,7 @@ def memory_png(memory: Memory, path: Path) -> None:
         axes.set(xlabel="requests", ylabel="resident memory, MiB", xlim=(0, None), ylim=(0, None))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        figure.savefig(path, metadata={"Software": None})
+        write_png(figure, path)
 
 
 def run(num_requests: int, num_clients: int, switches: dict[str, str], console: Console) -> Memory:
@@ -211,16 +213,17 @@ def main() -> None:
     args = parser.parse_args()
     console = Console()
     switches = {} if args.unset else BEST
+    if args.out is not None:  # before hours are spent
+        prepare_files({"--out": args.out / "memory.json"})
     memory = run(args.requests, args.clients, switches, console)
     show(memory, console)
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
         content = {
             "switches": switches,
             "bytes_per_request": memory.bytes_per_request(),
             **asdict(memory),
         }
-        (args.out / "memory.json").write_text(json.dumps(content, indent=1) + "\n")
+        write_whole(args.out / "memory.json", json.dumps(content, indent=1) + "\n")
         memory_png(memory, args.out / "memory.png")
     sys.exit(not memory.is_flat())
 

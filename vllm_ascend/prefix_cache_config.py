@@ -298,6 +298,14 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
+def become_child(overrides: Mapping[str, str]) -> None:
+    """Give this process, a fork, the environment that :func:`child_environment` describes."""
+    environment = child_environment(overrides)
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
 def process_environment() -> dict[str, str]:
     """Return a copy of this process's environment, to be judged; it configures nothing."""
     return dict(os.environ)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -25,6 +26,9 @@ from benchmarks.flood.traffic import (
 )
 from vllm_ascend.replay.commands import GIB, make_job
 from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
+from vllm_ascend.replay.outputs import partial_name, prepare_files
+from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
 
 VARIANTS = (
@@ -83,7 +87,7 @@ def _run(
             except ChildError as error:
                 raise SystemExit(f"{name}: {error}") from error
             if "refusal" in answer:
-                raise SystemExit(f"error: {answer['refusal']}")
+                raise BadInputError(answer["refusal"])
             yield answer["result"]
 
 
@@ -109,14 +113,18 @@ def main() -> None:
         for size in args.block_size
         for text in args.variant
     )
-    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "flood.json"
+    partial = partial_name(file)
+    prepare_files({"--out": file})
     results = []
     for job in map(Job.from_json, jobs):
         for result in _run(job, args.prefixes, args.flood, args.between):
             results.append(result)
             kind = "mixtures" if args.between else "floods"
             report = {"prefixes": args.prefixes, kind: results}
-            (args.out / "flood.json").write_text(json.dumps(report, indent=1) + "\n")
+            # A finished one stays until this one is finished.
+            write_whole(partial, json.dumps(report, indent=1) + "\n")
+    partial.replace(file)
     console = Console(emoji=False)
     told = f"{args.prefixes} prefixes of {SHARED_TOKENS:,} tokens, asked for {ROUNDS} times; then "
     if args.between:
@@ -132,4 +140,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

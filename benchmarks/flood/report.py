@@ -57,7 +57,7 @@ def flood_png(floods: Sequence[Flood], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from vllm_ascend.replay.report.plots import STYLE, colours
+    from vllm_ascend.replay.report.plots import STYLE, colours, write_png
 
     shortest = min(flood.prompt_tokens for flood in floods)
     lines = [flood for flood in floods if flood.prompt_tokens == shortest and flood.before]
@@ -85,7 +85,7 @@ def flood_png(floods: Sequence[Flood], path: Path) -> None:
         figure.legend(
             handles.values(), handles, loc="outside upper left", ncols=4, frameon=False, fontsize=9
         )
-        figure.savefig(path, format="png", metadata={"Software": None})
+        write_png(figure, path)
 
 
 def _is_ours(flood: Flood) -> bool:

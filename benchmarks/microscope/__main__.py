@@ -19,6 +19,8 @@ from benchmarks.microscope.page import write_page
 from benchmarks.microscope.plot import draw
 from benchmarks.microscope.sides import SIDES
 from benchmarks.microscope.tables import print_sheets
+from vllm_ascend.replay.commands import bad_input_ends
+from vllm_ascend.replay.outputs import partial_name, prepare_files
 
 _LOG_WIDTH = 130
 
@@ -58,9 +60,14 @@ def main(
     operations = _known(operation, OPERATIONS, "--operation")
     cases = [c for c in ALL_CASES if c.operation in operations and c.num_tokens <= max_tokens]
     if reuse is None:
+        file = out / "speed.json"
+        with bad_input_ends():
+            prepare_files({"--out": file})
         with console.status("measuring") as status:
+            # A finished one stays until this one is finished.
             for figures in measure(sides, cases, rounds, status.update):
-                figures.write(out / "speed.json")
+                figures.write(partial_name(file))
+        partial_name(file).replace(file)
     else:
         figures = Figures.read(reuse)
     print_sheets(figures, console)

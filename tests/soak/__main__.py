@@ -13,6 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.soak.pool import Budget, Soak, executor_of, replay_case
 from tests.soak.summary import Summary
+from vllm_ascend.replay.commands import bad_input_ends
+from vllm_ascend.replay.outputs import partial_name, prepare_files
 
 if TYPE_CHECKING:
     from tests.soak.case import Recording
@@ -54,7 +56,8 @@ def main(
         raise typer.Exit(1 if recording.failure else 0)
     if minutes is None and steps is None:
         minutes = _DEFAULT_MINUTES
-    out.mkdir(parents=True, exist_ok=True)
+    with bad_input_ends():
+        prepare_files({"--out": out / "summary.json"})
     console.print(f"soak: seed {seed}, {jobs} processes, results in {out}", markup=False)
     episodes = count() if episode is None else [episode]
     budget = Budget(None if minutes is None else 60 * minutes, steps)
@@ -79,7 +82,8 @@ def main(
             episodes, budget, jobs
         )
     summary.print(console)
-    summary.write(out / "summary.json")
+    file = out / "summary.json"
+    summary.write(partial_name(file) if summary.interrupted else file)
     if summary.interrupted:
         raise typer.Exit(_INTERRUPTED)
     raise typer.Exit(0 if summary.is_good else 1)

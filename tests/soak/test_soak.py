@@ -14,6 +14,7 @@ from tests.soak.__main__ import app
 from tests.soak.case import Case, Recording
 from tests.soak.names import FEATURES
 from tests.soak.operations import IMAGE, STREAM, Add, Segment, cut
+from tests.soak.pool import Soak
 from tests.soak.summary import Summary
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
@@ -84,3 +85,24 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "scheduled steps verified" in result.output
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["seed"] == 4 and summary["steps"] >= 300 and not summary["failures"]
+
+
+def test_an_interrupted_soak_leaves_the_summary_of_a_finished_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = tmp_path / "summary.json"
+    finished.write_text("of a finished one")
+    summary = Summary(0)
+    summary.interrupted = True
+    monkeypatch.setattr(Soak, "run", lambda *args: summary)
+    assert CliRunner().invoke(app, ["--out", str(tmp_path)]).exit_code == 130
+    assert finished.read_text() == "of a finished one"
+    assert json.loads((tmp_path / "summary.partial.json").read_text())["interrupted"]
+
+
+def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    result = CliRunner().invoke(app, ["--out", str(file)])
+    assert result.exit_code == 2
+    assert result.output == f"error: --out {file}: is a file, expected a folder\n"

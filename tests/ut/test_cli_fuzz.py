@@ -6,7 +6,6 @@ What would run is replaced; what reads options is not.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typer.testing import CliRunner
 
 from vllm_ascend.__main__ import COMMANDS, app
 from vllm_ascend.doctor import cli as doctor_cli
-from vllm_ascend.replay import commands, prefix_curve
+from vllm_ascend.replay import commands
 from vllm_ascend.replay.runner import Outcome
 
 NOBODY = "http://127.0.0.1:9"
@@ -86,10 +85,6 @@ class NothingRuns:
         return Outcome([], interrupted=False)
 
 
-# Asked for the same memory again and again: building vLLM's configuration takes a second.
-memory = functools.cache(prefix_curve._memory)
-
-
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch, tmp_path):
     def diagnose(*args):
@@ -97,7 +92,6 @@ def nothing_runs(monkeypatch, tmp_path):
 
     monkeypatch.setattr(commands, "Runner", NothingRuns)
     monkeypatch.setattr(doctor_cli, "_diagnose", diagnose)
-    monkeypatch.setattr(prefix_curve, "_memory", memory)
     monkeypatch.chdir(tmp_path)
     # vLLM's handlers keep the stream that they were made with, which ends with its test.
     monkeypatch.setattr(logging, "raiseExceptions", False)

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one run: a job on standard input, progress and the result on standard output.
-
-Lines that start with one of the markers are ours; vLLM may print others.
-"""
+"""One run, in the process that it has to itself."""
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
-import time
-from dataclasses import asdict
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,21 +18,26 @@ if TYPE_CHECKING:
 
     from vllm_ascend.replay.layouts import KVLayout
     from vllm_ascend.replay.results import RunResult
+    from vllm_ascend.replay.scheduler import SchedulerOptions
     from vllm_ascend.replay.worker import Worker
 
-PROGRESS = "@progress "
-RESULT = "@result "
-BAD_INPUT = "@bad-input "
-_SECONDS_BETWEEN_REPORTS = 0.2
+# From vLLM's message: what one request of the longest length takes.
+_NEEDED_GIB = re.compile(r"\(([\d.]+) GiB KV cache is needed")
 
 
-def run_job(job: Job) -> RunResult:
+def run_job(job: Job, on_progress: Callable[[int], None] = lambda done: None) -> RunResult:
     """Run a job in this process. An interrupt ends it early, with a partial result.
+
+    Args:
+        job: The job.
+        on_progress: Told after every step how many requests were scheduled at least once.
 
     Raises:
         BadInputError: The workload or a setting cannot be used.
     """
     workload = job.workload.load()
+    if job.kv_tokens is not None:  # counted before there are patches: for all variants alike
+        job = replace(job, kv_memory_bytes=_memory(job, job.kv_tokens))
     if job.patched:
         import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
     from vllm_ascend.oracle import ContentViolation, IntegrityError, check_integrity
@@ -53,7 +54,7 @@ def run_job(job: Job) -> RunResult:
     violations: list[str] = []
     complete = False
     try:
-        engine.run(_Progress(workload.num_requests))
+        engine.run(on_progress)
         complete = True
     except KeyboardInterrupt:
         pass
@@ -73,19 +74,53 @@ def build_job_scheduler(job: Job) -> Scheduler:
     Raises:
         BadInputError: The memory is too small, or a setting does not fit the layout.
     """
-    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+    from vllm_ascend.replay.scheduler import build_scheduler
 
-    options = SchedulerOptions(
-        kv_memory_bytes=job.kv_memory_bytes,
+    with _refusals(job):
+        return build_scheduler(_layout(job), _options(job, kv_memory_bytes=job.kv_memory_bytes))
+
+
+def _memory(job: Job, kv_tokens: int) -> int:
+    from vllm_ascend.replay.scheduler import kv_memory_for
+
+    with _refusals(job):
+        return kv_memory_for(_layout(job), kv_tokens, _options(job, num_blocks=1))
+
+
+def _options(job: Job, **size: int) -> SchedulerOptions:
+    from vllm_ascend.replay.scheduler import SchedulerOptions
+
+    return SchedulerOptions(
         max_num_seqs=job.max_num_seqs,
         max_num_batched_tokens=job.max_num_batched_tokens,
         max_model_len=job.max_model_len,
         num_speculative_tokens=job.num_speculative_tokens,
+        **size,
     )
+
+
+@contextlib.contextmanager
+def _refusals(job: Job) -> Iterator[None]:
+    """Say in one line why vLLM or a switch of ours does not take a job.
+
+    Raises:
+        BadInputError: In place of ``ValueError``.
+    """
     try:
-        return build_scheduler(_layout(job), options)
+        yield
     except ValueError as error:
-        raise BadInputError(f"{job.variant} on {job.layout}: {error}") from error
+        needed = _NEEDED_GIB.search(str(error))
+        reason = " ".join(str(error).split()) if needed is None else _too_small(job, needed[1])
+        raise BadInputError(f"{job.variant} on {job.layout}: {reason}") from error
+
+
+def _too_small(job: Job, needed_gib: str) -> str:
+    gib = f"{job.kv_memory_bytes / (1 << 30):.3g}"
+    given = f"--kv-gib {gib}" if job.kv_tokens is None else f"--kv-tokens {job.kv_tokens}"
+    return (
+        f"{given}: a request of --max-model-len {job.max_model_len} tokens needs {needed_gib} GiB "
+        "of KV cache: give more, or a smaller --max-model-len"
+    )
 
 
 def _layout(job: Job) -> KVLayout:
@@ -109,33 +144,3 @@ def _make_worker(job: Job, scheduler: Scheduler) -> Worker:
     # Stock vLLM lets a request read state rows in the very step that writes them.
     strict = job.patched and load_config().changes_caching
     return ShadowWorker(scheduler, OracleOptions(strict_state=strict, strict_draft=strict))
-
-
-class _Progress:
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._last = 0.0
-
-    def __call__(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._last >= _SECONDS_BETWEEN_REPORTS or done == self._total:
-            self._last = now
-            print(f"{PROGRESS}{done} {self._total}", flush=True)
-
-
-def main() -> int:
-    """Run the job on standard input; return 2 if it cannot be run."""
-    # Both: a command in the background of a script leaves its children deaf to interrupts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        result = run_job(Job.from_json(sys.stdin.readline()))
-    except BadInputError as error:
-        print(f"{BAD_INPUT}{json.dumps(str(error))}", flush=True)
-        return 2
-    print(f"{RESULT}{json.dumps(asdict(result))}", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

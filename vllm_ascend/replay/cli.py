@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,22 +18,22 @@ from vllm_ascend.replay.commands import (
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
+    MaxOutputTokens,
+    MaxRequests,
     Seed,
     Verify,
     bad_input_ends,
-    end,
     load_workloads,
     make_job,
     make_report,
     run_jobs,
     say,
-    say_what_went_wrong,
+    write_and_end,
 )
+from vllm_ascend.replay.http_access import ApiKey, HttpAccess, Insecure
 from vllm_ascend.replay.http_options import (
     HttpOptions,
-    MaxOutputTokens,
     MaxPromptTokens,
-    MaxRequests,
     Model,
     Scale,
     Speed,
@@ -44,6 +45,7 @@ from vllm_ascend.replay.http_options import (
 )
 from vllm_ascend.replay.http_prompts import PromptShape
 from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS, CostModel, WorkloadSource
+from vllm_ascend.replay.outputs import prepare_folder
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
 from vllm_ascend.replay.results import ReplayReport
 from vllm_ascend.replay.runner import no_interrupts
@@ -62,6 +64,7 @@ def replay(
     workload: Annotated[
         list[str] | None,
         typer.Option(
+            show_default="W1",
             help="W1, W2, W3, W4, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
             "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%); or "
             "PREFIXESxROUNDS:SHARED:OWN:OUTPUT (prefixes in turn). "
@@ -71,6 +74,7 @@ def replay(
     variant: Annotated[
         list[str] | None,
         typer.Option(
+            show_default="upstream-like, best; with another --layout stock, best",
             help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too; "
             "behind a built-in name: on top of it); @LAYOUT at the end overrides the layout. "
             "May be given several times.",
@@ -87,7 +91,9 @@ def replay(
     out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path(
         "replay-out"
     ),
-    png: Annotated[Path | None, typer.Option(help="Also write the summary picture.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Also write the summary picture.", show_default="none")
+    ] = None,
     verify: Verify = False,
     arrivals: Annotated[
         str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
@@ -115,6 +121,8 @@ def replay(
     max_prompt_tokens: MaxPromptTokens = None,
     scale: Scale = 1,
     timeout: Timeout = 600.0,
+    api_key: ApiKey = None,
+    insecure: Insecure = False,
 ) -> None:
     """Replay traffic through the real vLLM scheduler, without a model, and report cache hits.
 
@@ -135,14 +143,15 @@ def replay(
         shape = PromptShape(
             vocab_size, seed, scale, max_prompt_tokens, max_requests, max_output_tokens
         )
-        replay_http(sources, HttpOptions(url, model, shape, arrivals, speed, timeout, out, png))
+        with bad_input_ends():
+            access = HttpAccess.of(api_key, insecure=insecure)
+        replay_http(
+            sources,
+            HttpOptions(url, model, shape, arrivals, speed, timeout, out, png, access),
+        )
         return
     with bad_input_ends():
         cost_model = CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None
-        if png is not None and not png.parent.is_dir():
-            raise BadInputError(f"--png {png}: there is no folder {png.parent}")
-        if png is not None and png.is_dir():
-            raise BadInputError(f"--png {png}: that is a folder")
         workloads = load_workloads(
             sources,
             needs_arrivals=arrivals == TIMESTAMPS,
@@ -167,12 +176,12 @@ def replay(
             for source in workloads
             for chosen in variants
         ]
-        out.mkdir(parents=True, exist_ok=True)
+        prepare_folder(out, {"--png": png})
         outcome = run_jobs(plan, jobs, workloads)
     with no_interrupts():
         report = make_report(workloads, outcome, seed=seed, cost_model=cost_model)
-        _write(report, out, png)
-    end(report, outcome)
+        files = (out / "report.json", out / "report.html", png)
+        write_and_end(report, files, partial(_write, report))
 
 
 def _variants(texts: list[str], layout: str) -> list[Variant]:
@@ -186,11 +195,10 @@ def _variants(texts: list[str], layout: str) -> list[Variant]:
     return list(variants.values())
 
 
-def _write(report: ReplayReport, out: Path, png: Path | None) -> None:
-    write_json(report, out / "report.json")
-    write_html(report, out / "report.html")
+def _write(report: ReplayReport, json: Path, html: Path, png: Path | None) -> None:
+    write_json(report, json)
+    # Before the pictures, which take seconds.
+    print_report(report, Console(emoji=False))
+    write_html(report, html)
     if png is not None:
         summary_png(report, png)
-    print_report(report, Console(emoji=False))
-    say_what_went_wrong(report)
-    say("written:", f"{out / 'report.json'}, {out / 'report.html'}")

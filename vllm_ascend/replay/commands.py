@@ -14,10 +14,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vllm_ascend.replay.bounds import survey
+from vllm_ascend.replay.http_access import without_api_key
 from vllm_ascend.replay.job import CostModel, Job, WorkloadSource
+from vllm_ascend.replay.outputs import spare_finished
+from vllm_ascend.replay.progress import watched
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 from vllm_ascend.replay.runner import Outcome, Runner
 from vllm_ascend.replay.trace import BadInputError, Workload
@@ -28,8 +30,6 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 GIB = 1 << 30
-# A screen holds so many bars; with more jobs only those at work show theirs.
-_MAX_BARS = 12
 # emoji=False: "2:100:50:1" is a workload, not a picture.
 _err = Console(stderr=True, emoji=False)
 
@@ -38,12 +38,26 @@ KvGib = Annotated[
     float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001, max=MAX_KV_GIB)
 ]
 Seed = Annotated[int, typer.Option(help="Seed of generated prompts.", min=0)]
-Concurrency = Annotated[int | None, typer.Option(help="Requests in flight.", min=1)]
-MaxRequests = Annotated[int | None, typer.Option(help="Files: read so many.", min=1)]
-MaxOutputTokens = Annotated[int | None, typer.Option(help="Files: cap the answers.", min=1)]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(help="Requests in flight.", min=1, show_default="the workload's own"),
+]
+MaxRequests = Annotated[
+    int | None,
+    typer.Option(
+        *("--max-requests", "--requests"),
+        help="Take so many of each workload.",
+        min=1,
+        show_default="all",
+    ),
+]
+MaxOutputTokens = Annotated[
+    int | None, typer.Option(help="Cap the answers.", min=1, show_default="no cap")
+]
 MaxNumSeqs = Annotated[int, typer.Option(help="As of vllm serve.", min=1)]
 MaxNumBatchedTokens = Annotated[int, typer.Option(help="As of vllm serve.", min=1)]
-MaxModelLen = Annotated[int, typer.Option(help="As of vllm serve.", min=1)]
+# The longest that vLLM's configuration for the scheduler alone has.
+MaxModelLen = Annotated[int, typer.Option(help="As of vllm serve.", min=1, max=1 << 21)]
 Jobs = Annotated[int, typer.Option(help="Processes at a time.", min=1)]
 Verify = Annotated[
     bool, typer.Option(help="Let the content oracle check every row that would be read.")
@@ -57,7 +71,8 @@ def say(what: str, text: str) -> None:
         what: Its kind, with rich's markup.
         text: Taken as it is.
     """
-    _err.print(f"{what} {escape(text)}", highlight=False)
+    # soft_wrap: a terminal wraps by itself, and a file is to have it in one line.
+    _err.print(f"{what} {escape(text)}", highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -72,22 +87,6 @@ def bad_input_ends() -> Iterator[None]:
     except (BadInputError, OSError) as error:
         say("[bold red]error:[/]", str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from error
-
-
-def prepare_files(paths: Iterable[Path | None]) -> None:
-    """Make sure, before anything runs, that results can be written where they shall be.
-
-    Args:
-        paths: Files; ``None`` is passed over.
-
-    Raises:
-        BadInputError: A folder is in the place of a file.
-        OSError: A folder cannot be made.
-    """
-    for path in filter(None, paths):
-        if path.is_dir():
-            raise BadInputError(f"{path} is a folder, not a file to write")
-        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def load_workloads(
@@ -117,8 +116,14 @@ def make_job(
         common: The other fields of :class:`Job`.
 
     Raises:
-        BadInputError: There is no such layout, or it has no such block size.
+        BadInputError: There is no such layout, it has no such block size, or limits contradict each
+            other.
     """
+    if common["max_num_batched_tokens"] < common["max_num_seqs"]:
+        raise BadInputError(
+            f"--max-num-batched-tokens {common['max_num_batched_tokens']}: expected at least "
+            f"--max-num-seqs ({common['max_num_seqs']})"
+        )
     layout = variant.layout or layout
     check_layout(layout)
     return Job(
@@ -128,6 +133,7 @@ def make_job(
         layout=layout,
         block_size=fit_block_size(layout, variant.block_size or block_size),
         workload=source,
+        description=variant.description,
         **common,
     )
 
@@ -138,7 +144,7 @@ def run_jobs(
     workloads: Mapping[WorkloadSource, Workload],
     on_refusal: Callable[[int, str], None] | None = None,
 ) -> Outcome:
-    """Run all jobs under progress bars.
+    """Run all jobs, and show what becomes of each as it ends.
 
     Args:
         plan: The jobs, of the given workloads.
@@ -149,22 +155,9 @@ def run_jobs(
     Raises:
         BadInputError: A job cannot be run and ``on_refusal`` is not given.
     """
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=_err) as progress:
-        bars = _Bars(progress, plan, workloads)
-        if on_refusal is None:
-            return Runner(num_parallel, bars.advance).run(plan)
-
-        def refuse(index: int, reason: str) -> None:
-            bars.finish(index)
-            on_refusal(index, reason)
-
-        return Runner(num_parallel, bars.advance, refuse).run(plan)
+    refusal = {} if on_refusal is None else {"on_refusal": on_refusal}
+    with watched(plan, workloads, _err) as watcher:
+        return Runner(num_parallel, watcher, **refusal).run(plan)
 
 
 def run_what_can_be_run(
@@ -190,49 +183,6 @@ def run_what_can_be_run(
     return outcome, refusals
 
 
-class _Bars:
-    """A bar per job; of many jobs only those at work, under a bar that counts jobs."""
-
-    def __init__(
-        self,
-        progress: Progress,
-        plan: Sequence[Job],
-        workloads: Mapping[WorkloadSource, Workload],
-    ) -> None:
-        self._progress = progress
-        self._is_crowded = len(plan) > _MAX_BARS
-        self._finished: set[int] = set()
-        has_memories = len({job.kv_memory_bytes for job in plan}) > 1
-        self._all = progress.add_task("all runs", total=len(plan), visible=self._is_crowded)
-        self._tasks = [
-            progress.add_task(
-                _description(job, with_memory=has_memories),
-                total=workloads[job.workload].num_requests,
-                start=False,
-                visible=not self._is_crowded,
-            )
-            for job in plan
-        ]
-
-    def advance(self, index: int, done: int, total: int) -> None:
-        """Show that a job has scheduled ``done`` of its requests."""
-        self._progress.start_task(self._tasks[index])
-        self._progress.update(self._tasks[index], completed=done, visible=True)
-        if done == total:
-            self.finish(index)
-
-    def finish(self, index: int) -> None:
-        """Show that a job has nothing left to schedule; may be told more than once."""
-        self._finished.add(index)
-        self._progress.update(self._all, completed=len(self._finished))
-        self._progress.update(self._tasks[index], visible=not self._is_crowded)
-
-
-def _description(job: Job, *, with_memory: bool) -> str:
-    memory = f"  {job.kv_memory_bytes / GIB:g} GiB" if with_memory else ""
-    return f"{job.workload.source}{memory}  {job.variant}"
-
-
 def make_report(
     workloads: Mapping[WorkloadSource, Workload],
     outcome: Outcome,
@@ -240,17 +190,16 @@ def make_report(
     seed: int,
     cost_model: CostModel | None = None,
 ) -> ReplayReport:
-    """Return the outcome per workload, with the workload's bounds."""
+    """Return the outcome per workload that ran at all, with the workload's bounds."""
     return ReplayReport(
-        command=shlex.join(["python", "-m", "vllm_ascend", *sys.argv[1:]]),
+        command=command_line(),
         seed=seed,
         vllm_version=_vllm_version(),
         cost_model={} if cost_model is None else dict(vars(cost_model)),
         workloads=tuple(
-            _workload_report(
-                workload, [run for run in outcome.results if run.workload == source.source]
-            )
+            _workload_report(workload, runs)
             for source, workload in workloads.items()
+            if (runs := [run for run in outcome.results if run.workload == source.source])
         ),
         complete=not outcome.interrupted and not outcome.failures,
         failures=outcome.failures,
@@ -262,6 +211,11 @@ def _workload_report(workload: Workload, runs: Sequence[RunResult]) -> WorkloadR
     return WorkloadReport(
         workload.name, workload.description, surveyed.digest, surveyed.bounds, tuple(runs)
     )
+
+
+def command_line() -> str:
+    """Return the command as it was given, but for an API key."""
+    return shlex.join(["python", "-m", "vllm_ascend", *without_api_key(sys.argv[1:])])
 
 
 def _vllm_version() -> str:
@@ -276,17 +230,38 @@ def say_what_went_wrong(report: ReplayReport) -> None:
         say("[bold red]violation:[/]", violation)
     for failure in report.failures:
         say("[bold red]failed:[/]", failure)
-    if not report.complete:
+    if report.workloads and not report.complete:
         say("[yellow]incomplete:[/]", "the report is partial")
 
 
-def end(report: ReplayReport, outcome: Outcome) -> None:
-    """End the command.
+def say_written(files: Sequence[Path]) -> None:
+    """Name every file of a report."""
+    say("written:", ", ".join(map(str, files)) or "nothing, for nothing was measured")
+
+
+def write_and_end(
+    report: ReplayReport,
+    files: Sequence[Path | None],
+    write: Callable[..., None],
+) -> None:
+    """Write a report, say what is in it and where it is, and end the command.
+
+    A partial report does not replace a finished one, and an empty one nothing at all.
+
+    Args:
+        report: What all runs found.
+        files: Where to write it, JSON first; ``None`` for a file that is not wanted.
+        write: Prints the report and writes it to these files.
 
     Raises:
         typer.Exit: Something is wrong or was interrupted; carries the exit code.
     """
+    files = spare_finished(files, complete=report.complete) if report.workloads else []
+    if files:
+        write(*files)
+    say_what_went_wrong(report)
+    say_written([file for file in files if file is not None])
     if report.violations or report.failures:
         raise typer.Exit(EXIT_VIOLATION)
-    if outcome.interrupted:
+    if not report.complete:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_ascend.replay.policies import PrefixTrace, belady, lru
-from vllm_ascend.replay.results import ReplayReport, WorkloadReport
+from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
 # In these bounds a block is what C4 keeps in one block: 128 rows of 4 tokens.
 BOUND_BLOCK_SIZE = 128
@@ -49,13 +49,14 @@ class MemoryCurve:
 
     Attributes:
         replay: Every run, of one workload.
-        bytes_per_block: Bytes of a block of the pool at block size 128.
+        bytes_per_block: Bytes of a block of the pool at block size 128; ``None`` without a run
+            of it.
         bounds: Policies that know nothing but prefix blocks of 512 tokens.
         refusals: Points that could not be measured.
     """
 
     replay: ReplayReport
-    bytes_per_block: int
+    bytes_per_block: int | None
     bounds: tuple[Line, ...]
     refusals: tuple[Refusal, ...] = ()
 
@@ -132,24 +133,19 @@ class PrefixCurve:
         }
 
 
-def bytes_per_block() -> int:
-    """Return the bytes of one block of the A3 pool at block size 128, its MTP layer included.
+def bytes_per_block(runs: Iterable[RunResult]) -> int | None:
+    """Return the bytes of a block of the A3 pool at block size 128, its MTP layer included.
 
-    A block is one page of every tensor, as the project plans them for the layout.
+    Args:
+        runs: The answer is theirs; ``None`` if none of them has that block size.
     """
-    # Here, not above: the commands start without the seconds that importing vLLM takes.
-    from vllm_ascend.core.kv_cache_groups import (
-        group_specs_by_kind,
-        plan_tensors,
-        split_into_groups,
-    )
-    from vllm_ascend.replay.layouts import dsv4_flash_a3
-
-    layout = dsv4_flash_a3(BOUND_BLOCK_SIZE)
-    return plan_tensors(split_into_groups(group_specs_by_kind(layout.specs))).bytes_per_block
+    sizes = (run.bytes_per_block for run in runs if run.block_size == BOUND_BLOCK_SIZE)
+    return next(sizes, None)
 
 
-def policy_lines(trace: PrefixTrace, memories: Sequence[int], block_bytes: int) -> tuple[Line, ...]:
+def policy_lines(
+    trace: PrefixTrace, memories: Sequence[int], block_bytes: int | None
+) -> tuple[Line, ...]:
     """Return what LRU and Belady's policy would hit with these memories.
 
     A capacity in blocks is the memory divided by the bytes of a block: 5,106 blocks of 512 tokens
@@ -160,8 +156,10 @@ def policy_lines(trace: PrefixTrace, memories: Sequence[int], block_bytes: int) 
     Args:
         trace: The prompts in blocks of 512 tokens.
         memories: In bytes.
-        block_bytes: See :func:`bytes_per_block`.
+        block_bytes: See :func:`bytes_per_block`; without it there are no lines.
     """
+    if block_bytes is None:
+        return ()
     return tuple(
         Line(
             name,

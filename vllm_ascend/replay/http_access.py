@@ -20,12 +20,12 @@ ApiKey = Annotated[
     str | None,
     typer.Option(
         _API_KEY_OPTION,
-        help=f"--url: API key of the server; by default what {API_KEY_VARIABLE} holds. "
-        "It is shown and kept nowhere.",
+        help="API key of the server at --url; it is shown and kept nowhere.",
+        show_default=f"what the variable {API_KEY_VARIABLE} holds",
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="--url: take any TLS certificate, unverified.")
+    bool, typer.Option("--insecure", help="Take any TLS certificate of --url, unverified.")
 ]
 
 

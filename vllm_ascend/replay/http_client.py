@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from vllm_ascend.replay.http_access import HttpAccess
 from vllm_ascend.replay.trace import BadInputError
 
 _BODY_CHARACTERS = 200
@@ -20,7 +21,28 @@ _DONE = "[DONE]"
 
 
 class ServerError(RuntimeError):
-    """The server cannot be reached or answered wrongly; the message names the URL and what."""
+    """The server cannot be reached or answered wrongly; the message names the URL and what.
+
+    Attributes:
+        status: Of its answer, if there was one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class OfferedModel:
+    """A model that a server offers.
+
+    Attributes:
+        name: As requests name it.
+        max_model_len: Tokens that a prompt and its answer may have; ``None`` if it does not say.
+    """
+
+    name: str
+    max_model_len: int | None
 
 
 @dataclass(frozen=True)
@@ -67,12 +89,13 @@ def base_url(url: str) -> str:
 class HttpClient:
     """Speaks to one server; any number of requests may be under way at once."""
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(self, url: str, *, timeout_s: float, access: HttpAccess | None = None) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             url: The server, as :func:`base_url` returns it.
             timeout_s: Longest silence of the server in seconds.
+            access: API key and TLS.
         """
         self._url = url
         self._http = httpx.AsyncClient(
@@ -80,14 +103,15 @@ class HttpClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             # A proxy in between may hold a stream back, and it is times that are measured.
             trust_env=False,
+            **(access or HttpAccess()).client_arguments(),
         )
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
 
-    async def first_model(self) -> str:
-        """Return the name of the first model that the server offers.
+    async def models(self) -> list[OfferedModel]:
+        """Return the models that the server offers, at least one.
 
         Raises:
             ServerError: It cannot be reached or names none.
@@ -100,9 +124,15 @@ class HttpClient:
         if response.status_code != httpx.codes.OK:
             raise _refusal(url, response.status_code, response.text)
         try:
-            return str(response.json()["data"][0]["id"])
+            offered = [
+                OfferedModel(str(model["id"]), _number(model, "max_model_len"))
+                for model in response.json()["data"]
+            ]
         except (ValueError, LookupError, TypeError) as error:
             raise _refusal(url, response.status_code, response.text) from error
+        if not offered:
+            raise _refusal(url, response.status_code, response.text)
+        return offered
 
     async def complete(self, model: str, prompt: list[int], output_tokens: int) -> Answer:
         """Let the server continue a prompt by exactly so many tokens.
@@ -215,7 +245,16 @@ def _number(values: Any, name: str) -> int | None:
 
 
 def _refusal(url: str, status: int, body: str) -> ServerError:
-    return ServerError(f"{url}: status {int(status)}: {body[:_BODY_CHARACTERS].strip()}")
+    text = " ".join(_message(body).split())[:_BODY_CHARACTERS]
+    return ServerError(f"{url}: status {int(status)}: {text}", int(status))
+
+
+def _message(body: str) -> str:
+    """Return what an error of the OpenAI API says; of anything else all."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body
 
 
 def _reason(error: httpx.HTTPError) -> str:

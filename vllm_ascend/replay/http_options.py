@@ -9,29 +9,25 @@ from typing import Annotated
 
 import typer
 
+from vllm_ascend.replay.http_access import HttpAccess
 from vllm_ascend.replay.http_prompts import PromptShape
 from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS
 from vllm_ascend.replay.trace import BadInputError
 
-MaxRequests = Annotated[
-    int | None,
-    typer.Option(
-        "--max-requests", "--requests", help="Files, and all with --url: read so many.", min=1
-    ),
-]
-MaxOutputTokens = Annotated[
-    int | None, typer.Option(help="Files, and all with --url: cap the answers.", min=1)
-]
 Url = Annotated[
     str | None,
-    typer.Option(help="Send the requests to this OpenAI-compatible server, in place of a replay."),
+    typer.Option(
+        help="Send the requests to this OpenAI-compatible server, in place of a replay.",
+        show_default="none",
+    ),
 ]
-Model = Annotated[str | None, typer.Option(help="--url: its model; by default its first.")]
+Model = Annotated[str | None, typer.Option(help="--url: its model.", show_default="its first")]
 VocabSize = Annotated[int, typer.Option(help="--url: ids of prompts stay below it.")]
 Timestamps = Annotated[bool, typer.Option("--timestamps", help="As --arrivals timestamps.")]
 Speed = Annotated[float, typer.Option(help="--url: so many times as fast as the timestamps.")]
 MaxPromptTokens = Annotated[
-    int | None, typer.Option(help="--url: leave out longer prompts.", min=1)
+    int | None,
+    typer.Option(help="--url: leave out longer prompts.", min=1, show_default="no limit"),
 ]
 Scale = Annotated[
     int, typer.Option(help="--url: one of so many prompt tokens; a power of two.", min=1)
@@ -42,7 +38,10 @@ _ONLY_REPLAY = (
     *("variant", "layout", "block_size", "mtp", "kv_gib", "verify", "model_ttft", "step_ms"),
     *("token_us", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "jobs"),
 )
-_ONLY_SERVER = ("model", "vocab_size", "speed", "max_prompt_tokens", "scale", "timeout")
+_ONLY_SERVER = (
+    *("model", "vocab_size", "speed", "max_prompt_tokens", "scale", "timeout"),
+    *("api_key", "insecure"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class HttpOptions:
         timeout_s: Longest silence of the server in seconds.
         out: Folder for report.json and report.html.
         png: The summary picture, if wanted.
+        access: API key and TLS.
     """
 
     url: str
@@ -68,6 +68,7 @@ class HttpOptions:
     timeout_s: float = 600.0
     out: Path = Path("replay-out")
     png: Path | None = None
+    access: HttpAccess = field(default_factory=HttpAccess)
 
     def check(self) -> None:
         """Check what cannot be left to the server.

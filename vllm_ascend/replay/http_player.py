@@ -27,7 +27,7 @@ class Played:
     answers: dict[int, Answer] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
-    failure: str | None = None
+    failure: ServerError | None = None
     interrupted: bool = False
 
     @property
@@ -109,12 +109,12 @@ class Player:
         try:
             answer = await self._client.complete(self._model, prompt, request.output_tokens)
         except ServerError as error:
-            self._stop(str(error))
+            self._stop(error)
             return
         self.played.answers[number] = answer
         self._on_answer(self.played)
 
-    def _stop(self, failure: str) -> None:
+    def _stop(self, failure: ServerError) -> None:
         # Only the first counts: what ends the others is that they are cancelled.
         if not self.played.is_cut_short:
             self.played.failure = failure

@@ -66,10 +66,12 @@ class FittedWorkload:
     Attributes:
         workload: Its requests.
         num_dropped: Requests that are left out because their prompts are too long.
+        max_tokens: Tokens of the longest request with its answer.
     """
 
     workload: Workload
     num_dropped: int
+    max_tokens: int
 
 
 class TokenMap:
@@ -125,12 +127,14 @@ def fit(workload: Workload, shape: PromptShape) -> FittedWorkload:
             tokens = map_tokens(request.prompt_token_ids).tolist()
             yield replace(request, prompt_token_ids=tokens)
 
-    num_requests = sum(1 for _ in short_enough())
-    if not num_requests:
-        raise BadInputError(f"{workload.name}: every prompt has more than {limit} tokens")
+    lengths = [len(r.prompt_token_ids) + r.output_tokens for r in short_enough()]
+    if not lengths:
+        raise BadInputError(
+            f"--max-prompt-tokens {limit}: every prompt of {workload.name} has more tokens"
+        )
     num_read = min(workload.num_requests, shape.max_requests or workload.num_requests)
-    fitted = replace(workload, num_requests=num_requests, requests=requests)
-    return FittedWorkload(fitted, num_read - num_requests)
+    fitted = replace(workload, num_requests=len(lengths), requests=requests)
+    return FittedWorkload(fitted, num_read - len(lengths), max(lengths))
 
 
 def only(workload: Workload, is_wanted: Callable[[int], bool]) -> Workload:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -16,23 +16,26 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from vllm_ascend.replay.bounds import survey
 from vllm_ascend.replay.commands import (
+    EXIT_BAD_INPUT,
     EXIT_INTERRUPTED,
-    EXIT_VIOLATION,
     bad_input_ends,
+    command_line,
     load_workloads,
     say,
+    say_written,
 )
-from vllm_ascend.replay.http_client import Answer, HttpClient, ServerError, base_url
+from vllm_ascend.replay.http_client import Answer, HttpClient, base_url
 from vllm_ascend.replay.http_options import HttpOptions
 from vllm_ascend.replay.http_player import Played, Player
 from vllm_ascend.replay.http_prompts import FittedWorkload, fit, only
+from vllm_ascend.replay.http_refusals import choose_model, explain
 from vllm_ascend.replay.http_results import HttpReport, HttpRun, HttpWorkload, count
 from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.outputs import check_folder, prepare_folder, spare_finished
 from vllm_ascend.replay.report.http import http_png, print_http_report, write_http_html
 from vllm_ascend.replay.report.json_file import write_json
-from vllm_ascend.replay.results import Bounds
 from vllm_ascend.replay.runner import no_interrupts
-from vllm_ascend.replay.trace import BadInputError, Workload
+from vllm_ascend.replay.trace import Workload
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -46,49 +49,50 @@ def replay_http(sources: list[WorkloadSource], options: HttpOptions) -> None:
     with bad_input_ends():
         url = base_url(options.url)
         options.check()
-        if options.png is not None and not options.png.parent.is_dir():
-            raise BadInputError(f"--png {options.png}: there is no folder {options.png.parent}")
+        check_folder(options.out, {"--png": options.png})
         loaded = load_workloads(
             sources, needs_arrivals=options.is_open_loop, max_model_len=sys.maxsize
         )
         workloads = [fit(workload, options.shape) for workload in loaded.values()]
-        options.out.mkdir(parents=True, exist_ok=True)
+        model = asyncio.run(choose_model(url, workloads, options))
+        prepare_folder(options.out, {"--png": options.png})
     with _progress() as progress:
-        model, outcomes = asyncio.run(_play_all(url, workloads, options, progress))
+        outcomes = asyncio.run(_play_all(url, model, workloads, options, progress))
     with no_interrupts(), bad_input_ends():
         report = _report(workloads, outcomes, model=model, url=url, options=options)
         _write(report, options)
     if report.failures:
-        raise typer.Exit(EXIT_VIOLATION)
+        raise typer.Exit(EXIT_BAD_INPUT)
     if not report.complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
 async def _play_all(
-    url: str, workloads: list[FittedWorkload], options: HttpOptions, progress: Progress
-) -> tuple[str, list[Played]]:
-    """Return the model's name and what came of the workloads that were begun."""
-    client = HttpClient(url, timeout_s=options.timeout_s)
+    url: str,
+    model: str,
+    workloads: list[FittedWorkload],
+    options: HttpOptions,
+    progress: Progress,
+) -> list[Played]:
+    """Return what came of the workloads that were begun."""
+    client = HttpClient(url, timeout_s=options.timeout_s, access=options.access)
     outcomes: list[Played] = []
-    model = options.model or ""
     with _cancelled_by_signals():
         try:
-            model = model or await client.first_model()
             for fitted in workloads:
                 workload = fitted.workload
                 task = progress.add_task(workload.name, total=workload.num_requests, hits="")
                 player = Player(client, model, _shower(progress, task))
                 outcomes.append(player.played)
                 await player.play(workload, options.speed if options.is_open_loop else None)
+                _say_done(progress.console, workload, player.played)
                 if player.played.is_cut_short:
                     break
-        except ServerError as error:
-            outcomes.append(Played(failure=str(error)))
         except asyncio.CancelledError:
             outcomes = outcomes or [Played()]
             outcomes[-1].interrupted = True
     await client.close()
-    return model, outcomes
+    return outcomes
 
 
 @contextlib.contextmanager
@@ -107,25 +111,36 @@ def _cancelled_by_signals() -> Iterator[None]:
 
 
 def _progress() -> Progress:
+    console = Console(stderr=True, emoji=False)
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed}/{task.total} {task.fields[hits]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True, emoji=False),
+        console=console,
+        # Elsewhere a line per workload says what it found.
+        disable=not console.is_interactive,
     )
 
 
-def _shower(progress: Progress, task: TaskID) -> Callable[[Played], None]:
-    hits = prompts = 0
+def _say_done(console: Console, workload: Workload, played: Played) -> None:
+    if not console.is_interactive:
+        line = (
+            f"{workload.name}: {_hits(played)}, {len(played.answers):,} of "
+            f"{workload.num_requests:,} requests answered, {played.seconds:.1f} s"
+        )
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+
+def _hits(played: Played) -> str:
+    hits = sum(answer.cached_tokens or 0 for answer in played.answers.values())
+    prompts = sum(answer.prompt_tokens for answer in played.answers.values())
+    return f"hits {100 * hits / prompts:.1f} %" if prompts else "no hits"
+
+
+def _shower(progress: Progress, task: TaskID) -> Callable[[Played], None]:
     def show(played: Played) -> None:
-        nonlocal hits, prompts
-        newest = next(reversed(played.answers.values()))
-        hits += newest.cached_tokens or 0
-        prompts += newest.prompt_tokens
-        rate = f"hits {100 * hits / prompts:.1f} %" if prompts else ""
-        progress.update(task, completed=len(played.answers), hits=rate)
+        progress.update(task, completed=len(played.answers), hits=_hits(played))
 
     return show
 
@@ -140,14 +155,18 @@ def _report(
 ) -> HttpReport:
     reports = []
     for fitted, played in zip(workloads, outcomes, strict=False):
+        if not played.answers:
+            continue
         run = _run(fitted.workload, played, model=model, url=url, options=options)
         reports.append(_workload_report(fitted, played.answers, run))
     return HttpReport(
-        command=shlex.join(["python", "-m", "vllm_ascend", *sys.argv[1:]]),
+        command=command_line(),
         seed=options.shape.seed,
         workloads=tuple(reports),
         complete=not any(played.is_cut_short for played in outcomes),
-        failures=tuple(played.failure for played in outcomes if played.failure is not None),
+        failures=tuple(
+            explain(played.failure, options) for played in outcomes if played.failure is not None
+        ),
     )
 
 
@@ -173,8 +192,6 @@ def _workload_report(
     fitted: FittedWorkload, answers: Mapping[int, Answer], run: HttpRun
 ) -> HttpWorkload:
     name, description = fitted.workload.name, fitted.workload.description
-    if not answers:
-        return HttpWorkload(name, description, "", Bounds(0.0, 0.0, {}), fitted.num_dropped, (run,))
     surveyed = survey(only(fitted.workload, answers.__contains__), ())
     return HttpWorkload(
         name, description, surveyed.digest, surveyed.bounds, fitted.num_dropped, (run,)
@@ -182,14 +199,19 @@ def _workload_report(
 
 
 def _write(report: HttpReport, options: HttpOptions) -> None:
-    files = [options.out / "report.json", options.out / "report.html"]
-    write_json(report, files[0])
-    write_http_html(report, files[1])
-    if options.png is not None:
-        http_png(report, options.png)
-    print_http_report(report, Console(emoji=False))
+    files: list[Path | None] = []
+    if report.workloads:
+        wanted = (options.out / "report.json", options.out / "report.html", options.png)
+        files = spare_finished(wanted, complete=report.complete)
+        json, html, png = files
+        assert json is not None and html is not None
+        write_json(report, json)
+        print_http_report(report, Console(emoji=False))
+        write_http_html(report, html)
+        if png is not None:
+            http_png(report, png)
     for failure in report.failures:
         say("[bold red]failed:[/]", failure)
-    if not report.complete:
+    if report.workloads and not report.complete:
         say("[yellow]incomplete:[/]", "the report is partial")
-    say("written:", f"{files[0]}, {files[1]}")
+    say_written([file for file in files if file is not None])

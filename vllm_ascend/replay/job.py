@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -53,8 +54,8 @@ class WorkloadSource:
             ``PREFIXESxROUNDS:SHARED:OWN:OUTPUT`` for several prefixes asked for in turn.
         seed: Seed of generated prompts.
         concurrency: Requests in flight; the workload's own if ``None``.
-        max_requests: Read at most so many (files only).
-        max_output_tokens: Cap on answers (files only).
+        max_requests: Only so many from the start.
+        max_output_tokens: Cap on answers.
     """
 
     source: str
@@ -69,7 +70,7 @@ class WorkloadSource:
         Raises:
             BadInputError: Names the source and what is wrong with it.
         """
-        workload = self._open()
+        workload = self._open().cut(self.max_requests, self.max_output_tokens)
         if self.concurrency is not None:
             workload = replace(workload, concurrency=self.concurrency)
         return workload
@@ -89,8 +90,7 @@ class WorkloadSource:
                 f"--workload {self.source}: neither a file, nor REQUESTS:INPUT:SHARED:OUTPUT, nor "
                 f"PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor one of {', '.join(WORKLOAD_NAMES)}"
             )
-        reader = mooncake_workload if _is_mooncake(path) else token_id_workload
-        return reader(
+        return _reader(path)(
             path,
             max_requests=self.max_requests,
             max_output_tokens=self.max_output_tokens,
@@ -126,12 +126,24 @@ class WorkloadSource:
         )
 
 
-def _is_mooncake(path: Path) -> bool:
-    """Tell the formats apart by the first record; a bad one is left to the readers' messages."""
+def _reader(path: Path) -> Callable[..., Workload]:
+    """Tell the formats apart by the first record; one of no format's is left to a reader's message.
+
+    Raises:
+        BadInputError: The record has no prompt that a reader knows.
+    """
     try:
-        return not any("prompt_token_ids" in record for _, record in read_records(path, 1))
-    except BadInputError:
-        return True
+        place, record = next(read_records(path, 1))
+    except (BadInputError, StopIteration):
+        return mooncake_workload
+    if "prompt_token_ids" in record:
+        return token_id_workload
+    if "hash_ids" not in record:
+        raise BadInputError(
+            f"--workload {place}: has neither hash_ids (a Mooncake trace) nor prompt_token_ids "
+            "(text has to be tokenized before)"
+        )
+    return mooncake_workload
 
 
 @dataclass(frozen=True)
@@ -150,6 +162,9 @@ class Job:
         cost_model: Modelled step times; needed for timestamps.
         verify: Let the content oracle watch.
         num_speculative_tokens: Draft tokens per step of the MTP layer, 0 for no drafting.
+        kv_tokens: If given, decides about the memory: what vLLM, without patches, would log as the
+            size of the KV cache in tokens.
+        description: What the variant is, in words.
     """
 
     variant: str
@@ -166,6 +181,8 @@ class Job:
     max_model_len: int
     verify: bool
     num_speculative_tokens: int = 0
+    kv_tokens: int | None = None
+    description: str = ""
 
     def to_json(self) -> str:
         """Return one line of JSON."""

@@ -22,14 +22,11 @@ from vllm_ascend.replay.commands import (
     Seed,
     Verify,
     bad_input_ends,
-    end,
     load_workloads,
     make_job,
     make_report,
-    prepare_files,
     run_what_can_be_run,
-    say,
-    say_what_went_wrong,
+    write_and_end,
 )
 from vllm_ascend.replay.curve import (
     BOUND_BLOCK_SIZE,
@@ -40,6 +37,7 @@ from vllm_ascend.replay.curve import (
     policy_lines,
 )
 from vllm_ascend.replay.job import CLOSED_LOOP, WorkloadSource
+from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.policies import PrefixTrace
 from vllm_ascend.replay.report import curve_png, print_curve, write_json
 from vllm_ascend.replay.runner import no_interrupts
@@ -61,7 +59,8 @@ def memory_curve(
     kv_gib: Annotated[
         list[float] | None,
         typer.Option(
-            help="KV cache memory of one rank in GiB, several times; by default 4 to 128.",
+            help="KV cache memory of one rank in GiB, several times.",
+            show_default=", ".join(f"{gib:g}" for gib in _KV_GIB),
             min=0.001,
             max=MAX_KV_GIB,
         ),
@@ -109,18 +108,21 @@ def memory_curve(
             for memory in memories
             for variant in _variants()
         ]
-        prepare_files((json, png))
+        prepare_files({"--json": json, "--png": png})
         outcome, refused = run_what_can_be_run(plan, jobs, workloads)
     with no_interrupts():
         replay = make_report(workloads, outcome, seed=seed)
-        block_bytes = bytes_per_block()
-        bounds = policy_lines(_prefix_trace(workloads[source]), memories, block_bytes)
         refusals = tuple(
             Refusal(plan[index].variant, plan[index].kv_memory_bytes, reason)
             for index, reason in sorted(refused.items())
         )
-        _write(MemoryCurve(replay, block_bytes, bounds, refusals), json, png)
-    end(replay, outcome)
+
+        def write(json: Path, png: Path) -> None:
+            block_bytes = bytes_per_block(replay.workloads[0].runs)
+            bounds = policy_lines(_prefix_trace(workloads[source]), memories, block_bytes)
+            _write(MemoryCurve(replay, block_bytes, bounds, refusals), json, png)
+
+        write_and_end(replay, (json, png), write)
 
 
 def _variants() -> list[Variant]:
@@ -139,7 +141,5 @@ def _prefix_trace(workload: Workload) -> PrefixTrace:
 
 def _write(curve: MemoryCurve, json: Path, png: Path) -> None:
     write_json(curve, json)
-    curve_png(curve, png)
     print_curve(curve, Console(emoji=False))
-    say_what_went_wrong(curve.replay)
-    say("written:", f"{json}, {png}")
+    curve_png(curve, png)

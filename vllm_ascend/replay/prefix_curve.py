@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,17 +19,15 @@ from vllm_ascend.replay.commands import (
     Seed,
     Verify,
     bad_input_ends,
-    end,
     load_workloads,
     make_job,
     make_report,
-    prepare_files,
     run_jobs,
-    say,
-    say_what_went_wrong,
+    write_and_end,
 )
 from vllm_ascend.replay.curve import PrefixCurve
 from vllm_ascend.replay.job import CLOSED_LOOP, WorkloadSource
+from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import prefix_curve_png, print_prefix_curve, write_json
 from vllm_ascend.replay.runner import no_interrupts
 from vllm_ascend.replay.variants import BUILT_IN_NAMES, Variant, check_layout, parse_variant
@@ -41,13 +40,21 @@ _VARIANTS = ("stock", "pinned", "retention-auto", "best")
 def prefix_curve(
     prefixes: Annotated[
         list[int] | None,
-        typer.Option(help="Number of prefixes, several times; by default 15 to 60.", min=1),
+        typer.Option(
+            help="Number of prefixes, several times.",
+            min=1,
+            show_default=", ".join(map(str, _PREFIXES)),
+        ),
     ] = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help=f"As of replay: {', '.join(BUILT_IN_NAMES)}, ...")
+        list[str] | None,
+        typer.Option(
+            help=f"As of replay: {', '.join(BUILT_IN_NAMES)}, ...",
+            show_default=", ".join(_VARIANTS),
+        ),
     ] = None,
     layout: Annotated[
-        str, typer.Option(help="A Hugging Face config.json; by default Gemma-3-27B's.")
+        str, typer.Option(help="A Hugging Face config.json.", show_default="Gemma-3-27B's")
     ] = GEMMA,
     block_size: Annotated[int, typer.Option(help="--block-size of the engine.", min=1)] = 16,
     kv_tokens: Annotated[
@@ -79,14 +86,14 @@ def prefix_curve(
             for number in numbers
         }
         workloads = load_workloads(sources, max_model_len=max_model_len)
-        memory = _memory(layout, block_size, kv_tokens, max_num_batched_tokens, max_model_len)
         plan = [
             make_job(
                 source,
                 chosen,
                 layout=layout,
                 block_size=block_size,
-                kv_memory_bytes=memory,
+                kv_memory_bytes=0,
+                kv_tokens=kv_tokens,
                 arrivals=CLOSED_LOOP,
                 cost_model=None,
                 max_num_seqs=max_num_seqs,
@@ -97,36 +104,20 @@ def prefix_curve(
             for source in workloads
             for chosen in variants
         ]
-        prepare_files((json, png))
+        prepare_files({"--json": json, "--png": png})
         outcome = run_jobs(plan, jobs, workloads)
     with no_interrupts():
         report = make_report(workloads, outcome, seed=seed)
         num_prefixes = {source.source: number for source, number in sources.items()}
         curve = PrefixCurve(report, num_prefixes, rounds, kv_tokens)
-        write_json(curve, json)
-        prefix_curve_png(curve, png)
-        print_prefix_curve(curve, Console(emoji=False))
-        say_what_went_wrong(report)
-        say("written:", f"{json}, {png}")
-    end(report, outcome)
+        write_and_end(report, (json, png), partial(_write, curve))
+
+
+def _write(curve: PrefixCurve, json: Path, png: Path) -> None:
+    write_json(curve, json)
+    print_prefix_curve(curve, Console(emoji=False))
+    prefix_curve_png(curve, png)
 
 
 def _variants(texts: tuple[str, ...] | list[str], layout: str) -> list[Variant]:
     return [parse_variant(text, layout)[0] for text in texts]
-
-
-def _memory(
-    layout: str, block_size: int, kv_tokens: int, max_num_batched_tokens: int, max_model_len: int
-) -> int:
-    # Here, not above: the commands start without the seconds that importing vLLM takes.
-    from vllm_ascend.replay.layouts import from_hf_config
-    from vllm_ascend.replay.scheduler import SchedulerOptions, kv_memory_for
-    from vllm_ascend.replay.trace import BadInputError
-
-    options = SchedulerOptions(
-        num_blocks=1, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
-    )
-    try:
-        return kv_memory_for(from_hf_config(Path(layout), block_size), kv_tokens, options)
-    except ValueError as error:
-        raise BadInputError(str(error)) from error

@@ -115,6 +115,7 @@ class Recorder:
             alignment_tokens=getattr(coordinator, "lcm_block_size", self._scheduler.block_size),
             kv_memory_bytes=job.kv_memory_bytes,
             num_blocks=self._pool.num_gpu_blocks,
+            bytes_per_block=self._bytes_per_block(),
             num_requests=self.num_requests,
             num_requests_hit=sum(bool(seen.hit_tokens) for seen in scheduled),
             prompt_tokens=self._prompt_tokens,
@@ -135,7 +136,12 @@ class Recorder:
             complete=complete,
             violations=tuple(violations),
             verified=job.verify,
+            description=job.description,
         )
+
+    def _bytes_per_block(self) -> int:
+        config = self._scheduler.kv_cache_config
+        return sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
 
 
 def _percentiles(values: list[float]) -> Percentiles:

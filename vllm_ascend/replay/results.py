@@ -127,6 +127,7 @@ class RunResult(HitRates):
         alignment_tokens: Hits are multiples of this.
         kv_memory_bytes: KV cache memory of the rank.
         num_blocks: Blocks in the pool.
+        bytes_per_block: Bytes of a block of the pool, in all tensors together.
         num_requests: Requests scheduled at least once.
         num_requests_hit: Requests whose first scheduling had a hit.
         prompt_tokens: Prompt tokens of those requests.
@@ -144,6 +145,7 @@ class RunResult(HitRates):
         complete: ``False`` if the run was interrupted.
         violations: What ``check_integrity`` or the content oracle found; empty is good.
         verified: Whether the content oracle watched the run.
+        description: What the variant is, in words.
     """
 
     variant: str
@@ -155,6 +157,7 @@ class RunResult(HitRates):
     alignment_tokens: int
     kv_memory_bytes: int
     num_blocks: int
+    bytes_per_block: int
     num_requests: int
     num_requests_hit: int
     prompt_tokens: int
@@ -172,6 +175,7 @@ class RunResult(HitRates):
     complete: bool
     violations: tuple[str, ...]
     verified: bool
+    description: str = ""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunResult:

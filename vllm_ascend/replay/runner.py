@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import IO, Protocol
 
 from vllm_ascend.prefix_cache_config import child_environment
-from vllm_ascend.replay.child import BAD_INPUT, PROGRESS, RESULT
+from vllm_ascend.replay import fork_server
 from vllm_ascend.replay.job import Job
 from vllm_ascend.replay.results import RunResult
 from vllm_ascend.replay.trace import BadInputError
@@ -23,8 +27,17 @@ _LINES_OF_ERROR = 20
 _GRACE_SECONDS = 20.0
 
 
-class _RunFailedError(RuntimeError):
-    """A child process died without a result; the message carries the end of what it said."""
+class Watcher(Protocol):
+    """Is told what becomes of each job, by its index."""
+
+    def advance(self, index: int, done: int) -> None:
+        """So many of its requests are scheduled."""
+
+    def finish(self, index: int, result: RunResult) -> None:
+        """It ran, or what of it ran before the interrupt."""
+
+    def drop(self, index: int, reason: str) -> None:
+        """It cannot be run, or its process died."""
 
 
 def _raise_refusal(index: int, reason: str) -> None:
@@ -62,23 +75,25 @@ class Runner:
     def __init__(
         self,
         num_parallel: int,
-        on_progress: Callable[[int, int, int], None],
+        watcher: Watcher,
         on_refusal: Callable[[int, str], None] = _raise_refusal,
     ) -> None:
         """Prepare.
 
         Args:
             num_parallel: Processes at a time.
-            on_progress: Told (index of the job, requests done, requests in all).
+            watcher: Told of all that happens.
             on_refusal: Told (index of the job, reason) of a job that cannot be run; what it
                 raises ends the others. By default that is :class:`BadInputError`.
         """
         self._num_parallel = num_parallel
-        self._on_progress = on_progress
+        self._watcher = watcher
         self._on_refusal = on_refusal
-        self._children: dict[int, subprocess.Popen[str]] = {}
+        self._jobs: Sequence[Job] = ()
+        self._results: dict[int, RunResult] = {}
         self._failures: list[str] = []
-        self._stopped = False
+        self._said: deque[str] = deque(maxlen=_LINES_OF_ERROR)
+        self._interrupted = False
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
         """Run all jobs. A keyboard interrupt stops them; what they measured so far is kept.
@@ -89,86 +104,128 @@ class Runner:
             BadInputError: A job cannot be run, and nobody said what to do then; the others are
                 stopped.
         """
-        interrupted = False
-        with ThreadPoolExecutor(self._num_parallel) as executor:
-            futures = [executor.submit(self._run_one, i, job) for i, job in enumerate(jobs)]
-            try:
-                # The first that cannot be run ends the others, wherever it stands among them.
-                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-                    future.result()
-            except KeyboardInterrupt:
-                interrupted = True
-                self._stop(futures)
-            except BaseException:
-                self._stop(futures)
-                raise
-        results = [future.result() for future in futures]
-        return Outcome(
-            [result for result in results if result is not None], interrupted, tuple(self._failures)
-        )
+        self._jobs = jobs
+        with _started() as server:
+            lines = _Lines(server)
+            with self._interrupts_stop(server, lines):
+                _send(server, fork_server.request(jobs, self._num_parallel))
+                for line in lines:
+                    self._hear(line)
+            if server.wait() and not self._interrupted:
+                self._failures.append(
+                    f"the process of all runs ended with exit code {server.returncode}:\n"
+                    f"{''.join(self._said)}"
+                )
+        results = [self._results[index] for index in sorted(self._results)]
+        return Outcome(results, self._interrupted, tuple(self._failures))
 
-    def _stop(self, futures: Sequence[Future]) -> None:
-        self._stopped = True
-        with no_interrupts():
-            self._signal(signal.SIGINT)
-            wait(futures, timeout=_GRACE_SECONDS)
-            self._signal(signal.SIGKILL)
+    @contextlib.contextmanager
+    def _interrupts_stop(self, server: subprocess.Popen[str], lines: _Lines) -> Iterator[None]:
+        """Let the first interrupt end all runs and others do nothing; none breaks into the code."""
 
-    def _signal(self, number: signal.Signals) -> None:
-        for child in list(self._children.values()):
-            child.send_signal(number)
+        def stop(*_: object) -> None:
+            if not self._interrupted:
+                self._interrupted = True
+                server.send_signal(signal.SIGINT)
+                lines.end_by(time.monotonic() + _GRACE_SECONDS)
 
-    def _run_one(self, index: int, job: Job) -> RunResult | None:
-        if self._stopped:
-            return None
+        previous = signal.signal(signal.SIGINT, stop)
         try:
-            return self._run_child(index, job)
-        except _RunFailedError as failure:
-            self._failures.append(str(failure))
-            return None
-
-    def _run_child(self, index: int, job: Job) -> RunResult | None:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "vllm_ascend.replay.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            # An interrupt at the terminal goes to us; we pass it on once.
-            start_new_session=True,
-            env={**child_environment(job.environment), "VLLM_LOGGING_LEVEL": "ERROR"},
-        )
-        self._children[index] = child
-        if self._stopped:  # between the check above and now
-            child.send_signal(signal.SIGINT)
-        try:
-            return self._talk(index, job, child)
+            yield
         finally:
-            del self._children[index]
+            signal.signal(signal.SIGINT, previous)
 
-    def _talk(self, index: int, job: Job, child: subprocess.Popen[str]) -> RunResult | None:
-        assert child.stdin is not None and child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it died; its exit code tells
-            child.stdin.write(job.to_json() + "\n")
-            child.stdin.close()
-        said: deque[str] = deque(maxlen=_LINES_OF_ERROR)
-        result = None
-        for line in child.stdout:
-            if line.startswith(PROGRESS):
-                done, total = map(int, line.removeprefix(PROGRESS).split())
-                self._on_progress(index, done, total)
-            elif line.startswith(RESULT):
-                result = RunResult.from_dict(json.loads(line.removeprefix(RESULT)))
-            elif line.startswith(BAD_INPUT):
-                child.wait()
-                self._on_refusal(index, json.loads(line.removeprefix(BAD_INPUT)))
-                return None
-            else:
-                said.append(line)
-        child.wait()
-        if result is None and not self._stopped:
-            raise _RunFailedError(
-                f"{job.workload.source} on {job.variant} ended with exit code "
-                f"{child.returncode}:\n{''.join(said)}"
-            )
-        return result
+    def _hear(self, line: str) -> None:
+        if not line.startswith(fork_server.EVENT):
+            self._said.append(line)
+            return
+        index, kind, value = json.loads(line.removeprefix(fork_server.EVENT))
+        if kind == fork_server.PROGRESS:
+            self._watcher.advance(index, value)
+        elif kind == fork_server.RESULT:
+            self._results[index] = RunResult.from_dict(value)
+            self._watcher.finish(index, self._results[index])
+        elif not self._interrupted:
+            self._drop(index, kind, value)
+
+    def _drop(self, index: int, kind: str, value: list | str) -> None:
+        if kind == fork_server.REFUSED:
+            assert isinstance(value, str)
+            self._watcher.drop(index, f"refused: {value}")
+            self._on_refusal(index, value)
+            return
+        exit_code, said = value
+        job = self._jobs[index]
+        self._watcher.drop(index, f"ended with exit code {exit_code}")
+        last = "\n".join(said.splitlines()[-_LINES_OF_ERROR:])
+        self._failures.append(
+            f"{job.workload.source} on {job.variant} ended with exit code {exit_code}:\n{last}"
+        )
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[subprocess.Popen[str]]:
+    """Start the process of all runs; whatever is left of it and its forks ends with the block."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", fork_server.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # An interrupt at the terminal goes to us; we pass it on once.
+        start_new_session=True,
+        env={**child_environment({}), "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+    try:
+        yield server
+    finally:
+        _kill(server)
+        server.wait()
+
+
+def _kill(server: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # nobody is left
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def _send(server: subprocess.Popen[str], line: str) -> None:
+    assert server.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died; its exit code tells
+        server.stdin.write(line + "\n")
+        server.stdin.close()
+
+
+class _Lines:
+    """What a process prints, line by line, until its output ends."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        # Simple: a signal handler may put into it while it is in use.
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._deadline: float | None = None
+        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+
+    def end_by(self, deadline: float) -> None:
+        """Kill the process and its session if it still runs then, by ``time.monotonic()``."""
+        self._deadline = deadline
+        self._lines.put("")  # wakes who waits without a deadline
+
+    def __iter__(self) -> Iterator[str]:
+        while (line := self._next()) is not None:
+            yield line
+
+    def _next(self) -> str | None:
+        if self._deadline is None:
+            return self._lines.get()
+        try:
+            return self._lines.get(timeout=max(self._deadline - time.monotonic(), 0.0))
+        except queue.Empty:
+            _kill(self._process)
+            return self._lines.get()
+
+    def _read(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                self._lines.put(line)
+        self._lines.put(None)

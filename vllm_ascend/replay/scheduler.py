@@ -16,6 +16,8 @@ from functools import lru_cache
 from math import ceil
 from pathlib import Path
 
+import torch
+from torch import nn
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -26,6 +28,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.models.registry import ModelRegistry
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -39,9 +42,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm_ascend.replay.layouts import KVLayout
 
 _HASH_ALGORITHM = "sha256"
-# The model never runs: any architecture that vLLM knows carries the limits we need.
+# The model never runs: it carries the limits we need.
 _STAND_IN_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
+    "architectures": ["ReplayedForCausalLM"],
     "model_type": "llama",
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -51,6 +54,26 @@ _STAND_IN_MODEL = {
     "max_position_embeddings": 1 << 21,
     "torch_dtype": "bfloat16",
 }
+
+
+class ReplayedForCausalLM(nn.Module):
+    """What vLLM asks of the class of a model that generates text.
+
+    A class of vLLM's own would be imported in a process of its own to be asked, which takes as
+    long as everything else.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        raise NotImplementedError("only the scheduler runs")
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -160,6 +183,8 @@ def block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHash]]:
 
 @lru_cache(maxsize=8)
 def _model_config(max_model_len: int) -> ModelConfig:
+    if ReplayedForCausalLM.__name__ not in ModelRegistry.models:
+        ModelRegistry.register_model(ReplayedForCausalLM.__name__, ReplayedForCausalLM)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_STAND_IN_MODEL))
         return ModelConfig(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -23,17 +24,15 @@ from vllm_ascend.replay.commands import (
     Seed,
     Verify,
     bad_input_ends,
-    end,
     load_workloads,
     make_job,
     make_report,
-    prepare_files,
     run_what_can_be_run,
-    say,
-    say_what_went_wrong,
+    write_and_end,
 )
 from vllm_ascend.replay.grid import UNSET, Grid, SweepReport
 from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
+from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import print_sweep, write_json, write_sweep_markdown
 from vllm_ascend.replay.runner import no_interrupts
 from vllm_ascend.replay.trace import Workload
@@ -46,24 +45,26 @@ _INTERVALS = (UNSET, "0", "auto", "4096")
 def sweep(
     workload: Annotated[
         list[str] | None,
-        typer.Option(help="As of replay, several times; by default W1 to W5f."),
+        typer.Option(help="As of replay, several times.", show_default=", ".join(WORKLOAD_NAMES)),
     ] = None,
     block_size: Annotated[
-        list[int] | None, typer.Option(help="32, 64 or 128, several times; by default all.")
+        list[int] | None,
+        typer.Option(help="32, 64 or 128, several times.", show_default="all"),
     ] = None,
     interval: Annotated[
         list[str] | None,
         typer.Option(
-            help="Retention interval: unset, 0, auto or tokens, several times; by default "
-            f"{', '.join(_INTERVALS)}."
+            help="Retention interval: unset, 0, auto or tokens, several times.",
+            show_default=", ".join(_INTERVALS),
         ),
     ] = None,
     partial: Annotated[
-        list[int] | None, typer.Option(help="Partial hits: 0 or 1, twice; by default both.")
+        list[int] | None,
+        typer.Option(help="Partial hits: 0 or 1, twice.", show_default="both"),
     ] = None,
     mtp: Annotated[
         list[int] | None,
-        typer.Option(help="Draft tokens per step, several times; by default 0 and 1.", min=0),
+        typer.Option(help="Draft tokens per step, several times.", min=0, show_default="0, 1"),
     ] = None,
     best: Annotated[bool, typer.Option(help="Add a column for the profile 'best'.")] = True,
     kv_gib: KvGib = 16.0,
@@ -71,7 +72,8 @@ def sweep(
         "replay-out/sweep.json"
     ),
     markdown: Annotated[
-        Path | None, typer.Option(help="Also write the tables for a document.")
+        Path | None,
+        typer.Option(help="Also write the tables for a document.", show_default="none"),
     ] = None,
     verify: Verify = False,
     concurrency: Concurrency = None,
@@ -110,14 +112,14 @@ def sweep(
             max_model_len=max_model_len,
             verify=verify,
         )
-        prepare_files((json, markdown))
+        prepare_files({"--json": json, "--markdown": markdown})
         outcome, refused = run_what_can_be_run(plan, jobs, workloads)
     with no_interrupts():
         replay = make_report(workloads, outcome, seed=seed)
         # Whatever the workload is: what is refused is the combination of settings.
         refusals = {plan[index].variant: reason for index, reason in refused.items()}
-        _write(SweepReport(replay, grid, refusals), json, markdown)
-    end(replay, outcome)
+        sweep_report = SweepReport(replay, grid, refusals)
+        write_and_end(replay, (json, markdown), functools.partial(_write, sweep_report))
 
 
 def _plan(grid: Grid, workloads: dict[WorkloadSource, Workload], **common) -> list[Job]:
@@ -142,8 +144,6 @@ def _plan(grid: Grid, workloads: dict[WorkloadSource, Workload], **common) -> li
 
 def _write(report: SweepReport, json: Path, markdown: Path | None) -> None:
     write_json(report, json)
+    print_sweep(report, Console(emoji=False))
     if markdown is not None:
         write_sweep_markdown(report, markdown)
-    print_sweep(report, Console(emoji=False))
-    say_what_went_wrong(report.replay)
-    say("written:", ", ".join(str(path) for path in filter(None, (json, markdown))))

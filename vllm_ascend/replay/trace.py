@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 
 class BadInputError(ValueError):
@@ -44,6 +45,35 @@ class Workload:
     concurrency: int
     num_requests: int
     requests: Callable[[], Iterator[TraceRequest]]
+
+    def cut(self, max_requests: int | None, max_output_tokens: int | None) -> Workload:
+        """Return this workload with only so many requests from its start, and shorter answers.
+
+        Args:
+            max_requests: All if ``None``.
+            max_output_tokens: As they are if ``None``.
+        """
+        num_requests = min(self.num_requests, max_requests or self.num_requests)
+        is_capped = max_output_tokens is not None and any(
+            request.output_tokens > max_output_tokens
+            for request in islice(self.requests(), num_requests)
+        )
+        if num_requests == self.num_requests and not is_capped:
+            return self
+
+        def requests() -> Iterator[TraceRequest]:
+            for request in islice(self.requests(), num_requests):
+                outputs = min(request.output_tokens, max_output_tokens or request.output_tokens)
+                yield replace(request, output_tokens=outputs)
+
+        first = f"; the first {num_requests}" if num_requests < self.num_requests else ""
+        capped = f"; answers capped at {max_output_tokens} tokens" if is_capped else ""
+        return replace(
+            self,
+            description=f"{self.description}{first}{capped}",
+            num_requests=num_requests,
+            requests=requests,
+        )
 
     def check(self, *, needs_arrivals: bool, max_model_len: int) -> None:
         """Read the whole workload once, so that nothing has to stop half-way.

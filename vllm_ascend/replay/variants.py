@@ -12,6 +12,10 @@ from vllm_ascend.replay.trace import BadInputError
 
 ASCEND_LAYOUT = "dsv4-flash-a3"
 GPU_LAYOUT = "dsv4-flash-gpu"
+_LAYOUTS = {
+    ASCEND_LAYOUT: "vllm-ascend's layout of DeepSeek-V4-Flash",
+    GPU_LAYOUT: "vLLM's own layout of DeepSeek-V4-Flash for GPUs",
+}
 _GPU_BLOCK_SIZE = 256  # the only one that vLLM has for this model
 _APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
@@ -30,6 +34,7 @@ class Variant:
         environment: The project's variables that are set.
         layout: Overrides the command's layout.
         block_size: Overrides the command's block size.
+        description: What it is, in words.
     """
 
     name: str
@@ -37,17 +42,51 @@ class Variant:
     environment: dict[str, str] = field(default_factory=dict)
     layout: str | None = None
     block_size: int | None = None
+    description: str = ""
+
+
+def _built_in(name: str, description: str, **settings: str) -> Variant:
+    return Variant(name, patched=True, environment=settings, description=description)
 
 
 _BUILT_IN = {
-    "stock": Variant("stock", patched=False),
-    "upstream-like": Variant("upstream-like", patched=True, block_size=128),
-    "retention-unset": Variant("retention-unset", patched=True),
-    "retention-0": Variant("retention-0", patched=True, environment={RETENTION: "0"}),
-    "retention-auto": Variant("retention-auto", patched=True, environment={RETENTION: "auto"}),
-    "partial": Variant("partial", patched=True, environment={RETENTION: "auto", PARTIAL: "1"}),
-    "pinned": Variant("pinned", patched=True, environment={PIN: "1"}),
-    "best": Variant("best", patched=True, environment={PROFILE: "best"}),
+    variant.name: variant
+    for variant in (
+        Variant("stock", patched=False, description="vLLM alone, without this project"),
+        Variant(
+            "upstream-like",
+            patched=True,
+            block_size=128,
+            description="the Ascend layout as vllm-ascend caches it: block size 128, nothing of "
+            "this project switched on",
+        ),
+        _built_in("retention-unset", "the layout at the given block size, nothing switched on"),
+        _built_in(
+            "retention-0",
+            "keeps windows and state only where prompts and answers end and where prompts part",
+            **{RETENTION: "0"},
+        ),
+        _built_in(
+            "retention-auto",
+            "as retention-0, and at every 32,768 tokens",
+            **{RETENTION: "auto"},
+        ),
+        _built_in(
+            "partial",
+            "as retention-auto; and hits may end inside a compressed block, which is copied",
+            **{RETENTION: "auto", PARTIAL: "1"},
+        ),
+        _built_in(
+            "pinned",
+            "caches as upstream, but evicts the windows at ends of prefill chunks last",
+            **{PIN: "1"},
+        ),
+        _built_in(
+            "best",
+            "the profile: retention auto, partial hits, sparse state and spare tails",
+            **{PROFILE: "best"},
+        ),
+    )
 }
 BUILT_IN_NAMES = tuple(_BUILT_IN)
 
@@ -73,7 +112,10 @@ def parse_variant(text: str, default_layout: str) -> tuple[Variant, str | None]:
         base = _BUILT_IN.get(name)
         variant = _with_settings(base or Variant(name, patched=True), settings)
         # Never another thing under a built-in name.
-        variant = replace(variant, name=body if base else name)
+        shown = ", ".join(f"{key}={value}" for key, value in variant.environment.items())
+        variant = replace(
+            variant, name=body if base else name, description=shown or "nothing switched on"
+        )
     elif name in _BUILT_IN:
         variant = _BUILT_IN[name]
     else:
@@ -82,13 +124,20 @@ def parse_variant(text: str, default_layout: str) -> tuple[Variant, str | None]:
             "NAME:VARIABLE=VALUE,..."
         )
     if layout:
-        variant = replace(variant, name=f"{variant.name}@{layout}", layout=layout)
+        variant = replace(
+            variant,
+            name=f"{variant.name}@{layout}",
+            layout=layout,
+            description=f"{variant.description}; on {_LAYOUTS.get(layout, layout)}",
+        )
     return _fit_to_layout(variant, layout or default_layout)
 
 
 def _with_settings(base: Variant, settings: str) -> Variant:
     name, block_size = base.name, base.block_size
     environment = dict(base.environment)
+    if not settings:
+        raise BadInputError(f"--variant {name}: expected NAME:VARIABLE=VALUE,...")
     for setting in filter(None, settings.split(",")):
         key, equals, value = setting.partition("=")
         if not equals or not name:
@@ -144,8 +193,8 @@ def with_variables(name: str, environment: dict[str, str], layout: str) -> Varia
 
 
 def default_variants(layout: str) -> list[str]:
-    """Return what to compare if the user names nothing: as it was, and retention."""
-    return ["upstream-like" if layout == ASCEND_LAYOUT else "stock", "retention-0"]
+    """Return what to compare if the user names nothing: as it was, and what we recommend."""
+    return ["upstream-like" if layout == ASCEND_LAYOUT else "stock", "best"]
 
 
 def check_layout(layout: str) -> None:

@@ -30,7 +30,7 @@ class InProcessRunner:
     def __init__(
         self,
         num_parallel: int,
-        on_progress: object,
+        watcher: object,
         on_refusal: Callable[[int, str], None] = _refuse,
     ) -> None:
         self._on_refusal = on_refusal

@@ -67,6 +67,6 @@ def test_normal_traffic_goes_on_among_a_flood(tmp_path):
 
 def test_too_little_memory_is_one_line(tmp_path):
     result = flood(tmp_path, "--block-size", "128", "--kv-gib", "0.1")
-    assert result.returncode != 0
+    assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("error: best on dsv4-flash-a3: ")
     assert "Traceback" not in result.stderr

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from tests.e2e.replay.in_process import invoke
-from vllm_ascend.replay.curve import bytes_per_block
 
 # Every prompt shares 4,500 tokens with the one before it, so the boundary at 4,096 can be hit.
 SHARED = ("--workload", "3:5000:4500:4", "--concurrency", "1", "--max-model-len", "6000")
@@ -42,7 +41,8 @@ def test_a_memory_curve(tmp_path):
     assert list(runs) == ["upstream-like", "interval 0, partial hits", "best"]
     assert runs["upstream-like"]["hit_tokens"] == 0 < runs["best"]["hit_tokens"]
     # The capacity of the bounds is what vLLM's own sizing makes of the same memory.
-    assert {run["num_blocks"] for run in runs.values()} == {(4 << 30) // bytes_per_block()}
+    assert {run["num_blocks"] for run in runs.values()} == {(4 << 30) // report["bytes_per_block"]}
+    assert (16 << 30) // report["bytes_per_block"] == 5106
     # 8 of 512 tokens are hit twice; ours may end at every 128.
     assert list(report["bounds"][1]["rates"].values()) == [100 * 2 * 4096 / (3 * 5000)]
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

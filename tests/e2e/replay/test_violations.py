@@ -12,6 +12,7 @@ from vllm_ascend.replay import cli, commands
 from vllm_ascend.replay.child import run_job
 from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.runner import Outcome
+from vllm_ascend.replay.trace import BadInputError
 
 
 def make_job(**changes) -> Job:
@@ -70,6 +71,20 @@ def test_the_audit_at_the_end_needs_no_oracle(monkeypatch):
     monkeypatch.setattr(AscendBlockPool, "free_blocks", leak_one)
     result = run_job(make_job(verify=False))
     assert result.complete and result.violations
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"kv_memory_bytes": 1 << 20}, "--kv-gib 0.000977: a request of --max-model-len 12000 "),
+        ({"kv_tokens": 1}, "--kv-tokens 1: a request of --max-model-len 12000 "),
+    ],
+)
+def test_too_little_memory_names_the_option(changes, complaint):
+    with pytest.raises(BadInputError) as caught:
+        run_job(make_job(**changes))
+    assert str(caught.value).startswith(f"retention-0 on dsv4-flash-a3: {complaint}")
+    assert "GiB of KV cache" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def invoke(monkeypatch, tmp_path, outcome):

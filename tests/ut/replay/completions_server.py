@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ class CompletionsServer:
         fails_from: Number of the request from which on all get status 500.
         breaks_from: Number of the request from which on all get an error inside the stream.
         on_request: Called with the number of each request.
+        api_key: What requests must bring.
+        max_model_len: What the server says that requests may have.
+        vocab_size: Prompts with other ids are refused, as vLLM does it.
+        certificate: Files of a certificate and its key; then it speaks TLS.
     """
 
     block: int = 8
@@ -32,6 +37,10 @@ class CompletionsServer:
     fails_from: int | None = None
     breaks_from: int | None = None
     on_request: object = None
+    api_key: str | None = None
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+    certificate: tuple[str, str] | None = None
     bodies: list = field(default_factory=list)
     times: list = field(default_factory=list)
     most_in_flight: int = 0
@@ -52,21 +61,34 @@ class CompletionsServer:
 
     def _serve(self, ready):
         asyncio.set_event_loop(self._loop)
-        app = web.Application(client_max_size=1 << 26)
+        app = web.Application(client_max_size=1 << 26, middlewares=[self._let_in])
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         self._loop.run_until_complete(runner.setup())
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        tls = None
+        if self.certificate is not None:
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            tls.load_cert_chain(*self.certificate)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         self._loop.run_until_complete(site.start())
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
         ready.set()
         self._loop.run_forever()
         self._loop.run_until_complete(runner.cleanup())
         self._loop.close()
 
+    @web.middleware
+    async def _let_in(self, request, handler):
+        brought = request.headers.get("Authorization")
+        if self.api_key is not None and brought != f"Bearer {self.api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
     async def _models(self, request):
-        return web.json_response({"object": "list", "data": [{"id": "tiny"}, {"id": "other"}]})
+        length = {} if self.max_model_len is None else {"max_model_len": self.max_model_len}
+        models = [{"id": name, **length} for name in ("tiny", "other")]
+        return web.json_response({"object": "list", "data": models})
 
     async def _completions(self, request):
         self.times.append(time.perf_counter())
@@ -77,6 +99,9 @@ class CompletionsServer:
             self.on_request(number)
         if self.fails_from is not None and number >= self.fails_from:
             return web.Response(status=500, text="out of blocks " + "x" * 300)
+        if self.vocab_size is not None and max(body["prompt"]) >= self.vocab_size:
+            message = f"Token id {max(body['prompt'])} is out of vocabulary"
+            return web.json_response({"error": {"message": message}}, status=400)
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         try:

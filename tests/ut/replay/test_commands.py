@@ -3,15 +3,22 @@
 
 import io
 import json
+import re
+import subprocess
+import sys
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.ut.replay.test_report import make_run
 from tests.ut.replay.test_runner import make_job
 from vllm_ascend.__main__ import app
+from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend.replay import commands
 from vllm_ascend.replay.job import WorkloadSource
 from vllm_ascend.replay.runner import Outcome
@@ -27,8 +34,8 @@ class StandIn:
     refused = ()
     outcome = {"interrupted": False}
 
-    def __init__(self, num_parallel, on_progress, on_refusal=None):
-        self._on_progress = on_progress
+    def __init__(self, num_parallel, watcher, on_refusal=None):
+        self._watcher = watcher
         self._on_refusal = on_refusal
 
     def run(self, jobs):
@@ -38,10 +45,13 @@ class StandIn:
             if index in self.refused:
                 self._on_refusal(index, f"{job.variant} on {job.layout}: odd")
                 continue
-            self._on_progress(index, 2, 2)
             run = make_run(
-                job.variant, workload=job.workload.source, kv_memory_bytes=job.kv_memory_bytes
+                job.variant,
+                workload=job.workload.source,
+                kv_memory_bytes=job.kv_memory_bytes,
+                block_size=job.block_size,
             )
+            self._watcher.finish(index, run)
             results.append(run)
         return Outcome(results[:-1] if self.outcome["interrupted"] else results, **self.outcome)
 
@@ -127,12 +137,134 @@ def test_a_died_run_decides_the_exit_code(runner, tmp_path):
         ("sweep", *SMALL, "--interval", "often"),
         ("memory-curve", "--workload", "nowhere"),
         ("memory-curve", *SMALL, "--block-size", "48"),
+        ("memory-curve", *SMALL, "--png", f"{__file__}/c.png"),
+        ("prefix-curve", "--prefixes", "2", "--max-num-batched-tokens", "10"),
+        ("prefix-curve", "--prefixes", "2", "--max-model-len", "9999"),
+        ("prefix-curve", "--prefixes", "2", "--variant", "mine:"),
+        ("prefix-curve", "--prefixes", "2", "--png", __file__ + "/c.png"),
+        ("sweep", *SMALL, "--max-num-batched-tokens", "10"),
+        ("sweep", *SMALL, "--markdown", str(Path(__file__).parent)),
     ],
 )
 def test_bad_input_ends_before_anything_runs(runner, tmp_path, arguments):
     result = invoke(*arguments, "--json", str(tmp_path / "new" / "x.json"))
     assert result.exit_code == 2
     assert runner.jobs == [] and not list(tmp_path.iterdir())
+
+
+PNG = ("--png", "out/summary.png")
+
+
+@pytest.fixture
+def fresh(runner, tmp_path, monkeypatch):
+    """A folder in which nothing is, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_picture_in_the_folder_of_results_needs_no_folder(runner, fresh):
+    result = invoke("replay", *SMALL, "--out", "out", *PNG)
+    assert result.exit_code == 0, result.output
+    files = [f"out/{name}" for name in ("report.json", "report.html", "summary.png")]
+    assert f"written: {', '.join(files)}" in result.output.splitlines()
+    assert all((fresh / file).stat().st_size for file in files)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--max-num-batched-tokens", "10"), "--max-num-batched-tokens 10: expected at least "),
+        (("--variant", "mine:"), "--variant mine: expected NAME:VARIABLE=VALUE,..."),
+        (("--out", "file"), "--out file: is a file, expected a folder"),
+        (("--png", "elsewhere/x.png"), "--png elsewhere/x.png: there is no folder elsewhere"),
+        (("--workload", "file"), "--workload file, line 1: has neither hash_ids"),
+        (("--max-model-len", "100"), "--max-model-len is 100"),
+    ],
+)
+def test_bad_input_of_a_replay_is_one_line_and_makes_nothing(runner, fresh, arguments, complaint):
+    (fresh / "file").write_text('{"prompt": "hello"}\n')
+    result = invoke("replay", *SMALL, "--out", "out", *PNG, *arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.output.splitlines()
+    assert line.startswith("error: ") and complaint in line
+    assert runner.jobs == [] and [file.name for file in fresh.iterdir()] == ["file"]
+
+
+COMMANDS = {
+    "replay": (*SMALL, "--out", "out", *PNG),
+    "sweep": (*SMALL, "--json", "out/r.json", "--markdown", "out/r.md", "--block-size", "128"),
+    "memory-curve": (*SMALL, "--json", "out/r.json", *PNG),
+    "prefix-curve": ("--prefixes", "2", "--json", "out/r.json", *PNG),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_finished_report_outlives_what_is_partial_or_empty(runner, fresh, name, monkeypatch):
+    arguments = (name, *COMMANDS[name])
+    assert invoke(*arguments).exit_code == 0
+    finished = {file: file.read_bytes() for file in (fresh / "out").iterdir()}
+    monkeypatch.setattr(runner, "run", lambda self, jobs: Outcome([], interrupted=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = invoke(*arguments)
+    assert result.exit_code == 130
+    assert result.output == "written: nothing, for nothing was measured\n"
+    assert {file: file.read_bytes() for file in (fresh / "out").iterdir()} == finished
+    monkeypatch.undo()
+    monkeypatch.chdir(fresh)
+    monkeypatch.setattr(commands, "Runner", runner)
+    runner.outcome = {"interrupted": True}
+    result = invoke(*arguments)
+    assert result.exit_code == 130, result.output
+    assert all(file.read_bytes() == before for file, before in finished.items())
+    partial = {file.with_name(f"{file.stem}.partial{file.suffix}") for file in finished}
+    assert set((fresh / "out").iterdir()) == {*finished, *partial}
+    written = result.output.splitlines()[-1]
+    assert all(file.name in written for file in partial)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_leaves_vllm_and_what_it_prints_to_its_runs(name, tmp_path):
+    code = """
+import sys
+from tests.ut.replay.test_commands import StandIn
+from vllm_ascend.__main__ import app
+from vllm_ascend.prefix_cache_config import process_environment
+from vllm_ascend.replay import commands
+commands.Runner = StandIn
+app(sys.argv[1:], standalone_mode=False)
+assert "vllm" not in sys.modules and "torch" not in sys.modules
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code, name, *COMMANDS[name]],
+        cwd=tmp_path,
+        env={**process_environment(), "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "INFO" not in result.stdout and (tmp_path / "out").is_dir()
+
+
+def test_the_default_comparison(runner, fresh):
+    assert invoke("replay", "--max-requests", "2").exit_code == 0
+    assert [job.variant for job in runner.jobs] == ["upstream-like", "best"]
+    assert {job.workload.source for job in runner.jobs} == {"W1"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_the_default_of_every_option(name):
+    command = typer.main.get_command(app).get_command(None, name)
+    for parameter in command.params:
+        if not parameter.is_flag:
+            record = parameter.get_help_record(typer.Context(command))
+            assert "[default: " in record[1], parameter.name
+
+
+def test_runs_say_what_they_are(runner, fresh):
+    assert invoke("replay", *SMALL, "--out", "out", "--variant", "best").exit_code == 0
+    (job,) = runner.jobs
+    assert "sparse state" in job.description
 
 
 def curve(folder, *arguments: str):
@@ -165,15 +297,17 @@ def test_replay_takes_a_number_of_drafts(runner, tmp_path):
     assert [job.num_speculative_tokens for job in runner.jobs] == [3]
 
 
-def shown(monkeypatch, num_jobs: int, progress_of: dict[int, int]) -> list[str]:
-    """Return the descriptions of the bars that a run of so many jobs leaves on the screen."""
-    console = Console(file=io.StringIO(), width=80)
+def shown(monkeypatch, num_jobs: int, work, *, is_terminal: bool) -> list[str]:
+    """Return the lines that are on the screen at the end, if ``work`` tells the watcher."""
+    file = io.StringIO()
+    console = Console(
+        file=file, width=100, emoji=False, force_terminal=is_terminal, force_interactive=is_terminal
+    )
     monkeypatch.setattr(commands, "_err", console)
 
     class Runner(StandIn):
         def run(self, jobs):
-            for index, done in progress_of.items():
-                self._on_progress(index, done, 2)
+            work(self._watcher)
             return Outcome([], interrupted=True)
 
     monkeypatch.setattr(commands, "Runner", Runner)
@@ -181,14 +315,43 @@ def shown(monkeypatch, num_jobs: int, progress_of: dict[int, int]) -> list[str]:
     workloads = commands.load_workloads([source], max_model_len=1000)
     jobs = [replace(make_job(f"v{number}"), workload=source) for number in range(num_jobs)]
     commands.run_jobs(jobs, 1, workloads)
-    lines = console.file.getvalue().splitlines()
-    return [line.split("━")[0].strip() for line in lines if "━" in line]
+    # What is drawn anew begins at the start of its first line again.
+    last = re.split(r"\x1b\[1A\x1b\[2K", file.getvalue())[-1] if num_jobs > 12 else file.getvalue()
+    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).strip() for line in last.splitlines()]
 
 
-def test_a_bar_per_job_while_they_are_few(monkeypatch):
-    bars = shown(monkeypatch, 3, {0: 2, 1: 1})
-    assert bars == [f"2:100:50:1  v{number}" for number in range(3)]
+def test_on_a_terminal_a_table_fills_with_what_runs_found(monkeypatch):
+    def work(watcher):
+        watcher.advance(0, 1)
+        watcher.finish(1, make_run("v1", num_requests=2))
+        watcher.drop(2, "refused: too small")
+
+    rows = [line for line in shown(monkeypatch, 3, work, is_terminal=True) if "━" in line]
+    name, _, first = rows[-3].partition("━")
+    assert name.strip() == "2:100:50:1  v0" and "1/2" in first and "hits" not in first
+    assert "2:100:50:1  v1" in rows[-2] and "2/2" in rows[-2] and "hits 30.85 %" in rows[-2]
+    assert rows[-1].endswith("refused")
 
 
-def test_of_many_jobs_those_at_work_and_a_count(monkeypatch):
-    assert shown(monkeypatch, 40, {0: 2, 7: 1}) == ["all runs", "2:100:50:1  v7"]
+def test_of_many_jobs_those_at_work_a_count_and_lines_of_those_that_ended(monkeypatch):
+    def work(watcher):
+        watcher.finish(0, make_run("v0"))
+        watcher.advance(7, 1)
+
+    lines = shown(monkeypatch, 40, work, is_terminal=True)
+    assert [line.split("━")[0].strip() for line in lines if "━" in line][-2:] == [
+        *("all runs", "2:100:50:1  v7")
+    ]
+
+
+@pytest.mark.parametrize("num_jobs", [3, 40])
+def test_off_a_terminal_a_line_per_finished_run_and_no_bars(monkeypatch, num_jobs):
+    def work(watcher):
+        watcher.advance(0, 1)
+        watcher.finish(1, make_run("v1"))
+        watcher.drop(2, "refused: too small " + 200 * "x")
+
+    lines = shown(monkeypatch, num_jobs, work, is_terminal=False)
+    assert len(lines) == 2
+    assert lines[0].startswith(f"[1/{num_jobs}] 2:100:50:1  v1: hits 30.85 % of ")
+    assert lines[1].startswith(f"[2/{num_jobs}] 2:100:50:1  v2: refused: too small xxx")

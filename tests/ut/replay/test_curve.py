@@ -3,6 +3,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -73,9 +74,19 @@ def test_json(tmp_path):
     assert data["refusals"][0]["reason"] == "too little"
 
 
-def test_a_block_of_the_pool():
-    """16 GiB hold as many blocks as vLLM's own sizing finds for the layout."""
-    assert (16 * GIB) // bytes_per_block() == 5106
+def test_a_block_of_the_pool_is_that_of_a_run_with_128_rows():
+    runs = (make_run(block_size=32), make_run(block_size=128, bytes_per_block=7))
+    assert bytes_per_block(runs) == 7
+    assert bytes_per_block(runs[:1]) is None
+
+
+def test_without_such_a_run_the_policies_have_no_lines(tmp_path):
+    assert policy_lines(PrefixTrace.of([[1]], 1), [1], None) == ()
+    curve = replace(make_curve(), bytes_per_block=None, bounds=())
+    curve_png(curve, tmp_path / "curve.png")
+    console = Console(file=io.StringIO(), width=80)
+    print_curve(curve, console)
+    assert "Belady" not in console.file.getvalue()
 
 
 def test_capacity_is_memory_by_bytes_per_block():

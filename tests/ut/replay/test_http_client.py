@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tests.ut.replay.completions_server import CompletionsServer
-from vllm_ascend.replay.http_client import HttpClient, ServerError, base_url
+from vllm_ascend.replay.http_client import HttpClient, OfferedModel, ServerError, base_url
 from vllm_ascend.replay.trace import BadInputError
 
 
@@ -56,9 +56,10 @@ def test_no_details():
         assert complete(server.url, [1, 2]).cached_tokens is None
 
 
-def test_first_model():
+def test_models():
     with CompletionsServer() as server:
-        assert with_client(server.url, lambda client: client.first_model()) == "tiny"
+        offered = with_client(server.url, lambda client: client.models())
+    assert offered == [OfferedModel("tiny", None), OfferedModel("other", None)]
 
 
 def test_status_500_names_url_status_and_the_first_200_characters():
@@ -88,7 +89,7 @@ def test_nobody_there():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        for work in (lambda c: c.first_model(), lambda c: c.complete("m", [1], 1)):
+        for work in (lambda c: c.models(), lambda c: c.complete("m", [1], 1)):
             with pytest.raises(ServerError, match=rf"{url}/v1/\w+: cannot be reached"):
                 with_client(url, work)
 

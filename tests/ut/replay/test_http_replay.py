@@ -152,7 +152,7 @@ def test_a_failure_ends_it_with_what_is_done(tmp_path, wrong, how):
     trace = write_trace(tmp_path, 30, every_ms=20)
     with CompletionsServer(**{wrong: 10}) as server:
         result = invoke(server, tmp_path, "--workload", trace, "--scale", "16", *how)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == 2, result.output
     report = report_of(tmp_path)
     workload, run = only_run(tmp_path)
     assert not report["complete"] and not run["complete"]
@@ -167,17 +167,48 @@ def test_a_failure_ends_it_with_what_is_done(tmp_path, wrong, how):
     assert "partial" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_nobody_there(tmp_path):
+def nobody() -> str:
+    """Return an address at which nobody listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        for more in ((), ("--model", "tiny")):
-            result = invoke(url, tmp_path, "--workload", "4:64:32:1", *more)
-            assert result.exit_code == 1, result.output
-            (failure,) = report_of(tmp_path)["failures"]
-            assert failure.startswith(url) and "cannot be reached" in failure
-            assert only_run(tmp_path)[1]["num_requests"] == 0
-            assert isinstance(result.exception, SystemExit)
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("more", [(), ("--model", "tiny")])
+def test_nobody_there(tmp_path, more):
+    url = nobody()
+    result = invoke(url, tmp_path, "--workload", "4:64:32:1", *more)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.output.count("error:") == 1
+    assert f"--url {url}: " in result.output and "cannot be reached" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_finished_report_outlives_every_failed_run(tmp_path):
+    png = ("--png", str(tmp_path / "out" / "summary.png"))
+    arguments = ("--workload", "20:64:32:1", "--concurrency", "1", *png)
+    with CompletionsServer() as server:
+        assert invoke(server, tmp_path, *arguments).exit_code == 0
+    finished = contents(tmp_path / "out")
+    assert set(finished) == {"report.json", "report.html", "summary.png"}
+    assert invoke(nobody(), tmp_path, *arguments).exit_code == 2
+    with CompletionsServer(fails_from=0) as server:
+        assert invoke(server, tmp_path, *arguments).exit_code == 2
+    assert contents(tmp_path / "out") == finished
+    with CompletionsServer(fails_from=10) as server:
+        result = invoke(server, tmp_path, *arguments)
+    assert result.exit_code == 2
+    now = contents(tmp_path / "out")
+    assert {name: now[name] for name in finished} == finished
+    partial = {"report.partial.json", "report.partial.html", "summary.partial.png"}
+    assert set(now) == {*finished, *partial}
+    assert all(str(tmp_path / "out" / name) in result.output for name in partial)
+    assert not json.loads(now["report.partial.json"])["complete"]
 
 
 def test_an_interrupt_reports_what_is_done(tmp_path):
@@ -213,7 +244,7 @@ def test_an_interrupt_before_the_first_answer(tmp_path):
         finished.set()
         thread.join()
     assert result.exit_code == 130, result.output
-    assert only_run(tmp_path)[1]["num_requests"] == 0
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_details_are_no_hits_and_a_note(tmp_path):

@@ -2,6 +2,8 @@
 """Layouts come out of vLLM's own grouping and sizing as documented."""
 
 import json
+import subprocess
+from dataclasses import replace
 
 import pytest
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
@@ -104,3 +106,14 @@ def test_options_want_one_size():
         SchedulerOptions()
     with pytest.raises(ValueError, match="exactly one of"):
         SchedulerOptions(kv_memory_bytes=1, num_blocks=1)
+
+
+def test_a_scheduler_starts_no_process(monkeypatch):
+    """A model class of vLLM's own would be asked for its abilities in a process of its own."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"started {args}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    length = replace(MEMORY, max_model_len=12_345)  # a configuration that nobody has made yet
+    assert build_scheduler(dsv4_flash_gpu(), length).max_model_len == 12_345

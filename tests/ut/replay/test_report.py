@@ -32,6 +32,7 @@ def make_run(variant: str = "retention-0", **changes) -> RunResult:
         alignment_tokens=4096,
         kv_memory_bytes=16 << 30,
         num_blocks=20_427,
+        bytes_per_block=841_032,
         num_requests=4,
         num_requests_hit=3,
         prompt_tokens=4000,

@@ -15,28 +15,42 @@ from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.runner import Runner
 from vllm_ascend.replay.trace import BadInputError
 
-CHILD = """\
+# The real server, with other runs: what they do is the name of their variant.
+PYTHON = sys.executable
+SERVER = """\
     #!{python}
-    import json, signal, sys, time
+    import os, signal, sys, time
     sys.path.insert(0, {repository!r})
-    variant = json.loads(sys.stdin.readline())["variant"]
-    if variant == "dies":
-        sys.exit("it broke")
-    if variant == "bad":
-        print('@bad-input "no such thing"', flush=True)
-        sys.exit(2)
-    if variant == "deaf":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from dataclasses import asdict
     from tests.ut.replay.test_report import make_run
-    print("@progress 1 4", flush=True)
-    print("vLLM prints what it likes", flush=True)
-    try:
-        time.sleep(0 if variant == "good" else 60)
-        complete = True
-    except KeyboardInterrupt:
-        complete = False
-    print("@result", json.dumps(asdict(make_run(variant, complete=complete))), flush=True)
+    from vllm_ascend.prefix_cache_config import VARIABLES
+    from vllm_ascend.replay import fork_server
+    from vllm_ascend.replay.trace import BadInputError
+
+    def run(job, on_progress):
+        if job.variant == "dies":
+            sys.exit("it broke")
+        if job.variant == "bad":
+            raise BadInputError("no such thing")
+        if job.variant == "deaf":
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+        print("vLLM prints what it likes", flush=True)
+        on_progress(1)
+        names = {{variable.name for variable in VARIABLES}}
+        ours = {{name: value for name, value in os.environ.items() if name in names}}
+        try:
+            time.sleep(0 if job.variant == "good" else 60)
+            complete = True
+        except KeyboardInterrupt:
+            complete = False
+        return make_run(job.variant, complete=complete, settings=ours)
+
+    def prepare():
+        print("vLLM prints what it likes", flush=True)
+        if {is_broken}:
+            sys.exit("no vLLM")
+
+    fork_server.main(prepare, run)
 """
 
 
@@ -48,20 +62,27 @@ def _interruptible():
     signal.signal(signal.SIGINT, previous)
 
 
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch, tmp_path, request):
-    script = tmp_path / "python"
-    repository = str(request.config.rootpath)
-    script.write_text(textwrap.dedent(CHILD).format(python=sys.executable, repository=repository))
+def stand_in(monkeypatch, request, folder, *, is_broken: bool):
+    script = folder / "python"
+    script.write_text(
+        textwrap.dedent(SERVER).format(
+            python=PYTHON, repository=str(request.config.rootpath), is_broken=is_broken
+        )
+    )
     script.chmod(0o755)
     monkeypatch.setattr(runner.sys, "executable", str(script))
 
 
-def make_job(variant: str) -> Job:
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch, tmp_path, request):
+    stand_in(monkeypatch, request, tmp_path, is_broken=False)
+
+
+def make_job(variant: str, environment: dict[str, str] | None = None) -> Job:
     return Job(
         variant=variant,
         patched=True,
-        environment={},
+        environment=environment or {},
         layout="dsv4-flash-a3",
         block_size=32,
         kv_memory_bytes=1 << 30,
@@ -75,23 +96,60 @@ def make_job(variant: str) -> Job:
     )
 
 
-def run(*variants: str, num_parallel: int = 2, on_progress=lambda *progress: None):
-    return Runner(num_parallel, on_progress).run([make_job(variant) for variant in variants])
+class Watcher:
+    """Keeps what it is told; calls ``on_progress`` when a run is under way."""
+
+    def __init__(self, on_progress=lambda: None):
+        self.told = []
+        self._on_progress = on_progress
+
+    def advance(self, index, done):
+        self.told.append((index, done))
+        self._on_progress()
+
+    def finish(self, index, result):
+        self.told.append((index, result.variant))
+
+    def drop(self, index, reason):
+        self.told.append((index, reason))
+
+
+def run(*variants: str, num_parallel: int = 2, watcher=None, **options):
+    jobs = [make_job(variant) for variant in variants]
+    return Runner(num_parallel, watcher or Watcher(), **options).run(jobs)
 
 
 def test_results_come_in_the_order_of_the_jobs():
-    progress = []
-    outcome = run("good", "good", "good", on_progress=lambda *told: progress.append(told))
+    watcher = Watcher()
+    outcome = run("good", "good", "good", watcher=watcher)
     assert [result.variant for result in outcome.results] == ["good"] * 3
-    assert sorted(progress) == [(0, 1, 4), (1, 1, 4), (2, 1, 4)]
+    assert set(watcher.told) == {(index, what) for index in range(3) for what in (1, "good")}
     assert not outcome.interrupted and outcome.failures == ()
 
 
+def test_every_run_has_its_own_variables_alone(monkeypatch):
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
+    environments = [{"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}, {}]
+    jobs = [make_job("good", environment) for environment in environments]
+    results = Runner(1, Watcher()).run(jobs).results
+    assert [result.settings for result in results] == environments
+
+
 def test_a_child_that_dies_costs_only_its_own_result():
-    outcome = run("dies", "good", num_parallel=1)
+    watcher = Watcher()
+    outcome = run("dies", "good", num_parallel=1, watcher=watcher)
     assert [result.variant for result in outcome.results] == ["good"]
     (failure,) = outcome.failures
     assert "2:100:50:1 on dies ended with exit code 1" in failure and "it broke" in failure
+    assert (0, "ended with exit code 1") in watcher.told
+
+
+def test_without_vllm_one_failure_says_why(monkeypatch, request, tmp_path):
+    stand_in(monkeypatch, request, tmp_path, is_broken=True)
+    outcome = run("good", "good")
+    assert outcome.results == [] and not outcome.interrupted
+    (failure,) = outcome.failures
+    assert "ended with exit code 1" in failure and "no vLLM" in failure
 
 
 def test_bad_input_ends_the_others_at_once():
@@ -103,35 +161,42 @@ def test_bad_input_ends_the_others_at_once():
 
 def test_a_refused_job_can_be_left_to_the_caller():
     refusals = []
-    runs = Runner(1, lambda *progress: None, lambda *told: refusals.append(told))
-    outcome = runs.run([make_job(variant) for variant in ("bad", "good")])
+    watcher = Watcher()
+    outcome = run(
+        *("bad", "good"),
+        watcher=watcher,
+        num_parallel=1,
+        on_refusal=lambda *told: refusals.append(told),
+    )
     assert refusals == [(0, "no such thing")]
+    assert (0, "refused: no such thing") in watcher.told
     assert [result.variant for result in outcome.results] == ["good"]
     assert not outcome.interrupted and outcome.failures == ()
 
 
-def interrupt_once_running():
-    """Return a progress callback that interrupts this process when a child is at work."""
+def interrupting_once_running() -> Watcher:
+    """Return a watcher that interrupts this process when a run is at work."""
     first = threading.Event()
 
-    def on_progress(*_):
+    def on_progress():
         if not first.is_set():
             first.set()
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    return on_progress
+    return Watcher(on_progress)
 
 
 def test_an_interrupt_keeps_what_was_measured_and_starts_nothing_new():
-    outcome = run("slow", "good", num_parallel=1, on_progress=interrupt_once_running())
+    outcome = run("slow", "good", num_parallel=1, watcher=interrupting_once_running())
     assert outcome.interrupted and outcome.failures == ()
     (partial,) = outcome.results
     assert partial.variant == "slow" and not partial.complete
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_child_that_does_not_listen_is_ended(monkeypatch):
     monkeypatch.setattr(runner, "_GRACE_SECONDS", 0.5)
     start = time.monotonic()
-    outcome = run("deaf", on_progress=interrupt_once_running())
+    outcome = run("deaf", watcher=interrupting_once_running())
     assert outcome.interrupted and outcome.results == []
     assert time.monotonic() - start < 30

@@ -5,6 +5,7 @@ import pytest
 
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import (
+    BUILT_IN_NAMES,
     check_layout,
     default_variants,
     fit_block_size,
@@ -81,8 +82,8 @@ def test_stock_never_turns_into_something_patched():
 
 
 def test_the_default_comparison_has_a_stock_side_that_can_run():
-    assert default_variants("dsv4-flash-a3") == ["upstream-like", "retention-0"]
-    assert default_variants("some/config.json") == ["stock", "retention-0"]
+    assert default_variants("dsv4-flash-a3") == ["upstream-like", "best"]
+    assert default_variants("some/config.json") == ["stock", "best"]
 
 
 def test_layouts_that_cannot_be_there(tmp_path):
@@ -116,3 +117,17 @@ def test_block_sizes():
         fit_block_size("dsv4-flash-a3", 16)
     with pytest.raises(BadInputError, match="positive"):
         fit_block_size("config.json", 0)
+
+
+@pytest.mark.parametrize("name", BUILT_IN_NAMES)
+def test_every_variant_says_what_it_is(name):
+    assert parse_variant(name, "dsv4-flash-gpu")[0].description
+    elsewhere, _ = parse_variant(f"{name}@dsv4-flash-gpu", "dsv4-flash-a3")
+    assert elsewhere.description.endswith("; on vLLM's own layout of DeepSeek-V4-Flash for GPUs")
+
+
+def test_a_variant_of_the_users_own_is_described_by_its_variables():
+    variant, _ = parse_variant(f"mine:{RETENTION}=4096", "some/config.json")
+    assert variant.description == f"{RETENTION}=4096"
+    with pytest.raises(BadInputError, match=r"^--variant mine: expected NAME:VARIABLE=VALUE"):
+        parse_variant("mine:", "dsv4-flash-a3")

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_ascend.replay.curve import BOUND_BLOCK_TOKENS, Line, MemoryCurve
-from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours
-from vllm_ascend.replay.report.table import print_heading
+from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
+from vllm_ascend.replay.report.table import print_heading, print_variants
 
 _GIB = 1 << 30
 _DASHES = ("--", "-.")
@@ -36,16 +36,22 @@ def print_curve(curve: MemoryCurve, console: Console) -> None:
         table.add_row(f"{memory / _GIB:g}", *(_rate(line, memory) for line in lines))
     console.print()
     console.print(table)
-    console.print(
-        f"[dim]LRU and Belady: prefix blocks of {BOUND_BLOCK_TOKENS} tokens in order of arrival, "
-        f"without a scheduler; a block takes {curve.bytes_per_block:,} bytes[/]",
-        highlight=False,
-    )
+    if curve.bytes_per_block is not None:
+        _explain_bounds(curve.bytes_per_block, console)
+    print_variants(curve.replay, console)
     # Most often all variants are refused alike.
     reasons = {(refusal.kv_memory_bytes, refusal.reason) for refusal in curve.refusals}
     for memory, reason in sorted(reasons):
         text = f"-  {memory / _GIB:g} GiB refused: {reason}"
         console.print(f"[dim]{escape(text)}[/]", highlight=False)
+
+
+def _explain_bounds(bytes_per_block: int, console: Console) -> None:
+    console.print(
+        f"[dim]LRU and Belady: prefix blocks of {BOUND_BLOCK_TOKENS} tokens in order of arrival, "
+        f"without a scheduler; a block takes {bytes_per_block:,} bytes[/]",
+        highlight=False,
+    )
 
 
 def _memories(lines: tuple[Line, ...]) -> list[int]:
@@ -69,7 +75,7 @@ def curve_png(curve: MemoryCurve, path: Path) -> None:
         for line, colour in zip(lines, colours(len(lines)), strict=True):
             # Not clipped: a point at 0 % would be half a point.
             _plot(axes, line, color=colour, linewidth=2, marker="o", markersize=5, clip_on=False)
-        for line, dashes in zip(curve.bounds, _DASHES, strict=True):
+        for line, dashes in zip(curve.bounds, _DASHES, strict=False):
             _plot(axes, line, color=INK, linewidth=1, linestyle=dashes)
         _draw_unlimited(axes, curve.workload.bounds.granule_128)
         memories = _memories((*lines, *curve.bounds))
@@ -80,7 +86,7 @@ def curve_png(curve: MemoryCurve, path: Path) -> None:
         axes.set(xlabel="KV cache of a rank, GiB", ylabel="hit rate, % of prompt tokens")
         axes.set_ylim(0, axes.get_ylim()[1] * _HEADROOM)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        figure.savefig(path, format="png", metadata={"Software": None})
+        write_png(figure, path)
 
 
 def _plot(axes: Axes, line: Line, **look) -> None:

@@ -9,7 +9,16 @@ from markupsafe import Markup
 
 from vllm_ascend.replay.report import plots
 from vllm_ascend.replay.report.page import write_page
-from vllm_ascend.replay.report.rows import BLOCK, CHECKED, COSTS, HITS, MODELLED, NAME, bound_lines
+from vllm_ascend.replay.report.rows import (
+    BLOCK,
+    CHECKED,
+    COSTS,
+    HITS,
+    MODELLED,
+    NAME,
+    bound_lines,
+    variant_lines,
+)
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
 
 
@@ -25,6 +34,7 @@ def write_html(report: ReplayReport, path: Path) -> None:
         path,
         report=report,
         columns=columns,
+        variants=variant_lines(report),
         sections=[_section(workload) for workload in report.workloads],
     )
 

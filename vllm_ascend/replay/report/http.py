@@ -20,7 +20,7 @@ from rich.table import Table
 
 from vllm_ascend.replay.http_results import HttpReport, HttpRun, HttpWorkload, Times
 from vllm_ascend.replay.report.page import write_page
-from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours
+from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
 from vllm_ascend.replay.report.rows import bound_lines
 
 # A bar so high, in percent, has room for its number inside.
@@ -203,7 +203,7 @@ def http_png(report: HttpReport, path: Path) -> None:
         axes.set_ylabel("hit rate, % of prompt tokens")
         axes.set_ylim(0, 105)
         axes.grid(visible=False, axis="x")
-        figure.savefig(path, format="png", metadata={"Software": None})
+        write_png(figure, path)
 
 
 def _model(workload: HttpWorkload) -> str:

@@ -25,12 +25,16 @@ def write_json(report: Report, path: Path) -> None:
     write_whole(path, json.dumps(report.to_dict(), indent=1) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file at once: a reader sees what was there before, or all of the text.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file at once: a reader sees what was there before, or all of the content.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder cannot be written; what was there before is still there.
     """
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    data = content.encode() if isinstance(content, str) else content
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

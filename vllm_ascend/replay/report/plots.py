@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from vllm_ascend.replay.report.json_file import write_whole
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
 # Okabe and Ito's palette: told apart with any colour vision.
@@ -151,7 +152,7 @@ def summary_png(report: ReplayReport, path: Path) -> None:
         axes.tick_params(axis="x", length=0)
         if names:
             figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
-        figure.savefig(path, format="png", metadata={"Software": None})
+        write_png(figure, path)
 
 
 def _number(axes: Axes, x: float, rate: float) -> None:
@@ -204,6 +205,17 @@ def _legend(axes: Axes, *, columns: int) -> None:
         borderpad=0,
         columnspacing=1.4,
     )
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """Write a picture at once.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    write_whole(path, buffer.getvalue())
 
 
 def _svg(draw, size: tuple[float, float] = (6.4, 3.1)) -> str:

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_ascend.replay.curve import PrefixCurve
-from vllm_ascend.replay.report.plots import FAINT, STYLE, colours
+from vllm_ascend.replay.report.plots import FAINT, STYLE, colours, write_png
+from vllm_ascend.replay.report.table import print_variants
 
 # For the words above the highest line.
 _HEADROOM = 108
@@ -38,6 +39,7 @@ def print_prefix_curve(curve: PrefixCurve, console: Console) -> None:
         table.add_row(str(number), *cells)
     console.print()
     console.print(table)
+    print_variants(curve.replay, console)
 
 
 def _numbers(curve: PrefixCurve) -> list[int]:
@@ -91,4 +93,4 @@ def prefix_curve_png(curve: PrefixCurve, path: Path) -> None:
         )
         axes.set_ylim(0, _HEADROOM)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        figure.savefig(path, format="png", metadata={"Software": None})
+        write_png(figure, path)

@@ -62,6 +62,12 @@ def bound_lines(bounds: Bounds) -> list[tuple[str, str]]:
     return [(f"{granule:,}", f"{rate:.2f}") for granule, rate in sorted(rates.items())]
 
 
+def variant_lines(report: ReplayReport) -> list[tuple[str, str]]:
+    """Return (variant, what it is) of all that were run and are described."""
+    runs = (run for workload in report.workloads for run in workload.runs)
+    return list(dict.fromkeys((run.variant, run.description) for run in runs if run.description))
+
+
 def header(report: ReplayReport, workload: WorkloadReport) -> str:
     """Return what all runs of a workload have in common, in one line."""
     runs = workload.runs

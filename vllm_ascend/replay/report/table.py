@@ -20,6 +20,7 @@ from vllm_ascend.replay.report.rows import (
     Column,
     bound_lines,
     header,
+    variant_lines,
 )
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
 
@@ -33,6 +34,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
     tables = [(NAME, CHECKED, BLOCK, *HITS), (NAME, *COSTS)]
     if report.cost_model:
         tables.append((NAME, MODELLED))
+    print_variants(report, console)
     for workload in report.workloads:
         print_heading(report, workload, console)
         for columns in tables:
@@ -41,6 +43,20 @@ def print_report(report: ReplayReport, console: Console) -> None:
     if report.cost_model:
         parameters = ", ".join(f"{name} {value:g}" for name, value in report.cost_model.items())
         console.print(f"[dim]TTFT is modelled, not measured: {parameters}[/]", highlight=False)
+
+
+def print_variants(report: ReplayReport, console: Console) -> None:
+    """Print what the variants are, a line each."""
+    lines = variant_lines(report)
+    if not lines:
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold", min_width=_MIN_NAME_WIDTH)
+    table.add_column(style="dim")
+    for name, description in lines:
+        table.add_row(escape(name), escape(description))
+    console.print()
+    console.print(table)
 
 
 def print_heading(report: ReplayReport, workload: WorkloadReport, console: Console) -> None:
