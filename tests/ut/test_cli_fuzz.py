@@ -92,7 +92,7 @@ memory = functools.cache(prefix_curve._memory)
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch, tmp_path):
-    def diagnose(*args):
+    def diagnose(*args, **options):
         raise typer.Exit(0)
 
     monkeypatch.setattr(commands, "Runner", NothingRuns)
