@@ -72,6 +72,8 @@ class _LazyCommands(typer.core.TyperGroup):
         """Run a command; a file that cannot be used, or no library, ends it with one line."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever read the output has enough: Click ends quietly
         except OSError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(_EXIT_BAD_INPUT) from error

@@ -79,6 +79,13 @@ def test_without_the_library_of_all_commands_there_is_one_line():
     assert LOCAL in result.stderr and len(result.stderr.splitlines()) == 1
 
 
+def test_whoever_reads_no_further_gets_no_error():
+    """As with ``... --help | head -1``."""
+    command = f"{sys.executable} -m vllm_ascend --help | true"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+
+
 def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a Python that does not find a module."""
     code = f"""
