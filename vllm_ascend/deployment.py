@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this package runs: beside vLLM, or over a checkout of vllm-ascend."""
+"""What this package is, and where it runs: beside vLLM, or over a checkout of vllm-ascend."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+
+# Of this project; pyproject.toml says the same.
+VERSION = "0.1.0"
+# The vLLM whose functions the patches were written for.
+SUPPORTED_VLLM = "0.20.2"
 
 # A module of vllm-ascend that this project has none of: the NPU platform.
 _MARK = "platform.py"

@@ -87,7 +87,7 @@ class NothingRuns:
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch, tmp_path):
-    def diagnose(*args):
+    def diagnose(*args, **options):
         raise typer.Exit(0)
 
     monkeypatch.setattr(commands, "Runner", NothingRuns)

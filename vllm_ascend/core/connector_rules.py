@@ -13,11 +13,18 @@ from typing import Any
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
 from vllm.v1.request import Request
 
 KNOWS_GRANULES = "knows_granules"
 """A connector class says with this attribute that it copes with requests that start inside a
 block, and with request hashes that cover a granule, whatever the size of a block."""
+
+CANNOT_BE_USED = "cannot be used with DeepSeek-V4 in Ascend's layout"
+
+# vLLM's, which divide tokens by a block's `block_size`; here that is a number of rows, and of
+# compressed groups each row stands for 4 or 128 tokens.
+_COUNT_NO_ROWS = ("SimpleCPUOffloadConnector",)
 
 Answer = tuple[int | None, bool]
 """Tokens that a connector brings (``None``: it cannot tell yet), and whether asynchronously."""
@@ -46,6 +53,41 @@ def allows_partial_hits(config: KVTransferConfig | None) -> bool:
         ValueError: There is no connector of that name.
     """
     return config is None or knows_granules(config)
+
+
+def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bool) -> None:
+    """Check that a KV connector can be used with DeepSeek-V4 in Ascend's layout.
+
+    Args:
+        config: Its configuration.
+        option: The command line's option that asks for it.
+        hybrid_is_off: vLLM's hybrid KV cache manager is off.
+
+    Raises:
+        ValueError: It cannot; says what to change.
+    """
+    try:
+        connector = KVConnectorFactory.get_connector_class(config)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise ValueError(f"{option}: {error}") from error
+    name, instead = connector.__name__, f"leave {option} out"
+    if config.kv_connector in _COUNT_NO_ROWS:
+        raise ValueError(
+            f"the KV connector {name} {CANNOT_BE_USED}: it counts tokens per block where this "
+            f"layout counts rows; {instead}"
+        )
+    if option == "--kv-transfer-config":
+        instead += ", or name a connector whose class has SupportsHMA"
+    if not supports_hma(connector):
+        raise ValueError(
+            f"the KV connector {name} {CANNOT_BE_USED}, because it moves KV caches of one kind "
+            f"alone: {instead}"
+        )
+    if hybrid_is_off:
+        raise ValueError(
+            f"the KV connector {name} turns vLLM's hybrid KV cache manager off, without which "
+            "DeepSeek-V4 cannot be served: add --no-disable-hybrid-kv-cache-manager"
+        )
 
 
 def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:

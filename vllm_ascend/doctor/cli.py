@@ -35,6 +35,9 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on standard output.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show every patch and every variable.")
+    ] = False,
 ) -> None:
     """Say whether serving would do what the settings ask for.
 
@@ -47,6 +50,7 @@ def doctor(
 
     try:
         asked = None
+        connector = _json_object(kv_transfer_config)
         if checkout is not None:
             _check_checkout(checkout)
         if model is not None:
@@ -56,14 +60,16 @@ def doctor(
                 max_model_len=max_model_len,
                 num_speculative_tokens=num_speculative_tokens,
                 max_num_batched_tokens=max_num_batched_tokens,
-                kv_transfer_config=_json_object(kv_transfer_config),
+                kv_transfer_config=connector,
             )
-        diagnosis = _diagnose(process_environment(), checkout, asked)
+        diagnosis = _diagnose(
+            process_environment(), checkout, asked, has_connector=connector is not None
+        )
     except BadInputError as error:
         text = f"[bold red]error:[/] {escape(str(error))}"
         _stderr().print(text, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_BAD_INPUT) from error
-    _print(diagnosis, as_json=as_json)
+    _print(diagnosis, as_json=as_json, verbose=verbose)
     raise typer.Exit(diagnosis.exit_code)
 
 
@@ -99,21 +105,23 @@ def _json_object(text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def _diagnose(environ: dict[str, str], checkout: Path | None, asked: Any) -> Diagnosis:
+def _diagnose(
+    environ: dict[str, str], checkout: Path | None, asked: Any, *, has_connector: bool
+) -> Diagnosis:
     """Run the probes, showing on a terminal that something goes on."""
     from vllm_ascend.doctor.diagnosis import diagnose
 
     with _stderr().status("starting vLLM as serving does ..."):
-        return diagnose(environ, checkout=checkout, asked=asked)
+        return diagnose(environ, checkout=checkout, asked=asked, has_connector=has_connector)
 
 
-def _print(diagnosis: Diagnosis, *, as_json: bool) -> None:
+def _print(diagnosis: Diagnosis, *, as_json: bool, verbose: bool) -> None:
     if as_json:
         typer.echo(json.dumps(diagnosis.to_dict(), indent=2))
         return
     from vllm_ascend.doctor.render import console_for_output, print_diagnosis
 
-    print_diagnosis(diagnosis, console_for_output())
+    print_diagnosis(diagnosis, console_for_output(), verbose=verbose)
 
 
 def _stderr() -> Console:

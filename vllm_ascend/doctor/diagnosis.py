@@ -18,6 +18,7 @@ def diagnose(
     *,
     checkout: Path | None = None,
     asked: LayoutRequest | None = None,
+    has_connector: bool = False,
 ) -> Diagnosis:
     """Run every probe.
 
@@ -25,6 +26,7 @@ def diagnose(
         environ: The environment that serving would have.
         checkout: A vllm-ascend checkout to look at, instead of the one that serving imports.
         asked: The model to tell the layout for, if any.
+        has_connector: It would be served with a KV connector.
 
     Raises:
         BadInputError: The model's configuration cannot be used.
@@ -40,21 +42,23 @@ def diagnose(
         answers = serving.result()
         answer = planned.result() if planned else {}
 
-    found = versions.versions(environ, vllm=patches.serving_vllm(answers))
     facts = overlay.overlay_facts(checkout, package)
+    looked_at = Path(facts.checkout) if facts.checkout else None
+    found = versions.versions(environ, vllm=patches.serving_vllm(answers), checkout=looked_at)
+    has_vllm = found[0].version is not None
     rows = patches.patch_rows(answers, environ, package)
-    has_connector = asked is not None and asked.kv_transfer_config is not None
     over_checkout = package is not None and is_checkout(package)
     findings = [
         *versions.check_versions(found, over_checkout=over_checkout),
         *overlay.check_overlay(facts, environ),
-        *patches.check_package(answers, package),
-        *patches.check_patches(answers, rows, environ, package),
         *invalid,
-        *environment.check_names(environ, patches.known_variables(answers)),
+        *environment.check_names(environ, patches.known_variables(answers, looked_at)),
         *environment.check_hash_seed(environ, has_connector=has_connector),
     ]
-    if asked is not None:
+    if has_vllm:  # or all that could be said is that
+        findings += patches.check_package(answers, package)
+        findings += patches.check_patches(answers, rows, environ, package)
+    if asked is not None and has_vllm:
         findings += layout.check_layout(answer, asked, environ, package)
     return Diagnosis(
         versions=found,

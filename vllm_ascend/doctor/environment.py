@@ -79,19 +79,23 @@ def check_values(environ: Mapping[str, str]) -> Iterator[Finding]:
 def check_names(environ: Mapping[str, str], known: Collection[str]) -> Iterator[Finding]:
     """Yield a finding for every variable that looks like ours and is nobody's.
 
+    One that is nearly spelled like ours is wrong: what it asks for would silently not be done.
+
     Args:
-        environ: The environment.
+        environ: The environment; an empty value counts as unset.
         known: Names that somebody else reads (vLLM's and vllm-ascend's own).
     """
     ours = [variable.name for variable in VARIABLES]
-    for name in sorted(set(environ) - set(known) - set(ours)):
+    for name in sorted(filter(environ.get, environ.keys() - set(known) - set(ours))):
         nearest = difflib.get_close_matches(name.upper(), ours, n=1, cutoff=_SIMILAR)
+        severity = Severity.WRONG
         if not nearest and name.upper().startswith(_OUR_PREFIXES):
             nearest = difflib.get_close_matches(name.upper(), ours, n=1, cutoff=0)
+            severity = Severity.WARNING
         if nearest:
             yield Finding(
                 _PROBE,
-                Severity.WARNING,
+                severity,
                 f"{name} is not a variable of this release and has no effect",
                 f"the nearest name is {nearest[0]}",
             )

@@ -157,8 +157,9 @@ class OverlayFacts:
     """The overlay over a vllm-ascend checkout.
 
     Attributes:
-        state: ``"absent"``, ``"applied"``, ``"half-applied"``, ``"modified"``, or ``"none"``
-            where there is no checkout that it could lie over.
+        state: ``"absent"``, ``"applied"``, ``"half-applied"``, ``"modified"``, ``"none"`` where
+            there is no checkout that it could lie over, ``"unsupported"`` where there is one for
+            another vLLM, or ``"unknown"``.
         text: In words.
         checkout: The checkout looked at, if any.
         head: Its commit, if known.

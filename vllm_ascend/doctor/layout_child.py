@@ -139,6 +139,7 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
     scheduler = build_scheduler(layout, options)
     if asked.kv_transfer_config is None:
         return scheduler
+    _check_connector(asked, layout)
     vllm_config, kv_cache_config = scheduler.vllm_config, scheduler.kv_cache_config
     knows_granules = _connector_knows_granules(asked)
     stand_in = IdleGranuleConnector if knows_granules else IdleConnector
@@ -156,6 +157,24 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
         hash_block_size=sizes[1],
         log_stats=True,
     )
+
+
+def _check_connector(asked: LayoutRequest, layout: KVLayout) -> None:
+    """Check a KV connector as serving does.
+
+    Raises:
+        ValueError: It cannot be used with this layout.
+    """
+    from vllm.config import KVTransferConfig
+
+    from vllm_ascend.core.connector_rules import check_row_layout
+    from vllm_ascend.core.specs import counts_rows
+
+    # Where serving has no patches yet, it may be vllm-ascend's, whose plugins are not loaded here.
+    if asked.installs_patches or not any(map(counts_rows, layout.specs.values())):
+        return
+    config = KVTransferConfig(**(asked.kv_transfer_config or {}))
+    check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
 
 
 def _connector_knows_granules(asked: LayoutRequest) -> bool:

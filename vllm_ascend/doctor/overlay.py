@@ -10,11 +10,13 @@ from vllm_ascend.deployment import is_checkout
 from vllm_ascend.doctor.environment import asks_for_something
 from vllm_ascend.doctor.findings import Finding, OverlayFacts, Severity
 from vllm_ascend.overlay import OverlayError, make_plan, status
+from vllm_ascend.overlay.release import SUPPORTED_BRANCH
 from vllm_ascend.overlay.state import ABSENT, APPLIED, HALF_APPLIED, MODIFIED
 
 # Beside the overlay's own words for what is there:
 NO_CHECKOUT = "none"
 UNKNOWN = "unknown"
+UNSUPPORTED = "unsupported"
 
 _PROBE = "overlay"
 _NAMES_SHOWN = 3
@@ -26,6 +28,7 @@ _TEXTS = {
 }
 _REMEDIES = {
     ABSENT: "python -m vllm_ascend overlay apply CHECKOUT",
+    UNSUPPORTED: f"check out vllm-ascend's branch {SUPPORTED_BRANCH}, or use its image",
     HALF_APPLIED: "python -m vllm_ascend overlay revert CHECKOUT, then apply it",
     MODIFIED: "python -m vllm_ascend overlay revert --discard-changes CHECKOUT, then apply it",
 }
@@ -47,6 +50,8 @@ def overlay_facts(checkout: Path | None, package: Path | None) -> OverlayFacts:
         found = status(checkout)
     except (OverlayError, OSError) as error:
         return OverlayFacts(UNKNOWN, f"cannot be told: {error}", str(checkout))
+    if found.unsupported:
+        return OverlayFacts(UNSUPPORTED, found.unsupported, str(checkout))
     text = _TEXTS.get(found.state, found.state)
     if found.modified:
         more = len(found.modified) - _NAMES_SHOWN
@@ -58,6 +63,10 @@ def overlay_facts(checkout: Path | None, package: Path | None) -> OverlayFacts:
 def check_overlay(facts: OverlayFacts, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding unless the overlay is whole, or is neither there nor asked for."""
     if facts.state in (NO_CHECKOUT, APPLIED):
+        return
+    if facts.state == UNSUPPORTED:
+        severity = Severity.WRONG if asks_for_something(environ) else Severity.WARNING
+        yield Finding(_PROBE, severity, f"{facts.checkout}: {facts.text}", _REMEDIES[UNSUPPORTED])
         return
     text = f"the overlay over {facts.checkout}: {facts.text}"
     if facts.state == ABSENT:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ _IN_ORDER = (APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE, NOT_NEEDED, READY)
 _PROBE = "patches"
 _WORKER = "vllm_ascend.patch.worker."
 _CPU = "vllm_ascend.patch.cpu."
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]+")
 _CHECKOUT = "checkout-"  # features that only a vllm-ascend checkout needs
 
 
@@ -48,9 +51,22 @@ def serving_vllm(answers: Mapping[str, Any]) -> Version | None:
     return Version("vLLM", answer["version"], "")
 
 
-def known_variables(answers: Mapping[str, Any]) -> set[str]:
-    """Return the environment variables that the running vLLM reads."""
-    return set(answers.get("vllm", {}).get("variables", ()))
+def known_variables(answers: Mapping[str, Any], checkout: Path | None) -> set[str]:
+    """Return the environment variables that the running vLLM and a vllm-ascend checkout read."""
+    known = set(answers.get("vllm", {}).get("variables", ()))
+    if checkout is not None:
+        known |= _variables_of(checkout / "vllm_ascend" / "envs.py")
+    return known
+
+
+def _variables_of(file: Path) -> set[str]:
+    """Return what a module calls by its name, as variables are: its strings in capitals."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {text for text in strings if isinstance(text, str) and _VARIABLE.fullmatch(text)}
 
 
 def patch_rows(

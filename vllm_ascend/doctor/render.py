@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -36,28 +37,56 @@ def console_for_output() -> Console:
     return console
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    """Print everything, the verdict last."""
+def print_diagnosis(diagnosis: Diagnosis, console: Console, *, verbose: bool = False) -> None:
+    """Print what was found, the verdict last.
+
+    Args:
+        diagnosis: What was found.
+        console: Where to.
+        verbose: Every version, patch and variable, instead of a line for each of these.
+    """
     if console.is_terminal:
-        _print_sections(diagnosis, console)
+        _print_sections(diagnosis, console, verbose=verbose)
         return
     with console.capture() as captured:
-        _print_sections(diagnosis, console)
+        _print_sections(diagnosis, console, verbose=verbose)
     # rich fills up lines with blanks, which only a terminal does not show.
     for line in captured.get().splitlines():
         console.file.write(f"{line.rstrip()}\n")
 
 
-def _print_sections(diagnosis: Diagnosis, console: Console) -> None:
-    _section(console, "Versions", _versions(diagnosis))
-    _section(console, "Overlay", _overlay(diagnosis))
-    _section(console, "Patches", *_patches(diagnosis.patches))
-    _section(console, "Variables", *map(_variable, diagnosis.variables))
+def _print_sections(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
+    if verbose:
+        _section(console, "Versions", _versions(diagnosis))
+        _section(console, "Overlay", _overlay(diagnosis))
+        _section(console, "Patches", *_patches(diagnosis.patches))
+        _section(console, "Variables", *map(_variable, diagnosis.variables))
+    else:
+        console.print(_short(diagnosis))
+        console.print()
     if diagnosis.layout is not None:
         _section(console, "Layout", *_layout(diagnosis.layout))
     if diagnosis.findings:
         _section(console, "Findings", *map(_finding, _worst_first(diagnosis.findings)))
     console.print(_verdict(diagnosis))
+
+
+def _short(diagnosis: Diagnosis) -> Table:
+    """Return a row for each of what ``verbose`` has a section for."""
+    found = [version for version in diagnosis.versions if version.version]
+    counts = Counter(row.status for row in diagnosis.patches)
+    asked = [row for row in diagnosis.variables if row.source != "default"]
+    table = _table("", "")
+    table.add_row("Versions", ", ".join(f"{v.name} {v.version}" for v in found))
+    table.add_row("Overlay", _overlay(diagnosis))
+    table.add_row("Patches", ", ".join(f"{n} {s}" for s, n in sorted(counts.items())) or "none")
+    table.add_row("Variables", "\n".join(map(_assignment, asked)) or "none is set")
+    return table
+
+
+def _assignment(row: VariableRow) -> str:
+    source = "" if row.source == "set" else f" ({_SOURCES[row.source]})"
+    return f"{row.name}={row.value}{source}"
 
 
 def _section(console: Console, title: str, *parts: RenderableType) -> None:

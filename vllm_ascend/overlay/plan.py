@@ -13,6 +13,7 @@ from vllm_ascend.overlay.checkout import Checkout, find_root, inspect
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import OverlayFile, overlay_files
 from vllm_ascend.overlay.patch_list import ListedPatch, listed_patches
+from vllm_ascend.overlay.release import unsupported
 
 _NAMES_SHOWN = 5
 
@@ -62,11 +63,14 @@ def make_plan(path: Path) -> OverlayPlan:
     """Plan an overlay; also over a checkout that has one, as if it had not.
 
     Raises:
-        OverlayError: ``path`` is no checkout, or one in which links or a file of vllm-ascend
-            stand where a file of ours has to go.
+        OverlayError: ``path`` is no checkout, or one for another vLLM, or one in which links or a
+            file of vllm-ascend stand where a file of ours has to go.
     """
     root = find_root(path)
     manifest = state.read_manifest(root)
+    another = "" if manifest else unsupported(root)
+    if another:
+        raise OverlayError(f"{root}: {another}")
     added = frozenset(f.path for f in manifest.files if not f.replaces) if manifest else frozenset()
     checkout = inspect(root, state.originals(root) if manifest else None, added)
     source = own_package()

@@ -11,6 +11,7 @@ from pathlib import Path
 from vllm_ascend.overlay.checkout import find_root
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import sha256
+from vllm_ascend.overlay.release import unsupported
 from vllm_ascend.patch.upstream.source import PACKAGE
 
 STATE_DIRECTORY = ".vllm-ascend-backport"
@@ -66,12 +67,14 @@ class OverlayStatus:
         head: Commit that the overlay was put on, ``None`` if there is none or it is unknown.
         files: Files of ours.
         modified: Files of ours that are not as they were put there.
+        unsupported: Why there can be none: what the checkout is instead; empty if it is not.
     """
 
     state: str
     head: str | None = None
     files: int = 0
     modified: tuple[str, ...] = ()
+    unsupported: str = ""
 
 
 def directory(root: Path) -> Path:
@@ -126,7 +129,7 @@ def status(path: Path) -> OverlayStatus:
     root = find_root(path)
     manifest = read_manifest(root)
     if manifest is None:
-        return OverlayStatus(ABSENT)
+        return OverlayStatus(ABSENT, unsupported=unsupported(root))
     if manifest.state != APPLIED:
         return OverlayStatus(HALF_APPLIED, manifest.head, len(manifest.files))
     modified = tuple(file.path for file in manifest.files if not _is_intact(root, file))

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.patch.planner import (
     APPLIED,
     LEFT_TO_VLLM,
     NOT_AVAILABLE,
-    SUPPORTED_VLLM,
     Change,
     PatchStatus,
     is_present,

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 import vllm_ascend.patch
+from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.features import DSV4_ON_CPU
-from vllm_ascend.patch.planner import SUPPORTED_VLLM
 from vllm_ascend.patch.table import Add, AddField, Override, Patch, Rebind, Wrap
 
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"

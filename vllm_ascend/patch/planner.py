@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
 
+from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.patch.table import (
     Add,
     AddField,
@@ -23,8 +24,6 @@ from vllm_ascend.patch.table import (
     plain_function,
     source_digest,
 )
-
-SUPPORTED_VLLM = "0.20.2"
 
 APPLIED = "applied"
 LEFT_TO_VLLM = "left to vLLM"

@@ -55,7 +55,7 @@ def test_what_is_wrong_is_text_of_80_columns_and_exit_code_1():
     assert result.returncode == 1, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "serving would be wrong (1 wrong, 1 warning)"
+    assert lines[-1] == "serving would be wrong (2 wrong, 0 warnings)"
     assert "\x1b" not in result.stdout
     assert "VLLM_ASCEND_DSV4_PARTIAL_HITS='yes' is invalid" in result.stdout
     assert "-> the nearest name is VLLM_ASCEND_DSV4_PARTIAL_HITS" in result.stdout
@@ -68,6 +68,8 @@ def test_what_is_wrong_is_text_of_80_columns_and_exit_code_1():
         (("--checkout", "/nowhere"), "--checkout /nowhere: no checkout of vllm-ascend"),
         (("--model", "MODEL", "--kv-transfer-config", "[]"), "expected a JSON object"),
         (("--model", "MODEL", "--kv-transfer-config", "{"), "not JSON"),
+        (("--kv-transfer-config", "{"), "--kv-transfer-config {: not JSON"),
+        (("--kv-transfer-config", "[]"), "expected a JSON object"),
         (("--model", "README.md"), "not a readable config.json"),
         (("--block-size", "0"), "--block-size"),
     ],

@@ -13,6 +13,7 @@ from vllm_ascend.doctor.environment import (
     variable_rows,
 )
 from vllm_ascend.doctor.findings import Severity
+from vllm_ascend.doctor.patches import known_variables
 from vllm_ascend.prefix_cache_config import VARIABLES
 
 PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
@@ -72,9 +73,22 @@ def test_every_invalid_value_is_wrong():
 )
 def test_a_misspelled_variable_is_named_with_the_nearest_one(name, nearest):
     (finding,) = check_names({name: "1"}, known=())
-    assert finding.severity is Severity.WARNING
     assert name in finding.text
     assert nearest in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [
+        ("VLLM_ASCEND_DSV4_PARTAIL_HITS", Severity.WRONG),
+        ("VLLM_PIN_SWA_TOKEN", Severity.WRONG),
+        ("VLLM_ASCEND_DSV4_NOTHING_LIKE_IT", Severity.WARNING),
+    ],
+)
+def test_a_switch_that_does_nothing_is_wrong_and_a_name_like_no_other_a_warning(name, severity):
+    (finding,) = check_names({name: "1"}, known=())
+    assert finding.severity is severity
+    assert not list(check_names({name: ""}, known=()))  # as good as unset
 
 
 def test_neighbours_are_no_misspellings():
@@ -86,6 +100,17 @@ def test_neighbours_are_no_misspellings():
         PARTIAL: "1",
     }
     assert not list(check_names(theirs, known=()))
+
+
+def test_what_a_checkout_of_vllm_ascend_reads_is_no_misspelling(tmp_path):
+    name = "VLLM_ASCEND_SPARE_TAIL"
+    (tmp_path / "vllm_ascend").mkdir()
+    envs = tmp_path / "vllm_ascend" / "envs.py"
+    assert list(check_names({name: "1"}, known_variables({}, tmp_path)))
+    envs.write_text(f'env_variables = {{"{name}": lambda: os.getenv("{name}")}}\n')
+    assert not list(check_names({name: "1"}, known_variables({}, tmp_path)))
+    envs.write_text("no Python at all")
+    assert list(check_names({name: "1"}, known_variables({}, tmp_path)))
 
 
 def test_what_somebody_else_reads_is_no_misspelling():

@@ -56,6 +56,16 @@ def test_a_checkout_without_overlay_is_wrong_where_something_is_asked_for(checko
     assert Severity.WRONG in severities(facts, PARTIAL)
 
 
+def test_a_checkout_for_another_vllm_says_what_it_is_and_what_is_supported(checkout):
+    (checkout / "vllm_ascend" / "_version.py").write_text("__version__ = version = '0.23.0'\n")
+    facts = overlay_facts(checkout, None)
+    for environ, severity in (({}, Severity.WARNING), (PARTIAL, Severity.WRONG)):
+        (finding,) = check_overlay(facts, environ)
+        assert finding.severity is severity
+        assert "this is vllm-ascend 0.23.0 for vLLM 0.23.0; supported here: " in finding.text
+        assert "overlay apply" not in finding.remedy
+
+
 def test_a_checkout_that_the_overlay_does_not_fit_is_told(checkout):
     (finding,) = check_overlay(overlay_facts(checkout, None), {})
     assert finding.severity is Severity.WARNING

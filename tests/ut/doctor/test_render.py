@@ -58,14 +58,16 @@ DIAGNOSIS = Diagnosis(
 )
 
 
-def printed(diagnosis: Diagnosis, **console) -> str:
+def printed(diagnosis: Diagnosis, *, verbose: bool = True, **console) -> str:
     stream = io.StringIO()
-    print_diagnosis(diagnosis, Console(file=stream, width=PLAIN_WIDTH, emoji=False, **console))
+    to = Console(file=stream, width=PLAIN_WIDTH, emoji=False, **console)
+    print_diagnosis(diagnosis, to, verbose=verbose)
     return stream.getvalue()
 
 
-def test_no_line_is_longer_than_80_columns():
-    lines = printed(DIAGNOSIS).splitlines()
+@pytest.mark.parametrize("verbose", (False, True))
+def test_no_line_is_longer_than_80_columns(verbose):
+    lines = printed(DIAGNOSIS, verbose=verbose).splitlines()
     assert max(map(len, lines)) <= 80
     assert not any(line.endswith(" ") for line in lines)
 
@@ -85,6 +87,17 @@ def test_the_text_says_everything():
     ):
         assert part.replace(" ", "") in text.replace(" ", "")
     assert text.endswith("serving would be wrong (1 wrong, 1 warning)")
+
+
+def test_without_verbose_patches_and_variables_are_one_line_each():
+    text = printed(DIAGNOSIS, verbose=False)
+    (patches,) = [line for line in text.splitlines() if line.startswith("Patches")]
+    assert patches.split(maxsplit=1)[1] == "1 applied, 1 refused"
+    assert "VLLM_ASCEND_DSV4_PARTIAL_HITS=1 (by the profile)" in text
+    assert "BlockPool.x" not in text and "VLLM_PIN_SWA_TOKENS" not in text
+    for part in ("at 792ea0c6", "256 tokens, by the 2nd request", "-> unset it"):
+        assert part in text
+    assert text.rstrip().endswith("serving would be wrong (1 wrong, 1 warning)")
 
 
 def test_what_is_wrong_comes_before_warnings():

@@ -48,7 +48,7 @@ def test_serving_says_what_it_imported(whole):
     package = find_serving_package(child_environment({}))
     assert package is not None and package.samefile(OURS)
     assert not list(patches.check_package(whole, package))
-    assert "VLLM_LOGGING_LEVEL" in patches.known_variables(whole)
+    assert "VLLM_LOGGING_LEVEL" in patches.known_variables(whole, None)
 
 
 def test_a_filter_of_plugins_that_leaves_us_out_is_wrong():

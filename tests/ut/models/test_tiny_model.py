@@ -95,6 +95,13 @@ def test_a_model_is_not_overwritten(folder):
     assert (folder / "model.safetensors").read_bytes() == before
 
 
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["tiny-model", str(tmp_path / "file")])
+    assert result.exit_code == 2
+    assert result.output == f"error: DIR {tmp_path / 'file'}: it is no folder\n"
+
+
 def test_the_command(tmp_path):
     result = CliRunner().invoke(app, ["tiny-model", str(tmp_path / "model")])
     assert result.exit_code == 0

@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import vllm_ascend.patch
+from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.patch import cpu, ledger, platform, worker
-from vllm_ascend.patch.planner import SUPPORTED_VLLM
 from vllm_ascend.patch.table import Add
 from vllm_ascend.patch.upstream import installation as upstream
 from vllm_ascend.patch.upstream import patch_spec_classes

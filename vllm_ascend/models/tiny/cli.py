@@ -14,6 +14,10 @@ def tiny_model(
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
 ) -> None:
     """Write a tiny DeepSeek-V4 with random weights: 6 layers, 2 of each kind, and a tokenizer."""
+    # Before torch is imported, which takes seconds.
+    if folder.exists() and not folder.is_dir():
+        typer.secho(f"error: DIR {folder}: it is no folder", err=True, fg=typer.colors.RED)
+        raise typer.Exit(2)
     from vllm_ascend.models.tiny.maker import make_tiny_model
 
     try:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel holds the package with all its data, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "vllm_ascend"
+BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+METADATA = {
+    "METADATA",
+    "RECORD",
+    "WHEEL",
+    "entry_points.txt",
+    "licenses/LICENSE",
+    "licenses/NOTICE",
+    "top_level.txt",
+}
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path):
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    out.mkdir()
+    shutil.copytree(PACKAGE, tree / "vllm_ascend", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(REPOSITORY / name, tree)
+    (tree / "tests").mkdir()
+    (tree / "tests" / "__init__.py").touch()
+    expected = {file.relative_to(tree).as_posix() for file in _files(tree / "vllm_ascend")}
+    subprocess.run([sys.executable, "-c", BUILD, out], cwd=tree, capture_output=True, check=True)
+    (wheel,) = out.iterdir()
+    names = set(zipfile.ZipFile(wheel).namelist())
+    information = {name for name in names if ".dist-info/" in name}
+    assert {name.partition(".dist-info/")[2] for name in information} == METADATA
+    assert names - information == expected
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
