@@ -7,6 +7,7 @@ loading weights, and vLLM ends such a start with a message of its own about "ini
 
 from __future__ import annotations
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
@@ -17,6 +18,7 @@ from vllm_ascend.core.connector_rules import (
     check_row_layout,
 )
 from vllm_ascend.core.dsv4_specs import ascend_specs
+from vllm_ascend.core.model_runner_rules import check_model_runner
 from vllm_ascend.core.retention import resolve_retention_interval
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
@@ -34,6 +36,9 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     """
     if not (config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config)):
         return
+    check_model_runner(
+        is_v2=envs.VLLM_USE_V2_MODEL_RUNNER, counts_rows=True, copies_blocks=config.partial_hits
+    )
     _check_inputs(vllm_config)
     _check_groups(vllm_config)
     rows = dsv4_compressed_block_size(config, vllm_config.cache_config)
