@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 DESCRIPTION_TAG = "kv_cache_group"
+DEVICE = "GPU"  # so vLLM calls the device, whichever it is
+_INT_HASH_MASK = (1 << 64) - 1
+PLACE_BITS = 16
 
 
 class KVEventError(ValueError):
@@ -86,3 +89,69 @@ def read_description(
         )
     except (AttributeError, KeyError, ValueError) as error:
         raise KVEventError(f"a group's description cannot be read: {keys!r}") from error
+
+
+def placed_name(name: Hashable, place: int) -> Hashable:
+    """Return the name of a unit inside a granule: the granule's and two bytes more."""
+    if isinstance(name, int):
+        return (name << PLACE_BITS | place) & _INT_HASH_MASK
+    assert isinstance(name, bytes)
+    return name + place.to_bytes(PLACE_BITS // 8, "big")
+
+
+class EventReader:
+    """Reads an engine's events; what becomes of them is up to the subclass."""
+
+    def __init__(self) -> None:
+        self._rules: dict[int, GroupRule] = {}
+        self._engine: EngineRules | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known how the engine's events are to be read."""
+        return self._engine is not None and len(self._rules) == self._engine.num_groups
+
+    def apply(self, events: Iterable[Any]) -> None:
+        """Follow events, in the order in which the engine published them.
+
+        Args:
+            events: Objects with the fields of vLLM's event classes, from whatever decoder.
+
+        Raises:
+            KVEventError: Hashes, tokens and block size of an event do not fit each other.
+        """
+        for event in events:
+            if getattr(event, "medium", None) not in (None, DEVICE):
+                continue  # a connector's: it is not what the engine's look-up finds
+            if getattr(event, "token_ids", None) is not None:
+                self._read_stored(event)
+            elif getattr(event, "block_hashes", None) is not None:
+                self._removed(event.group_idx or 0, event.block_hashes)
+            else:
+                self._cleared()
+
+    def _read_stored(self, event: Any) -> None:
+        group, size = event.group_idx or 0, event.block_size
+        if not event.block_hashes:
+            description = read_description(size, event.extra_keys)
+            if description is not None:
+                self._rules[group], self._engine = description
+            return
+        if len(event.token_ids) != len(event.block_hashes) * size:
+            raise KVEventError(
+                f"{len(event.block_hashes)} blocks of {size} tokens do not have "
+                f"{len(event.token_ids)} tokens (group {group})"
+            )
+        self._stored(group, event)
+
+    def _stored(self, group: int, event: Any) -> None:
+        """Units of a group are cached: one or more, each behind the one before it."""
+        raise NotImplementedError
+
+    def _removed(self, group: int, names: Sequence[Hashable]) -> None:
+        """Units of a group are not cached any more."""
+        raise NotImplementedError
+
+    def _cleared(self) -> None:
+        """Nothing is cached any more."""
+        raise NotImplementedError

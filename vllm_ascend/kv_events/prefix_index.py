@@ -15,11 +15,11 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from math import lcm
 from typing import Any
 
-from vllm_ascend.kv_events.layout import EngineRules, GroupRule, KVEventError, read_description
+from vllm_ascend.kv_events.layout import EngineRules, EventReader, GroupRule, placed_name
 from vllm_ascend.kv_events.probe import (
     TOKEN_BYTES,
     Content,
@@ -28,10 +28,6 @@ from vllm_ascend.kv_events.probe import (
     freeze,
     pack_tokens,
 )
-
-DEVICE = "GPU"  # so vLLM calls the device, whichever it is
-_INT_HASH_MASK = (1 << 64) - 1
-_PLACE_BITS = 16
 
 
 class _Names:
@@ -65,7 +61,7 @@ class _Names:
                 del self.by_content[known[1]]
 
 
-class PrefixIndex:
+class PrefixIndex(EventReader):
     """What one engine (one data parallel rank of it) has cached."""
 
     def __init__(self, *, described: bool = True) -> None:
@@ -76,52 +72,19 @@ class PrefixIndex:
                 switches on; until it has, nothing is a hit. ``False``: an engine of plain vLLM
                 whose groups are all full attention.
         """
+        super().__init__()
         self._described = described
         self._names: dict[int, _Names] = {}
-        self._rules: dict[int, GroupRule] = {}
-        self._engine: EngineRules | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether it is known how the engine's events are to be read."""
-        engine = self._engine
-        return not self._described or (engine is not None and len(self._rules) == engine.num_groups)
+        return not self._described or super().is_ready
 
     # Events
 
-    def apply(self, events: Iterable[Any]) -> None:
-        """Follow events, in the order in which the engine published them.
-
-        Args:
-            events: Objects with the fields of vLLM's event classes, from whatever decoder.
-
-        Raises:
-            KVEventError: Hashes, tokens and block size of an event do not fit each other.
-        """
-        for event in events:
-            if getattr(event, "medium", None) not in (None, DEVICE):
-                continue  # a connector's: it is not what the engine's look-up finds
-            if getattr(event, "token_ids", None) is not None:
-                self._store(event)
-            elif getattr(event, "block_hashes", None) is not None:
-                names = self._names.setdefault(event.group_idx or 0, _Names())
-                for name in event.block_hashes:
-                    names.remove(name)
-            else:
-                self._names.clear()
-
-    def _store(self, event: Any) -> None:
-        group, size = event.group_idx or 0, event.block_size
-        if not event.block_hashes:
-            description = read_description(size, event.extra_keys)
-            if description is not None:
-                self._rules[group], self._engine = description
-            return
-        if len(event.token_ids) != len(event.block_hashes) * size:
-            raise KVEventError(
-                f"{len(event.block_hashes)} blocks of {size} tokens do not have "
-                f"{len(event.token_ids)} tokens (group {group})"
-            )
+    def _stored(self, group: int, event: Any) -> None:
+        size = event.block_size
         if not self._described:
             self._rules.setdefault(group, GroupRule("prefix", size))
         names = self._names.setdefault(group, _Names())
@@ -132,6 +95,14 @@ class PrefixIndex:
             unit = tokens[i * unit_bytes : (i + 1) * unit_bytes]
             names.add(name, Content(parent, unit, extra_keys))
             parent = name
+
+    def _removed(self, group: int, names: Sequence[Hashable]) -> None:
+        known = self._names.setdefault(group, _Names())
+        for name in names:
+            known.remove(name)
+
+    def _cleared(self) -> None:
+        self._names.clear()
 
     # Look-up
 
@@ -244,7 +215,7 @@ class _LookUp:
             # It is called by the hash of the granule around it, and its place there.
             granule_end = end - inside + self._engine.hash_tokens
             around = self._hash_at.get(granule_end)
-            return around is not None and _placed(around, inside // rule.unit_tokens) in names
+            return around is not None and placed_name(around, inside // rule.unit_tokens) in names
         if end not in self._hash_at and (name := self._find(group, start, end)) is not None:
             self._hash_at[end] = name
         if rule.is_draft:
@@ -263,11 +234,3 @@ class _LookUp:
         if names is None or start not in self._hash_at:
             return None
         return names.by_content.get(self._probe.content(self._hash_at[start], start, end))
-
-
-def _placed(name: Hashable, place: int) -> Hashable:
-    """Return the name of a unit inside a granule: the granule's and two bytes more."""
-    if isinstance(name, int):
-        return (name << _PLACE_BITS | place) & _INT_HASH_MASK
-    assert isinstance(name, bytes)
-    return name + place.to_bytes(_PLACE_BITS // 8, "big")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 _SEQUENCE_BYTES = 8
 _END_OF_REPLAY = (-1).to_bytes(_SEQUENCE_BYTES, "big", signed=True)
@@ -49,6 +50,8 @@ class Subscriber:
         context: zmq.Context = zmq.Context.instance()
         self._live = context.socket(zmq.SUB)
         self._live.setsockopt_string(zmq.SUBSCRIBE, topic)
+        self._connections = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._has_lost_connection = False
         self._live.connect(endpoint)
         self._replay: zmq.Socket | None = None
         if replay_endpoint is not None:
@@ -64,6 +67,7 @@ class Subscriber:
 
     def close(self) -> None:
         """Disconnect."""
+        self._live.disable_monitor()
         self._live.close(linger=0)
         if self._replay is not None:
             self._replay.close(linger=0)
@@ -82,6 +86,7 @@ class Subscriber:
             while self._pending:
                 sequence, batch = self._pending.popleft()
                 if sequence == self._next_sequence:
+                    self._check_publisher(sequence, batch)
                     self._next_sequence, self._last_ts = sequence + 1, batch.ts
                     yield batch
                 elif sequence > self._next_sequence:
@@ -91,6 +96,19 @@ class Subscriber:
             if not self._live.poll(int(timeout_s * 1000)):
                 return
             self._pending.append(self._read(*self._live.recv_multipart()[1:]))
+
+    def _check_publisher(self, sequence: int, batch: Any) -> None:
+        """Start over if numbers go on, but after a lost connection, and not those of before."""
+        while self._connections.poll(0):
+            recv_monitor_message(self._connections)
+            self._has_lost_connection = True
+        if not self._has_lost_connection:
+            return
+        self._has_lost_connection = False
+        if sequence:
+            last = self._replayed(sequence - 1)[:1]
+            if not last or (last[0][0], last[0][1].ts) != (sequence - 1, self._last_ts):
+                self._start_over(sequence, batch)
 
     def _fill_gap(self, sequence: int, batch: Any) -> None:
         """Put what is missing before a batch in front of it."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -143,3 +144,38 @@ def test_a_restart_is_an_error_and_then_followed_from_its_start(source: Source):
         publish_until_noticed(source, subscriber, 301)
     assert names(subscriber, 1) == [301]
     subscriber.close()
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_a_restart_is_noticed_even_where_the_numbers_go_on(source: Source, *, replays: bool):
+    """Just as many batches of the new publisher are lost as were read of the old one."""
+    source.publish(1)
+    subscriber = source.subscriber(replays=replays)
+    publish_until_noticed_or_missed(source, subscriber)
+    read = subscriber._next_sequence
+    source.stop()
+    source.start()
+    source.publish(*range(301, 301 + read))
+    assert not list(subscriber.batches(1.0))  # it connects again, and nothing is published
+    with pytest.raises(MissedEventsError, match="started anew"):
+        publish_until_noticed(source, subscriber, 401)
+    assert names(subscriber, 1) == [301] if replays else names(subscriber, 1)
+    subscriber.close()
+
+
+def test_a_lost_connection_alone_is_no_restart(source: Source):
+    source.publish(1)
+    subscriber = source.subscriber()
+    publish_until_noticed(source, subscriber, 2)
+    last = subscriber._next_sequence
+    subscriber._has_lost_connection = True
+    found = publish_until_noticed(source, subscriber, last + 1)
+    assert found == list(range(last + 1, last + 1 + len(found)))
+    subscriber.close()
+
+
+def publish_until_noticed_or_missed(source: Source, subscriber: Subscriber) -> None:
+    """Read something; who cannot ask for past batches misses what came before he connected."""
+    with suppress(MissedEventsError):
+        publish_until_noticed(source, subscriber, 2)
+    publish_until_noticed(source, subscriber, 200)
