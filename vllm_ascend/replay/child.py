@@ -87,15 +87,18 @@ def _memory(job: Job, kv_tokens: int) -> int:
         return kv_memory_for(_layout(job), kv_tokens, _options(job, num_blocks=1))
 
 
-def _options(job: Job, **size: int) -> SchedulerOptions:
+def _options(
+    job: Job, *, kv_memory_bytes: int | None = None, num_blocks: int | None = None
+) -> SchedulerOptions:
     from vllm_ascend.replay.scheduler import SchedulerOptions
 
     return SchedulerOptions(
+        kv_memory_bytes=kv_memory_bytes,
+        num_blocks=num_blocks,
         max_num_seqs=job.max_num_seqs,
         max_num_batched_tokens=job.max_num_batched_tokens,
         max_model_len=job.max_model_len,
         num_speculative_tokens=job.num_speculative_tokens,
-        **size,
     )
 
 

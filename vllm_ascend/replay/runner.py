@@ -154,6 +154,7 @@ class Runner:
             self._watcher.drop(index, f"refused: {value}")
             self._on_refusal(index, value)
             return
+        assert not isinstance(value, str)
         exit_code, said = value
         job = self._jobs[index]
         self._watcher.drop(index, f"ended with exit code {exit_code}")
