@@ -39,15 +39,19 @@ def _on_targets(measured: Measured, baseline: Measured) -> list[str]:
 
 
 def notes_on_noise(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a note per metric whose verdict the noise alone could have made."""
-    return [
-        f"{verdict.metric.title}: loads of the same server differ by {verdict.noise:,.2f} "
-        f"{verdict.change_unit}, more than what is allowed: a quieter machine or a larger "
-        "--repeats makes the verdict mean more"
+    """Return a note if there are verdicts that the noise alone could have made."""
+    noisy = [
+        f"{verdict.metric.title} {verdict.noise:,.2f} {verdict.change_unit}"
         for verdict in verdicts
         if verdict.noise is not None
         and verdict.allowed is not None
         and verdict.noise > abs(verdict.allowed)
+    ]
+    if not noisy:
+        return []
+    return [
+        f"loads of the same server differ by more than what is allowed ({', '.join(noisy)}): a "
+        "quieter machine or a larger --repeats makes the verdict mean more"
     ]
 
 
