@@ -15,13 +15,9 @@ from vllm_ascend.replay.trace import BadInputError
 
 MaxRequests = Annotated[
     int | None,
-    typer.Option(
-        "--max-requests", "--requests", help="Files, and all with --url: read so many.", min=1
-    ),
+    typer.Option("--max-requests", "--requests", help="Take so many requests.", min=1),
 ]
-MaxOutputTokens = Annotated[
-    int | None, typer.Option(help="Files, and all with --url: cap the answers.", min=1)
-]
+MaxOutputTokens = Annotated[int | None, typer.Option(help="Cap the answers.", min=1)]
 Url = Annotated[
     str | None,
     typer.Option(help="Send the requests to this OpenAI-compatible server, in place of a replay."),

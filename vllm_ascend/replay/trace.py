@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 
 class BadInputError(ValueError):
@@ -20,11 +21,13 @@ class TraceRequest:
         output_tokens: Tokens that the answer will have, at least one.
         arrival_ms: When it arrives, counted from the first request; ``None`` if the workload has
             no arrival times.
+        session: Number of the session that it belongs to; ``None`` if that is not known.
     """
 
     prompt_token_ids: list[int]
     output_tokens: int
     arrival_ms: float | None = None
+    session: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,28 @@ class Workload:
     concurrency: int
     num_requests: int
     requests: Callable[[], Iterator[TraceRequest]]
+
+    def limited(self, max_requests: int | None, max_output_tokens: int | None) -> Workload:
+        """Return the first requests with their answers cut; ``None`` leaves them as they are."""
+        if max_requests is None and max_output_tokens is None:
+            return self
+
+        def requests() -> Iterator[TraceRequest]:
+            for request in islice(self.requests(), max_requests):
+                outputs = min(request.output_tokens, max_output_tokens or request.output_tokens)
+                yield replace(request, output_tokens=outputs)
+
+        parts = [self.description]
+        if max_requests is not None and max_requests < self.num_requests:
+            parts.append(f"the first {max_requests} of them")
+        if max_output_tokens is not None:
+            parts.append(f"answers capped at {max_output_tokens} tokens")
+        return replace(
+            self,
+            description=", ".join(parts),
+            num_requests=min(self.num_requests, max_requests or self.num_requests),
+            requests=requests,
+        )
 
     def check(self, *, needs_arrivals: bool, max_model_len: int) -> None:
         """Read the whole workload once, so that nothing has to stop half-way.
