@@ -26,7 +26,7 @@ CLOSED_LOOP = "closed"
 TIMESTAMPS = "timestamps"
 _CONCURRENCY = 32
 _SHARED_PREFIX = re.compile(r"(\d+):(\d+):(\d+)(%?):(\d+)", re.ASCII)
-_MODEL = re.compile(rf"({'|'.join(MODELS)}):(\d+)", re.ASCII)
+_MODEL = re.compile(rf"({'|'.join(MODELS)}):(\d{{1,9}})", re.ASCII)
 _ROUND_ROBIN = re.compile(r"(\d+)x(\d+):(\d+):(\d+):(\d+)", re.ASCII)
 
 
