@@ -32,6 +32,7 @@ BASE = {
     ("replay",): GENERATED,
     ("sweep",): GENERATED,
     ("memory-curve",): GENERATED,
+    ("traffic",): GENERATED,
     ("prefix-curve",): ("--prefixes", "2", "--shared", "256", "--own", "32"),
     ("tiny-model",): (".",),
 }

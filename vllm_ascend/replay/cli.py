@@ -65,7 +65,8 @@ def replay(
         list[str] | None,
         typer.Option(
             show_default="W1",
-            help="W1, W2, W3, W4, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
+            help="chat, agentic or mix (models of real traffic; chat:REQUESTS for more or fewer "
+            "than 1000); W1, W2, W3, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
             "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%); or "
             "PREFIXESxROUNDS:SHARED:OWN:OUTPUT (prefixes in turn). "
             "May be given several times.",

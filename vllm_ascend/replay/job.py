@@ -14,7 +14,10 @@ from vllm_ascend.replay.readers.mooncake import mooncake_workload
 from vllm_ascend.replay.readers.token_ids import token_id_workload
 from vllm_ascend.replay.trace import BadInputError, Workload
 from vllm_ascend.replay.workloads import (
+    MODELS,
+    W4,
     WORKLOAD_NAMES,
+    modelled,
     named_workload,
     round_robin,
     shared_prefix,
@@ -24,6 +27,7 @@ CLOSED_LOOP = "closed"
 TIMESTAMPS = "timestamps"
 _CONCURRENCY = 32
 _SHARED_PREFIX = re.compile(r"(\d+):(\d+):(\d+)(%?):(\d+)", re.ASCII)
+_MODEL = re.compile(rf"({'|'.join(MODELS)}):(\d{{1,9}})", re.ASCII)
 _ROUND_ROBIN = re.compile(r"(\d+)x(\d+):(\d+):(\d+):(\d+)", re.ASCII)
 
 
@@ -49,9 +53,10 @@ class WorkloadSource:
     """Where requests come from.
 
     Attributes:
-        source: A name (``W1`` ...), a JSONL file, ``REQUESTS:INPUT:SHARED:OUTPUT`` for generated
-            prompts that share a prefix (``SHARED`` in tokens or as ``90%``), or
-            ``PREFIXESxROUNDS:SHARED:OWN:OUTPUT`` for several prefixes asked for in turn.
+        source: A name (``W1``, ``chat`` ...), ``chat:REQUESTS`` and the other models alike, a JSONL
+            file, ``REQUESTS:INPUT:SHARED:OUTPUT`` for generated prompts that share a prefix
+            (``SHARED`` in tokens or as ``90%``), or ``PREFIXESxROUNDS:SHARED:OWN:OUTPUT`` for
+            several prefixes asked for in turn.
         seed: Seed of generated prompts.
         concurrency: Requests in flight; the workload's own if ``None``.
         max_requests: Only so many from the start.
@@ -70,25 +75,37 @@ class WorkloadSource:
         Raises:
             BadInputError: Names the source and what is wrong with it.
         """
-        workload = self._open().cut(self.max_requests, self.max_output_tokens)
+        workload = self._generated()
+        if workload is None:
+            return self._file()
         if self.concurrency is not None:
             workload = replace(workload, concurrency=self.concurrency)
-        return workload
+        return workload.cut(self.max_requests, self.max_output_tokens)
 
-    def _open(self) -> Workload:
+    def _generated(self) -> Workload | None:
+        """Return what is made here, ``None`` if the source is none of that."""
         if self.source in WORKLOAD_NAMES:
             return named_workload(self.source, seed=self.seed)
+        model = _MODEL.fullmatch(self.source)
+        if model is not None:
+            return modelled(model[1], name=self.source, num_requests=int(model[2]), seed=self.seed)
         shape = _SHARED_PREFIX.fullmatch(self.source)
         if shape is not None:
             return self._shared_prefix(*shape.groups())
         turns = _ROUND_ROBIN.fullmatch(self.source)
         if turns is not None:
             return self._round_robin(*map(int, turns.groups()))
+        return None
+
+    def _file(self) -> Workload:
         path = Path(self.source)
+        if self.source == "W4":
+            raise BadInputError(f"--workload W4: {W4}")
         if not path.is_file():
             raise BadInputError(
                 f"--workload {self.source}: neither a file, nor REQUESTS:INPUT:SHARED:OUTPUT, nor "
-                f"PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor one of {', '.join(WORKLOAD_NAMES)}"
+                "PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor MODEL:REQUESTS "
+                f"({', '.join(MODELS)}), nor one of {', '.join(WORKLOAD_NAMES)}"
             )
         return _reader(path)(
             path,

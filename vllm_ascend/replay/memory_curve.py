@@ -55,7 +55,7 @@ _KV_GIB = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 def memory_curve(
-    workload: Annotated[str, typer.Option(help="As of replay, one.")] = "W4",
+    workload: Annotated[str, typer.Option(help="As of replay, one.")] = "chat",
     kv_gib: Annotated[
         list[float] | None,
         typer.Option(

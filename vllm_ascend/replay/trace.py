@@ -21,11 +21,13 @@ class TraceRequest:
         output_tokens: Tokens that the answer will have, at least one.
         arrival_ms: When it arrives, counted from the first request; ``None`` if the workload has
             no arrival times.
+        session: Number of the session that it belongs to; ``None`` if that is not known.
     """
 
     prompt_token_ids: list[int]
     output_tokens: int
     arrival_ms: float | None = None
+    session: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named workloads: generated ones, and the shipped excerpt of a real trace."""
+"""Generated workloads: fixed shapes, and models of real traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 
 import numpy as np
 
-from vllm_ascend.replay.readers.mooncake import mooncake_workload
+from vllm_ascend.replay.generators.agentic import agentic
+from vllm_ascend.replay.generators.chat import chat
+from vllm_ascend.replay.generators.mix import mix
+from vllm_ascend.replay.generators.sessions import Draft
 from vllm_ascend.replay.trace import BadInputError, TraceRequest, Workload
 
-SHIPPED_TRACE = Path(__file__).parent / "data" / "mooncake_conversation_1000.jsonl.gz"
 _VOCABULARY = 100_000
 
 
@@ -147,7 +149,70 @@ def _replayed(name: str, seed: int, percent: Callable[[int], int]) -> Workload:
     )
 
 
-WORKLOAD_NAMES = ("W1", "W2", "W3", "W4", "W5", "W5f")
+MODELS = ("chat", "agentic", "mix")
+_MODEL_REQUESTS = 1_000
+_MODEL_CONCURRENCY = 32
+
+
+def modelled(
+    model: str,
+    *,
+    name: str | None = None,
+    num_requests: int = _MODEL_REQUESTS,
+    seed: int = 0,
+) -> Workload:
+    """Return the first requests of a model of real traffic.
+
+    Args:
+        model: One of ``MODELS``.
+        name: What to call it; the model's name by default.
+        num_requests: So many; more of them begin with the same ones, except for ``mix``.
+        seed: The same seed gives the same requests.
+
+    Raises:
+        BadInputError: A number is out of range.
+    """
+    name = name or model
+    _require(name, 1, requests=num_requests)
+    _require(name, 0, seed=seed)
+
+    def drafts() -> Iterator[Draft]:
+        if model == "mix":
+            return mix(seed, num_requests)
+        return chat(seed) if model == "chat" else agentic(seed)
+
+    def requests() -> Iterator[TraceRequest]:
+        return (draft.request() for draft in islice(drafts(), num_requests))
+
+    return Workload(
+        name=name,
+        description=f"{num_requests} requests, {_MODEL_CONCURRENCY} at a time: "
+        f"{DESCRIPTIONS[model]}",
+        concurrency=_MODEL_CONCURRENCY,
+        num_requests=num_requests,
+        requests=requests,
+    )
+
+
+# What each named workload is, in a few words.
+DESCRIPTIONS = {
+    "W1": "a long system prompt that all share",
+    "W2": "one prompt of 14,000 tokens again and again",
+    "W3": "two long prompts, the first half the same",
+    "W5": "long prompts, then 10 to 100 % of each again",
+    "W5f": "long prompts, then each again",
+    "chat": "a chat service: conversations of a few turns over long documents",
+    "agentic": "coding assistants: sessions that grow by what their tools return",
+    "mix": "chat and coding assistants, half of each, in one hour",
+}
+WORKLOAD_NAMES = tuple(DESCRIPTIONS)
+# A name that pages and reports use for requests that are not ours to give away.
+W4 = (
+    "the first 1,000 requests of Mooncake's conversation trace, which is not part of this package: "
+    "get FAST25-release/traces/conversation_trace.jsonl of https://github.com/kvcache-ai/Mooncake "
+    "and give --workload PATH --max-requests 1000 --max-output-tokens 64; "
+    "'chat' is a model of such traffic"
+)
 
 
 def named_workload(name: str, *, seed: int = 0) -> Workload:
@@ -156,8 +221,8 @@ def named_workload(name: str, *, seed: int = 0) -> Workload:
     Raises:
         KeyError: There is none of that name.
     """
-    if name == "W4":
-        return mooncake_workload(SHIPPED_TRACE, name=name, max_output_tokens=64, concurrency=32)
+    if name in MODELS:
+        return modelled(name, seed=seed)
     if name == "W5":
         return _replayed(name, seed, lambda number: (number % 10 + 1) * 10)
     if name == "W5f":

@@ -98,7 +98,7 @@ def test_hits_are_those_of_the_prompts(tmp_path, block, source):
 def test_a_named_workload_and_two_at_once(tmp_path):
     with CompletionsServer() as server:
         result = invoke(
-            *(server, tmp_path, "--workload", "W4", "--workload", "8:64:32:1", "--requests", "5"),
+            *(server, tmp_path, "--workload", "chat", "--workload", "8:64:32:1", "--requests", "5"),
             *("--scale", "64", "--max-output-tokens", "2", "--model", "other"),
         )
     assert result.exit_code == 0, result.output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Textbook policies on prefix blocks: by hand, against brute force, and on the shipped trace."""
+"""Textbook policies on prefix blocks: by hand, and against brute force."""
 
 import random
 from functools import cache
@@ -8,7 +8,6 @@ from itertools import combinations
 import pytest
 
 from vllm_ascend.replay.policies import PrefixTrace, belady, lru
-from vllm_ascend.replay.workloads import named_workload
 
 
 def trace(*prompts: str) -> PrefixTrace:
@@ -79,22 +78,3 @@ def test_belady_is_optimal_and_lru_is_not_better(seed):
     best = best_possible(of, capacity)
     assert sum(belady(of, capacity)) == best, (prompts, capacity)
     assert sum(lru(of, capacity)) <= best
-
-
-@pytest.fixture(scope="module")
-def conversations() -> PrefixTrace:
-    prompts = (request.prompt_token_ids for request in named_workload("W4").requests())
-    return PrefixTrace.of(prompts, 512)
-
-
-@pytest.mark.parametrize(("capacity", "rate"), [(3000, 6.1), (4300, 8.3), (4800, 8.8)])
-def test_lru_on_the_shipped_trace(conversations, capacity, rate):
-    """Figures of an independent simulation of the trace's first 1,000 requests."""
-    assert conversations.rate(lru(conversations, capacity)) == pytest.approx(rate, abs=0.05)
-
-
-def test_belady_on_the_shipped_trace(conversations):
-    rate = conversations.rate(belady(conversations, 4800))
-    assert rate == pytest.approx(21.6, abs=0.05)
-    unlimited = conversations.rate(lru(conversations, 1 << 30))
-    assert conversations.rate(belady(conversations, 1276)) < rate <= unlimited

@@ -12,7 +12,6 @@ from vllm_ascend.replay.readers.mooncake import mooncake_workload
 from vllm_ascend.replay.readers.token_ids import token_id_workload
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.workloads import (
-    SHIPPED_TRACE,
     WORKLOAD_NAMES,
     named_workload,
     shared_prefix,
@@ -35,26 +34,29 @@ def row(**changes):
     }
 
 
-def test_real_rows():
-    """The first rows of the conversation trace, compared with the file itself."""
-    with gzip.open(SHIPPED_TRACE, "rt") as file:
-        records = [json.loads(next(file)) for _ in range(50)]
-    workload = mooncake_workload(SHIPPED_TRACE, max_requests=50)
+def test_every_field_is_read(tmp_path):
+    """Rows as a real trace has them: partial last blocks, and a first block that all share."""
+    records = [
+        row(
+            timestamp=5_000 + 3_000 * number,
+            input_length=700 * (number + 1),
+            output_length=number + 1,
+            hash_ids=[0, *range(1000 * number + 1, 1000 * number - (-700 * (number + 1) // 512))],
+            session=number % 7,
+        )
+        for number in range(60)
+    ]
+    workload = mooncake_workload(write(tmp_path, records), max_requests=50)
     requests = list(workload.requests())
     assert workload.num_requests == len(requests) == 50
-    for record, request in zip(records, requests, strict=True):
+    for record, request in zip(records, requests, strict=False):
         prompt = request.prompt_token_ids
         assert len(prompt) == record["input_length"]
         assert prompt[::512] == [512 * i for i in record["hash_ids"]]
         assert request.output_tokens == record["output_length"]
-        assert request.arrival_ms == record["timestamp"] - records[0]["timestamp"]
+        assert request.arrival_ms == record["timestamp"] - 5_000
+        assert request.session == record["session"]
     assert any(record["input_length"] % 512 for record in records), "no partial block among them"
-
-
-def test_the_shipped_trace_is_whole():
-    workload = named_workload("W4")
-    assert workload.num_requests == 1000
-    assert all(1 <= request.output_tokens <= 64 for request in workload.requests())
 
 
 def test_equal_ids_at_equal_positions_are_equal_prefixes(tmp_path):
@@ -82,6 +84,7 @@ def test_the_last_id_may_be_partial(tmp_path, length):
         (row(input_length="1300"), "input_length is '1300'"),
         (row(output_length=None), "output_length is None"),
         (row(timestamp=True), "timestamp is True"),
+        (row(session=-1), "session is -1, expected a whole number >= 0"),
         (row(timestamp=1), "timestamp 1 lies before the previous one"),
         (row(hash_ids=[7, 8, 2**54]), "hash_ids has 18014398509481984, expected at most"),
         ([1, 2], "expected a JSON object"),
@@ -118,7 +121,7 @@ def test_json_that_cannot_be_decoded(tmp_path, line):
 
 
 def test_a_damaged_archive(tmp_path):
-    data = bytearray(SHIPPED_TRACE.read_bytes())
+    data = bytearray(gzip.compress(json.dumps(row()).encode()))
     data[10] ^= 0xFF  # the first byte behind the header
     path = tmp_path / "damaged.jsonl.gz"
     path.write_bytes(data)
@@ -199,13 +202,12 @@ def test_what_is_shared_may_be_a_share():
 
 @pytest.mark.parametrize("name", WORKLOAD_NAMES)
 def test_named_workloads_repeat_themselves(name):
-    workload = named_workload(name, seed=3)
+    workload = named_workload(name, seed=3).cut(100, None)
     first = [len(request.prompt_token_ids) for request in workload.requests()]
     assert len(first) == workload.num_requests
     one, two = next(workload.requests()), next(workload.requests())
     assert one == two
-    if name != "W4":
-        assert next(named_workload(name, seed=4).requests()) != one
+    assert next(named_workload(name, seed=4).requests()) != one
 
 
 def test_shapes():
@@ -249,3 +251,18 @@ def test_sources(tmp_path):
     assert next(WorkloadSource(str(tokens)).load().requests()).prompt_token_ids == [1]
     with pytest.raises(BadInputError, match="neither a file, nor REQUESTS"):
         WorkloadSource("W9").load()
+    with pytest.raises(BadInputError, match=r"--workload W4: .*conversation_trace\.jsonl of https"):
+        WorkloadSource("W4").load()
+
+
+def test_a_source_is_cut_whatever_it_is():
+    """W1 as well: its answers of 1,024 tokens are most of what a replay of it costs."""
+    whole, cut = (WorkloadSource("W1", max_requests=n).load() for n in (None, 3))
+    requests = list(WorkloadSource("W1", max_requests=3, max_output_tokens=9).load().requests())
+    assert [request.output_tokens for request in requests] == [9, 9, 9]
+    assert requests[0].prompt_token_ids == next(whole.requests()).prompt_token_ids
+    assert (cut.num_requests, len(list(cut.requests()))) == (3, 3)
+    assert cut.description == whole.description + ", the first 3 of them"
+    assert WorkloadSource("W2", max_requests=50).load().description == (
+        WorkloadSource("W2").load().description
+    )

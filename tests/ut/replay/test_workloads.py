@@ -3,7 +3,6 @@
 
 import subprocess
 import sys
-from importlib import resources
 from itertools import islice
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from vllm_ascend.replay.job import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.workloads import (
-    SHIPPED_TRACE,
     WORKLOAD_NAMES,
     named_workload,
     round_robin,
@@ -90,15 +88,6 @@ def test_replays_begin_like_their_own_prompt_and_no_other(name):
     assert len({tuple(prompt[:16]) for prompt in prompts}) == 14
 
 
-def test_the_excerpt_is_capped_and_in_order():
-    workload = named_workload("W4")
-    requests = list(workload.requests())
-    arrivals = [request.arrival_ms for request in requests]
-    assert (len(requests), workload.concurrency) == (1000, 32)
-    assert max(request.output_tokens for request in requests) == 64
-    assert arrivals[0] == 0 and arrivals == sorted(arrivals)
-
-
 def test_every_reading_is_alike():
     """Also when two readings are interleaved, as a survey and a replay may be."""
     for name in WORKLOAD_NAMES:
@@ -119,14 +108,6 @@ def test_prompts_are_made_one_at_a_time():
     )
     assert workload.num_requests == 10**12
     assert len(list(islice(workload.requests(), 3))) == 3
-
-
-def test_the_excerpt_is_package_data_without_a_build_time():
-    packaged = resources.files("vllm_ascend.replay") / "data" / SHIPPED_TRACE.name
-    packed = packaged.read_bytes()
-    assert packed == SHIPPED_TRACE.read_bytes()
-    # Neither a time nor a name in the header: a rebuilt file differs only if its content does.
-    assert packed[3:8] == bytes(5)
 
 
 def test_nothing_here_imports_vllm():

@@ -92,7 +92,7 @@ def jsonl_workload(
 
     Args:
         path: JSONL, gzip'd if it ends in ``.gz``. Every record has ``output_length`` (tokens),
-            and all of them or none a ``timestamp`` (ms).
+            and all of them or none a ``timestamp`` (ms); it may have a ``session`` (number).
         prompt_of: Returns a record's prompt; given the record and its place for errors.
         name: What to call it; the file's name by default.
         max_requests: Take only so many from the start.
@@ -118,6 +118,7 @@ def jsonl_workload(
                 prompt_token_ids=prompt_of(record, place),
                 output_tokens=min(outputs, max_output_tokens or outputs),
                 arrival_ms=arrival_ms,
+                session=_session(record, place),
             )
 
     num_requests = sum(1 for _ in requests())
@@ -131,6 +132,10 @@ def jsonl_workload(
         num_requests=num_requests,
         requests=requests,
     )
+
+
+def _session(record: dict, place: str) -> int | None:
+    return integer(record, "session", place, minimum=0) if "session" in record else None
 
 
 def _check_limits(path: Path, **limits: int | None) -> None:
