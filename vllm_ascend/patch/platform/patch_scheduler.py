@@ -53,9 +53,10 @@ def _facts_of(vllm_config: VllmConfig) -> dict[str, int | bool]:
     }
 
 
-def _is_ours(scheduler: Scheduler) -> bool:
-    """Whether the project's coordinator is in force; all else is left as vLLM has it."""
-    return isinstance(scheduler.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator)
+def _our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:
+    """Return the project's coordinator where it is in force; all else is left as vLLM has it."""
+    coordinator = scheduler.kv_cache_manager.coordinator
+    return coordinator if isinstance(coordinator, AscendHybridKVCacheCoordinator) else None
 
 
 def wrap_init(original: Callable) -> Callable:
@@ -67,9 +68,10 @@ def wrap_init(original: Callable) -> Callable:
             block_size=arguments["block_size"], **_facts_of(arguments["vllm_config"])
         ):
             original(self, *args, **kwargs)
-        if self.connector is not None and _is_ours(self):
+        coordinator = _our_coordinator(self)
+        if self.connector is not None and coordinator is not None:
             query = ConnectorQuery(self.connector.get_num_new_matched_tokens)
-            self.kv_cache_manager.coordinator.ask_connector(query)
+            coordinator.ask_connector(query)
             self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
 
     return __init__
@@ -88,7 +90,7 @@ def wrap_handle_invalid_blocks(original: Callable) -> Callable:
         """
         specs = group_specs(self.kv_cache_config)
         is_stock = len(specs) == 1 and not is_windowed(specs[0])
-        if is_stock or not _is_ours(self):
+        if is_stock or _our_coordinator(self) is None:
             return original(self, invalid_block_ids, num_scheduled_tokens or {})
         lost = lost_blocks(invalid_block_ids)
 
@@ -145,7 +147,7 @@ def wrap_select_waiting_queue(original: Callable) -> Callable:
             self.running
             or not queue
             or self.policy is not SchedulingPolicy.FCFS
-            or not _is_ours(self)
+            or _our_coordinator(self) is None
         ):
             return original(self)
         head = queue.peek_request()
@@ -166,8 +168,9 @@ def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
 
 def wrap_preempt_request(original: Callable) -> Callable:
     def _preempt_request(self: Scheduler, request: Request, timestamp: float) -> None:
-        if _is_ours(self):
-            self.kv_cache_manager.coordinator.withdraw_unwritten(request.request_id)
+        coordinator = _our_coordinator(self)
+        if coordinator is not None:
+            coordinator.withdraw_unwritten(request.request_id)
         original(self, request, timestamp)
 
     return _preempt_request
@@ -187,9 +190,9 @@ def wrap_update_from_output(original: Callable) -> Callable:
     def update_from_output(
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        copies = scheduler_output.kv_cache_block_copies
-        if copies and _is_ours(self):
-            self.kv_cache_manager.coordinator.confirm_block_copies(copies)
+        copies, coordinator = scheduler_output.kv_cache_block_copies, _our_coordinator(self)
+        if copies and coordinator is not None:
+            coordinator.confirm_block_copies(copies)
         return original(self, scheduler_output, model_runner_output)
 
     return update_from_output
