@@ -21,7 +21,7 @@ from vllm_ascend.replay.commands import (
     Seed,
     bad_input_ends,
 )
-from vllm_ascend.replay.curve import BOUND_BLOCK_TOKENS, bytes_per_block
+from vllm_ascend.replay.curve import BOUND_BLOCK_SIZE, BOUND_BLOCK_TOKENS
 from vllm_ascend.replay.job import WorkloadSource
 from vllm_ascend.replay.statistics import Spread, TrafficStatistics, measure
 from vllm_ascend.replay.workloads import MODELS
@@ -32,7 +32,7 @@ _KV_GIB = (8.0, 16.0, 32.0)
 def traffic(
     workload: Annotated[
         list[str] | None,
-        typer.Option(help=f"As of replay, several times; by default {', '.join(MODELS)}."),
+        typer.Option(help="As of replay, several times.", show_default=", ".join(MODELS)),
     ] = None,
     kv_gib: Annotated[
         list[float] | None,
@@ -54,7 +54,7 @@ def traffic(
             ).load()
             for name in workload or MODELS
         ]
-        block_bytes = bytes_per_block()
+        block_bytes = _bytes_per_block()
         capacities = {gib: int(gib * GIB) // block_bytes for gib in kv_gib or _KV_GIB}
         progress = Console(stderr=True, emoji=False)
         measured = [
@@ -63,6 +63,20 @@ def traffic(
         ]
     # As wide as it needs to be: it shall be ready to be pasted into a page.
     Console(emoji=False, width=30 + 20 * (len(measured) + 1)).print(_table(measured, capacities))
+
+
+def _bytes_per_block() -> int:
+    """Return the bytes of one block of the A3 pool at block size 128, its MTP layer included."""
+    # Here, not above: the commands start without the seconds that importing vLLM takes.
+    from vllm_ascend.core.kv_cache_groups import (
+        group_specs_by_kind,
+        plan_tensors,
+        split_into_groups,
+    )
+    from vllm_ascend.replay.layouts import dsv4_flash_a3
+
+    layout = dsv4_flash_a3(BOUND_BLOCK_SIZE)
+    return plan_tensors(split_into_groups(group_specs_by_kind(layout.specs))).bytes_per_block
 
 
 def _table(measured: Sequence[TrafficStatistics], capacities: Mapping[float, int]) -> Table:
