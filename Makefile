@@ -37,10 +37,9 @@ $(VENV)/.ready: requirements/dev.txt requirements/vllm-distribution/pyproject.to
 
 setup: $(VENV)/.ready  ## Create .venv with vLLM for the CPU and this package.
 
-replay: setup  ## Replay the shipped trace and W1: stock against ours. Results in replay-out/.
-	$(BIN)/python -m vllm_ascend replay --workload W4 --workload W1 --kv-gib 64 \
-	    --layout dsv4-flash-a3 --block-size 128 --variant upstream-like \
-	    --variant stock@dsv4-flash-gpu --variant partial --variant best \
+replay: setup  ## Replay generated traffic and W1: as upstream against ours. Results in replay-out/.
+	$(BIN)/python -m vllm_ascend replay --workload agentic:200 --workload chat:300 --workload W1 \
+	    --kv-gib 16 --variant upstream-like --variant best \
 	    --out replay-out --png replay-out/summary.png
 
 tiny-dsv4: | setup
