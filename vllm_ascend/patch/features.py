@@ -36,6 +36,12 @@ UNWRITTEN: dict[str, Any] = {
     "upstream": "vllm-project/vllm#43447",
     **_OURS,
 }
+# What a request holds, told and asked for where any switch is on.
+FOOTPRINT: dict[str, Any] = {
+    "feature": "request-memory",
+    "upstream": "none: part of what this project promises where any of its switches is on",
+    **_OURS,
+}
 # Whose a block is.
 ISOLATION: dict[str, Any] = {
     "feature": "isolation",

@@ -10,7 +10,7 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.e2e.core.configurations import DSV4, SPARSE
-from vllm_ascend.oracle import check_integrity
+from vllm_ascend.oracle import IntegrityError, check_integrity
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
 from vllm_ascend.replay.worker import SamplingWorker
@@ -88,3 +88,13 @@ def test_a_hit_that_found_no_memory_keeps_no_window(
     bench = Bench(num_blocks)
     assert bench.return_after(100_000, num_steps) == 0
     assert bench.peak == peak
+
+
+def test_a_window_that_keeps_everything_is_noticed(switch: Callable) -> None:
+    switch({DSV4: "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"})
+    bench = Bench(2000)
+    bench.add("first", bench.prompt(PROMPT_TOKENS))
+    bench.step()
+    bench.scheduler.kv_cache_manager.coordinator._records["first"].next_free = 1 << 62
+    with pytest.raises(IntegrityError, match=r"first holds .* blocks of group 2, whose window"):
+        bench.run()
