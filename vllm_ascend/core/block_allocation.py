@@ -18,6 +18,7 @@ from vllm_ascend.core.hit_blocks import (
 )
 from vllm_ascend.core.prefix_lookup import Group
 from vllm_ascend.core.request_lookup import RequestLookupCoordinator
+from vllm_ascend.core.request_memory import tails_interval
 from vllm_ascend.core.request_record import RequestRecord, TailBlock
 from vllm_ascend.core.retention import align_down
 from vllm_ascend.core.sparse_state import SparseState
@@ -45,14 +46,12 @@ class AllocatingCoordinator(RequestLookupCoordinator):
         # step in flight may be rejected, and those of one step pass a boundary together.
         self._num_draft_tokens = self._facts.num_draft_tokens + self._facts.num_unconfirmed_tokens
         pins = self._config.pin_swa_tokens
-        # Kept like prefixes, the tails of all boundaries would push out the prefixes that the
-        # pinned ones belong to: without an interval those that are not pinned are spare.
         is_dense = self.local_kv_retention_interval is None
         self._tails = TailCache(
             pool,
             self._retained,
             alignment=self.lcm_block_size,
-            interval=0 if pins and is_dense else self.local_kv_retention_interval,
+            interval=tails_interval(self._config, self.local_kv_retention_interval),
             lookahead=self._lookahead,
             keeps_fallback=self._keeps_fallback,
             keeps_spares=self._config.spare_tails or (pins and is_dense),
@@ -112,16 +111,27 @@ class AllocatingCoordinator(RequestLookupCoordinator):
                 new_computed_blocks[group.id],
                 total_computed_tokens,
                 num_tokens_main_model,
-                is_admission=apply_admission_cap,
+                most=self._most_blocks(group, num_tokens) if apply_admission_cap else None,
                 is_sparse=self._sparse_state.is_sparse(group),
-                max_step_tokens=self._max_num_batched_tokens + self._num_draft_tokens,
-                max_model_len=self.max_model_len,
             )
             for group in self._groups
         )
         return need + len(
             copied_groups(self._downward_closed, new_computed_blocks, total_computed_tokens)
         )
+
+    def _most_blocks(self, group: Group, num_tokens: int) -> int | None:
+        """Return the most blocks that a request holds of a group; ``None``: nothing bounds it."""
+        if group.is_downward_closed:
+            return None  # it holds what it needs
+        most = self.request_footprint.blocks(group.id, num_tokens)
+        return group.manager._max_admission_blocks_per_request if most is None else most
+
+    def num_blocks_held(self, group_id: int, request_id: str) -> int:
+        """Return the blocks that a request cannot do without, of those that it holds in a group."""
+        blocks = self.single_type_managers[group_id].req_to_blocks.get(request_id, ())
+        spares = self._sparse_state.num_spares(group_id, request_id) if self._changes_caching else 0
+        return sum(not block.is_null for block in blocks) - spares
 
     def _short_groups(
         self, record: RequestRecord, request_id: str, num_tokens: int

@@ -44,19 +44,11 @@ def describe_groups(
     def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
         if not (changes_caching and is_windowed(spec)):
             return {"tail_start": manager.get_num_skipped_tokens}
-        start = tail_start(spec, specs)
-        # Far enough that no tail reaches over the first token.
-        boundary = align_down(spec.sliding_window, alignment) + alignment
-        blocks = tail_blocks(boundary, start(boundary), tokens_per_block(spec))
-        return {"tail_start": start, "tail_length": len(blocks), "window": spec.sliding_window}
-
-    def ends_inside(spec: KVCacheSpec) -> bool:
-        return (
-            ends_inside_blocks
-            and compress_ratio(spec) > 1
-            and is_downward_closed(spec)
-            and tokens_per_block(spec) > alignment
-        )
+        return {
+            "tail_start": tail_start(spec, specs),
+            "tail_length": tail_length(spec, specs, alignment),
+            "window": spec.sliding_window,
+        }
 
     return [
         Group(
@@ -67,11 +59,31 @@ def describe_groups(
             is_retained=is_windowed(spec),
             is_compressor_state=is_compressor_state(spec),
             is_eagle=i in draft_groups,
-            ends_inside=ends_inside(spec),
+            ends_inside=ends_inside_blocks and hits_end_inside(spec, alignment),
             **tails(spec, manager),
         )
         for i, (manager, spec) in enumerate(zip(managers, specs, strict=True))
     ]
+
+
+def tail_length(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -> int:
+    """Return the blocks of a windowed group's tail, at all boundaries but the first few.
+
+    Args:
+        specs: Those of all groups.
+        alignment: Boundaries are multiples of this, in tokens.
+    """
+    # Far enough that no tail reaches over the first token.
+    boundary = align_down(spec.sliding_window, alignment) + alignment
+    start = tail_start(spec, specs)(boundary)
+    return len(tail_blocks(boundary, start, tokens_per_block(spec)))
+
+
+def hits_end_inside(spec: KVCacheSpec, alignment: int) -> bool:
+    """Whether a multiple of ``alignment`` tokens may lie inside a block of compressed rows."""
+    return (
+        compress_ratio(spec) > 1 and is_downward_closed(spec) and tokens_per_block(spec) > alignment
+    )
 
 
 def find_draft_groups(

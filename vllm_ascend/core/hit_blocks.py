@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.prefix_lookup import Group
@@ -43,10 +42,8 @@ def blocks_for_next_chunk(
     total_computed_tokens: int,
     num_tokens_main_model: int,
     *,
-    is_admission: bool,
+    most: int | None,
     is_sparse: bool,
-    max_step_tokens: int,
-    max_model_len: int,
 ) -> int:
     """Return the blocks that one group needs to let a request in, or to go on behind its hit.
 
@@ -57,26 +54,16 @@ def blocks_for_next_chunk(
 
     Args:
         num_tokens: Tokens that the request must have room for, drafts included.
+        most: The most blocks that the request will hold of the group, to let it in; ``None``: all
+            that it needs are counted.
         is_sparse: Null blocks stand where nobody reads the group's rows.
-        max_step_tokens: Tokens of one step, and the drafts that may have to be computed anew.
     """
-    is_windowed = not group.is_downward_closed
-    blocks = group.manager.get_num_blocks_to_allocate(
-        request_id,
-        num_tokens,
-        hit_blocks,
-        total_computed_tokens,
-        num_tokens_main_model,
-        apply_admission_cap=is_admission and not is_windowed,
-    )
-    is_bounded = is_windowed and group.manager._max_admission_blocks_per_request is not None
-    if not (is_admission and is_bounded):
-        return blocks
-    if is_sparse:
-        # Counted over the whole prompt: the tails that it keeps, and the end of one chunk.
-        blocks += cdiv(group.window, group.block_tokens) + 1
-    spec = group.manager.kv_cache_spec
-    cap = spec.max_admission_blocks_per_request(max_step_tokens, max_model_len)
     # What a connector has loaded is held already, and given back as the window moves on.
     held = group.manager.req_to_blocks.get(request_id, ())
-    return min(blocks, max(cap - sum(not block.is_null for block in held), 0))
+    room = None if most is None else max(most - sum(not block.is_null for block in held), 0)
+    if is_sparse and room is not None:
+        return room  # which blocks will be real depends on how the prompt is cut into steps
+    blocks = group.manager.get_num_blocks_to_allocate(
+        request_id, num_tokens, hit_blocks, total_computed_tokens, num_tokens_main_model
+    )
+    return blocks if room is None else min(blocks, room)

@@ -29,6 +29,7 @@ from vllm_ascend.core.kv_event_log import KVEventLog
 from vllm_ascend.core.kv_event_queue import HitRules
 from vllm_ascend.core.pinning import check_pinning
 from vllm_ascend.core.prefix_lookup import CacheView, Group, PrefixLookup
+from vllm_ascend.core.request_memory import request_footprint
 from vllm_ascend.core.retention import align_down, resolve_retention_interval
 from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.specs import granule_tokens, group_specs, is_windowed
@@ -46,6 +47,7 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
             vLLM), or the retention interval in tokens.
         eagle_group_ids: Groups that may hold layers of a draft model.
         stats: What was counted so far.
+        request_footprint: The most blocks that one request holds.
     """
 
     def __init__(
@@ -118,6 +120,16 @@ class HybridLookupCoordinator(HybridKVCacheCoordinator):
         )
         check_pinning(
             pin_swa_tokens=config.pin_swa_tokens, has_windowed_group=any(map(is_windowed, specs))
+        )
+        self.request_footprint = request_footprint(
+            specs,
+            config,
+            facts,
+            alignment=self.lcm_block_size,
+            interval=self.local_kv_retention_interval,
+            changes_caching=self._changes_caching,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            max_model_len=max_model_len,
         )
         pool_class = AscendBlockPool if self._changes_caching else BlockPool
         self.block_pool = pool_class(

@@ -40,6 +40,8 @@ class RequestLookupCoordinator(HybridLookupCoordinator):
         if self._changes_caching:
             self._looking_up = record = self._record(request.request_id)
             record.request = request
+            # It may be let in behind another hit than the one before, which found no memory.
+            record.next_free = 0
         try:
             yield
         finally:

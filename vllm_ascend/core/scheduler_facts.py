@@ -9,6 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.config import VllmConfig
+
+from vllm_ascend.core.connector_rules import knows_granules
+from vllm_ascend.prefix_cache_config import load_config
+
 
 @dataclass(frozen=True)
 class SchedulerFacts:
@@ -44,6 +49,23 @@ _SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(
 def scheduler_facts() -> SchedulerFacts:
     """Return what is known of the scheduler that is being built."""
     return _SCHEDULER_FACTS.get()
+
+
+def facts_of(vllm_config: VllmConfig) -> dict[str, Any]:
+    """Return what the configuration tells of a scheduler: fields of :class:`SchedulerFacts`."""
+    speculative_config = vllm_config.speculative_config
+    num_drafts = 0 if speculative_config is None else speculative_config.num_speculative_tokens
+    return {
+        "num_draft_tokens": num_drafts,
+        "num_unconfirmed_tokens": (
+            num_drafts if vllm_config.scheduler_config.async_scheduling else 0
+        ),
+        "has_connector": vllm_config.kv_transfer_config is not None,
+        # Asked only where it matters: the answer may have to import the connector.
+        "connector_knows_granules": (
+            load_config().changes_caching and knows_granules(vllm_config.kv_transfer_config)
+        ),
+    }
 
 
 @contextmanager

@@ -22,18 +22,16 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.retention import (
     contiguous_blocks_for_hit,
     replay_boundary,
     retained_block_mask,
 )
 from vllm_ascend.core.scheduler_facts import scheduler_facts
-from vllm_ascend.core.sparse_manager import SparseStateManager
+from vllm_ascend.core.sparse_manager import SparseStateManager, is_sparse_state
 from vllm_ascend.core.specs import (
     compress_ratio,
     is_compressed,
-    is_compressor_state,
     tokens_per_block,
     unpack_uniform,
 )
@@ -187,11 +185,7 @@ def get_manager_for_kv_cache_spec(
         kwargs["max_admission_blocks_per_request"] = spec.max_admission_blocks_per_request(
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
         )
-    # Only Ascend's kernels skip writes to the null block.
-    is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
-    # A connector may hand on any block of a table, also one that nobody here would have read.
-    is_handed_on = scheduler_facts().has_connector
-    if is_ascend_state and load_config().sparse_state and not is_handed_on:
+    if is_sparse_state(spec, load_config(), scheduler_facts()):
         return SparseStateManager(spec, **kwargs)
     for base in type(spec).__mro__:
         if base in vllm_managers.spec_manager_map:

@@ -152,6 +152,16 @@ class SparseState:
                     holes.setdefault(boundary, []).extend(lacks)
         return holes
 
+    def num_spares(self, group_id: int, request_id: str) -> int:
+        """Return how many blocks of a request's table are held for spare tails, for this step."""
+        return sum(
+            group.id == group_id
+            and name == request_id
+            and group.manager.req_to_blocks[name][ordinal] is block
+            for name, group, ordinal, block in self._spares
+            if name in group.manager.req_to_blocks
+        )
+
     def release_spares(self) -> None:
         """Free the spare tails' state: the step that wrote it has been dispatched."""
         released: list[KVCacheBlock] = []

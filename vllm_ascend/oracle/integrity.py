@@ -33,6 +33,7 @@ def check_integrity(kv_cache_manager: KVCacheManager) -> None:
     _check_index(pool)
     _check_granules(pool)
     _check_tables(kv_cache_manager)
+    _check_windows(kv_cache_manager)
 
 
 def check_drained(kv_cache_manager: KVCacheManager) -> None:
@@ -236,3 +237,24 @@ def _check_tables(kv_cache_manager: KVCacheManager) -> None:
                         f"block {block.block_id} is in the table of {request_id} in group "
                         f"{group_id}, its key is of group {get_group_id(key)}"
                     )
+
+
+def _check_windows(kv_cache_manager: KVCacheManager) -> None:
+    """No request holds more blocks of a window than it was let in with."""
+    coordinator = kv_cache_manager.coordinator
+    footprint = getattr(coordinator, "request_footprint", None)
+    if footprint is None:
+        return
+    for manager in coordinator.single_type_managers:
+        group_id = manager.kv_cache_group_id
+        group = footprint.groups[group_id]
+        if group is None or group.window is None:
+            continue
+        most = footprint.blocks(group_id)
+        for request_id in manager.req_to_blocks:
+            held = coordinator.num_blocks_held(group_id, request_id)
+            if held > most:
+                raise IntegrityError(
+                    f"{request_id} holds {held} blocks of group {group_id}, whose window of "
+                    f"{group.window} tokens takes {most} at most"
+                )

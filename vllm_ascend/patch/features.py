@@ -41,6 +41,12 @@ UNWRITTEN: dict[str, Any] = {
     "upstream": "vllm-project/vllm#43447",
     **_until("vLLM enters blocks once they are computed, not when they are scheduled"),
 }
+# What a request holds, told and asked for where any switch is on.
+FOOTPRINT: dict[str, Any] = {
+    "feature": "request-memory",
+    "upstream": "none: part of what this project promises where any of its switches is on",
+    **_until("vLLM asks each group how many blocks a request holds at most"),
+}
 # Whose a block is.
 ISOLATION: dict[str, Any] = {
     "feature": "isolation",

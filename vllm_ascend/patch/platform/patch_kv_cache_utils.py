@@ -19,9 +19,15 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core import block_pool, block_sizes, kv_cache_groups, salted_hashes
+from vllm_ascend.core import (
+    block_pool,
+    block_sizes,
+    kv_cache_groups,
+    request_memory,
+    salted_hashes,
+)
 from vllm_ascend.core.specs import group_specs, is_windowed
-from vllm_ascend.patch.features import ISOLATION, RETENTION, ROW_LAYOUT
+from vllm_ascend.patch.features import FOOTPRINT, ISOLATION, RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config
 
@@ -123,11 +129,29 @@ def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     def _max_memory_usage_bytes_from_groups(
         vllm_config: VllmConfig, groups: list[KVCacheGroupSpec]
     ) -> int:
+        in_force = request_memory.max_memory_usage_bytes(vllm_config, groups)
+        if in_force is not None:
+            return in_force
         if kv_cache_groups.has_row_layout(_specs_of(groups)):
             return kv_cache_groups.max_memory_usage_bytes(vllm_config, groups)
         return original(vllm_config, groups)
 
     return _max_memory_usage_bytes_from_groups
+
+
+def wrap_get_max_concurrency(original: Callable) -> Callable:
+    def get_max_concurrency_for_kv_cache_config(
+        vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+    ) -> float:
+        blocks = request_memory.blocks_of_longest_request(
+            vllm_config, kv_cache_config.kv_cache_groups
+        )
+        if blocks is None:
+            return original(vllm_config, kv_cache_config)
+        # -1: the null block is nobody's.
+        return (kv_cache_config.num_blocks - 1) / blocks
+
+    return get_max_concurrency_for_kv_cache_config
 
 
 def _row_layout_patch(
@@ -208,5 +232,13 @@ PATCHES: tuple[Patch, ...] = (
         wrap_max_memory_usage_bytes_from_groups,
         "0cfd47cdf5065319",
         "The start-up check must ask for the bytes of the planned tensors.",
+    ),
+    Wrap(
+        target=f"{_MODULE}:get_max_concurrency_for_kv_cache_config",
+        replacement=wrap_get_max_concurrency,
+        upstream_sha256="d65ca5af2b5d6465",
+        aliases=(),
+        **FOOTPRINT,
+        why="The logged concurrency must count what a request holds in the mode in force.",
     ),
 )

@@ -7,7 +7,6 @@ import inspect
 import time
 from collections.abc import Callable, Set
 
-from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -18,10 +17,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_ascend.core.ascend_block_pool import AscendBlockPool
-from vllm_ascend.core.connector_rules import ConnectorQuery, knows_granules
+from vllm_ascend.core.connector_rules import ConnectorQuery
 from vllm_ascend.core.failed_loads import blocks_to_evict, is_affected, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.scheduler_facts import coordinators_told
+from vllm_ascend.core.scheduler_facts import coordinators_told, facts_of
 from vllm_ascend.core.specs import group_specs, is_windowed, tokens_per_block
 from vllm_ascend.patch.features import (
     CONNECTORS,
@@ -31,26 +30,9 @@ from vllm_ascend.patch.features import (
     UNWRITTEN,
 )
 from vllm_ascend.patch.table import Add, Patch, Wrap
-from vllm_ascend.prefix_cache_config import load_config
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
-
-
-def _facts_of(vllm_config: VllmConfig) -> dict[str, int | bool]:
-    speculative_config = vllm_config.speculative_config
-    num_drafts = 0 if speculative_config is None else speculative_config.num_speculative_tokens
-    return {
-        "num_draft_tokens": num_drafts,
-        "num_unconfirmed_tokens": (
-            num_drafts if vllm_config.scheduler_config.async_scheduling else 0
-        ),
-        "has_connector": vllm_config.kv_transfer_config is not None,
-        # Asked only where it matters: the answer may have to import the connector.
-        "connector_knows_granules": (
-            load_config().changes_caching and knows_granules(vllm_config.kv_transfer_config)
-        ),
-    }
 
 
 def _our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:
@@ -65,7 +47,7 @@ def wrap_init(original: Callable) -> Callable:
     def __init__(self: Scheduler, *args, **kwargs) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
         with coordinators_told(
-            block_size=arguments["block_size"], **_facts_of(arguments["vllm_config"])
+            block_size=arguments["block_size"], **facts_of(arguments["vllm_config"])
         ):
             original(self, *args, **kwargs)
         coordinator = _our_coordinator(self)
