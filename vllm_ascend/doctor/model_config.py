@@ -27,9 +27,11 @@ def read_model(path: Path) -> dict[str, Any]:
         fields = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise BadInputError(f"--model {path}: not a readable config.json ({error})") from error
-    if not isinstance(fields, dict) or "num_hidden_layers" not in fields.get("text_config", fields):
+    text = fields.get("text_config", fields) if isinstance(fields, dict) else None
+    num_layers = text.get("num_hidden_layers") if isinstance(text, dict) else None
+    if not isinstance(num_layers, int) or num_layers < 1:
         raise BadInputError(f"--model {path}: no Hugging Face config.json (no num_hidden_layers)")
-    return {"model_type": fields.get("model_type"), **fields.get("text_config", fields)}
+    return {"model_type": fields.get("model_type"), **text}
 
 
 def max_model_len_of(fields: dict[str, Any]) -> int:
