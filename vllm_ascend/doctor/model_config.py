@@ -27,9 +27,14 @@ def read_model(path: Path) -> dict[str, Any]:
         fields = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise BadInputError(f"--model {path}: not a readable config.json ({error})") from error
-    if not isinstance(fields, dict) or "num_hidden_layers" not in fields.get("text_config", fields):
+    text = fields.get("text_config", fields) if isinstance(fields, dict) else fields
+    if not (isinstance(text, dict) and _is_count(text.get("num_hidden_layers"))):
         raise BadInputError(f"--model {path}: no Hugging Face config.json (no num_hidden_layers)")
-    return {"model_type": fields.get("model_type"), **fields.get("text_config", fields)}
+    return {"model_type": fields.get("model_type"), **text}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 def max_model_len_of(fields: dict[str, Any]) -> int:

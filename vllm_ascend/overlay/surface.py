@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_ascend.deployment import own_package
+from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import REPLACED
 from vllm_ascend.patch.upstream.source import PACKAGE
 
@@ -28,6 +29,9 @@ def missing_names(package: Path) -> list[str]:
 
     Returns:
         One sentence each; none if everything fits.
+
+    Raises:
+        OverlayError: A file of it is no Python.
     """
     problems = [f"{path} does not exist" for path in REPLACED if not (package / path).is_file()]
     problems += [
@@ -63,7 +67,10 @@ def _module_name(path: str) -> str:
 def _parse(path: Path) -> ast.Module:
     if not path.is_file():
         return ast.Module(body=[], type_ignores=[])
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        raise OverlayError(f"{path} cannot be read as Python: {error}") from error
 
 
 def _imported_names(path: Path) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ GEMMA = {
 }
 LLAMA = {**_PLAIN, "model_type": "llama", "max_position_embeddings": 8192}
 MAMBA = {**GEMMA, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
-CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+CONNECTOR = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
 GRANULE_CONNECTOR = {
     "kv_connector": "IdleGranuleConnector",
     "kv_connector_module_path": "vllm_ascend.doctor.idle_connector",
@@ -162,6 +162,12 @@ def test_a_connector_that_is_not_there_is_a_conflict(layout):
     nobodys = {"kv_connector": "NobodysConnector", "kv_role": "kv_both"}
     with pytest.raises(ValueError, match="NobodysConnector"):
         layout(DSV4, {APPLY: "1"}, kv_transfer_config=nobodys)
+
+
+def test_a_connector_of_one_group_is_a_conflict_as_in_serving(layout):
+    of_one_group = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    with pytest.raises(ValueError, match="ExampleConnector cannot be used with DeepSeek-V4"):
+        layout(DSV4, {APPLY: "1"}, kv_transfer_config=of_one_group)
 
 
 def found(facts: LayoutFacts, environ: dict[str, str], **options) -> list[tuple[Severity, str]]:

@@ -87,6 +87,15 @@ def test_a_checkout_that_does_not_fit_is_always_refused(checkout, misfit):
     assert snapshot(checkout) == before
 
 
+@pytest.mark.parametrize("content", (b"def (", b"\xff", b"x = '\x00'"))
+def test_a_file_that_is_no_python_is_refused_in_one_line(checkout, content):
+    (checkout / "vllm_ascend" / "models" / "deepseek_v4.py").write_bytes(content)
+    result = run("plan", str(checkout))
+    assert result.exit_code == 2
+    (line,) = result.output.strip().splitlines()
+    assert line.startswith("error: ") and "deepseek_v4.py cannot be read as Python" in line
+
+
 def test_a_replaced_file_that_is_missing_is_named(checkout):
     (checkout / "vllm_ascend" / "worker" / "block_table.py").unlink()
     assert "worker/block_table.py does not exist" in refusal(checkout, allow_unknown=True)
