@@ -27,18 +27,8 @@ NUM_QUESTIONS = 8
 ANSWERED = "vllm:request_success_total"
 LOAD = (
     *("--tool", "vllm", "--input-tokens", "1000", "--output-tokens", "8", "--requests", "8"),
-    *(
-        "--warmup",
-        "0",
-        "--repeats",
-        "2",
-        "--concurrency",
-        "2",
-        "--gpqa-file",
-        str(QUESTIONS),
-        "--gpqa-max-tokens",
-        "100",
-    ),
+    *("--warmup", "0", "--repeats", "1", "--concurrency", "2"),
+    *("--gpqa-file", str(QUESTIONS), "--gpqa-max-tokens", "100"),
 )
 _PATIENCE_S = 600
 
