@@ -23,7 +23,7 @@ FAINT = "#8a97a3"
 _POOL = {"used": "#0072B2", "cached": "#7cc8ae", "scratch": "#e9eef2"}
 _THOUSANDS = StrMethodFormatter("{x:,.0f}")
 # A bar so high, in percent, has room for its number inside.
-_ROOM_INSIDE = 12
+_ROOM_INSIDE = 8
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
