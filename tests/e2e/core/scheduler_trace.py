@@ -100,8 +100,8 @@ CASES = (
     TraceCase("dsv4-gpu", 260),
     TraceCase("dsv4-gpu", 260, num_drafts=2),
     TraceCase("gemma", 160, is_async=True, num_steps=250),
-    TraceCase("gemma", 160, by_priority=True, num_steps=250),
-    TraceCase("dsv4-gpu", 260, with_lora=True, is_async=True, by_priority=True, num_steps=250),
+    TraceCase("gemma", 145, by_priority=True, num_steps=250),
+    TraceCase("dsv4-gpu", 240, with_lora=True, is_async=True, by_priority=True, num_steps=250),
     TraceCase("full", 60, failures=0.4, num_steps=250),
     TraceCase("full", 60, failures=0.4, load_policy="fail", is_async=True, num_steps=250),
     # vLLM cannot say which of several groups' loads have failed.

@@ -78,7 +78,7 @@ def free_the_source_before_dispatch(patch: pytest.MonkeyPatch) -> None:
         self._pool.give_up(source)
 
     patch.setattr(BlockCopies, "queue", queue)
-    patch.setattr(BlockCopies, "release_dispatched", lambda self: self._dispatched.clear())
+    patch.setattr(BlockCopies, "new_step_starts", lambda self: self._dispatched.clear())
     patch.setattr(BlockCopies, "forget", no_op)
 
 

@@ -105,7 +105,7 @@ def test_a_source_is_held_until_the_next_step():
     assert copies.take() == [KVCacheBlockCopy(source.block_id, private.block_id)]
     assert copies.take() is None, "each is handed out once"
     assert source.ref_cnt == 1
-    copies.release_dispatched()
+    copies.new_step_starts()
     assert (source.ref_cnt, private.ref_cnt, len(copies)) == (0, 1, 0)
 
 
@@ -126,5 +126,5 @@ def test_a_request_that_ends_releases_its_source():
     source, _ = queue(copies, pool, "a")
     copies.take()
     copies.forget("a")
-    copies.release_dispatched()
+    copies.new_step_starts()
     assert source.ref_cnt == 0

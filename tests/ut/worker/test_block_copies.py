@@ -93,7 +93,8 @@ def step(runner: Runner, copies: list[KVCacheBlockCopy] | None, zeroed: list[int
     assert wrapped(runner, output) == "corrections"
 
 
-def test_a_runner_copies_behind_the_zeroing():
+def test_a_runner_copies_behind_the_zeroing(monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
     tensors = raw_tensors()
     config = SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=[], kv_cache_tensors=[])
     runner = Runner()
@@ -103,6 +104,14 @@ def test_a_runner_copies_behind_the_zeroing():
     step(runner, [KVCacheBlockCopy(1, 4)], zeroed=[4])
     wide = tensors["a"].view(NUM_BLOCKS, -1)
     assert torch.equal(wide[4], wide[1]) and wide[4].any()
+
+
+def test_with_nothing_set_a_runner_allocates_as_it_always_did():
+    config = SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=[], kv_cache_tensors=[])
+    allocate = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors(lambda *args: "anything")
+    runner = Runner()
+    assert allocate(runner, config) == "anything"
+    assert not len(runner.kv_cache_pages)
 
 
 def test_parts_of_a_row_in_tensors_of_their_own_are_pages_as_well():
