@@ -71,14 +71,15 @@ def replay(command: str, folder: Path) -> None:
     request = json.loads(line)
     prompt = request["prompt_token_ids"] * 200
     (folder / "requests.jsonl").write_text(
-        "\n".join(json.dumps({**request, "prompt_token_ids": prompt}) for _ in range(3))
+        "\n".join(json.dumps({**request, "prompt_token_ids": prompt}) for _ in range(40))
     )
     result = in_folder(folder, arguments(command))
     assert result.exit_code == 0, result.output
     runs = json.loads((folder / "replay-out" / "report.json").read_text())["workloads"][0]["runs"]
     hits = {run["variant"]: run["hit_tokens"] for run in runs}
-    # 600 tokens, three times: 512 of them less a granule for the draft layer, twice.
-    assert hits == {"upstream-like": 0, "best": 2 * 384}
+    # Of 600 tokens 512 less a granule for the draft layer, by all that start behind the first step.
+    assert hits["upstream-like"] == 0
+    assert hits["best"] > 0 and hits["best"] % 384 == 0
 
 
 def no_server(command: str, folder: Path) -> None:
@@ -87,7 +88,8 @@ def no_server(command: str, folder: Path) -> None:
     words = [word.replace("http://127.0.0.1:8000", _NOBODY) for word in arguments(command)]
     result = in_folder(folder, words)
     assert result.exit_code == 2, result.output
-    assert "error:" in result.output and "Traceback" not in result.output
+    (line,) = result.output.splitlines()
+    assert _NOBODY in line
 
 
 def in_folder(folder: Path, words: list[str]) -> Result:
