@@ -64,7 +64,8 @@ class BoundEvents:
         if self.block_size and not self._has_said_size:
             self._has_said_size = True
             _logger.info("KV events: the router's block size is %d tokens", self.block_size)
-        gone, new = [], []
+        gone: list[Granule] = []
+        new: list[Granule] = []
         for granule in self._tree.settle():
             if granule.end % self.block_size:
                 continue
