@@ -7,6 +7,7 @@ loading weights, and vLLM ends such a start with a message of its own about "ini
 
 from __future__ import annotations
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
@@ -25,9 +26,10 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     Of other models the layout is not known yet: their schedulers check.
 
     Raises:
-        ValueError: The block sizes contradict each other, or the retention interval is no
-            multiple of the alignment that will be in force.
+        ValueError: The block sizes contradict each other, the retention interval is no multiple
+            of the alignment that will be in force, or the model runner cannot do what is asked.
     """
+    _check_model_runner(vllm_config, config)
     if not (config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config)):
         return
     rows = dsv4_compressed_block_size(config, vllm_config.cache_config)
@@ -40,9 +42,34 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
 
 
+def _check_model_runner(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
+    """Refuse vLLM's second model runner where it would compute from the wrong rows."""
+    model_config = vllm_config.model_config
+    is_second = envs.VLLM_USE_V2_MODEL_RUNNER
+    if not is_second or model_config is None or _model_type(vllm_config) != _MODEL_TYPE:
+        return
+    if config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config):
+        raise ValueError(
+            "VLLM_USE_V2_MODEL_RUNNER=1 cannot be used with VLLM_ASCEND_APPLY_DSV4_PATCH=1: that "
+            "model runner's block tables take every token for a row. Unset "
+            "VLLM_USE_V2_MODEL_RUNNER"
+        )
+    is_cached = vllm_config.cache_config.enable_prefix_caching
+    if is_cached and config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config):
+        raise ValueError(
+            "VLLM_USE_V2_MODEL_RUNNER=1 cannot be used with hits inside blocks: that model runner "
+            "makes no block copies. Unset VLLM_USE_V2_MODEL_RUNNER, or set "
+            "VLLM_ASCEND_DSV4_PARTIAL_HITS=0"
+        )
+
+
+def _model_type(vllm_config: VllmConfig) -> str:
+    return vllm_config.model_config.hf_text_config.model_type
+
+
 def _is_laid_out_in_rows(vllm_config: VllmConfig) -> bool:
     """Whether the model will be DeepSeek-V4 as Ascend, or this project on the CPU, lays it out."""
     model_config = vllm_config.model_config
     if model_config is None or current_platform.is_cuda_alike():
         return False
-    return model_config.hf_text_config.model_type == _MODEL_TYPE
+    return _model_type(vllm_config) == _MODEL_TYPE
