@@ -31,14 +31,13 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     Of other models the layout is not known yet: their schedulers check.
 
     Raises:
-        ValueError: An option cannot be used with this layout, the block sizes contradict each
-            other, or the retention interval is no multiple of the alignment that will be in force.
+        ValueError: An option or the model runner cannot be used with this layout, the block sizes
+            contradict each other, or the retention interval is no multiple of the alignment that
+            will be in force.
     """
+    _check_model_runner(vllm_config, config)
     if not (config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config)):
         return
-    check_model_runner(
-        is_v2=envs.VLLM_USE_V2_MODEL_RUNNER, counts_rows=True, copies_blocks=config.partial_hits
-    )
     _check_inputs(vllm_config)
     _check_groups(vllm_config)
     rows = dsv4_compressed_block_size(config, vllm_config.cache_config)
@@ -49,6 +48,22 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
     alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
     resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
+
+
+def _check_model_runner(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
+    """Of DeepSeek-V4 it is known here already what its scheduler will ask of the model runner."""
+    if vllm_config.model_config is None or _model_type(vllm_config) != _MODEL_TYPE:
+        return
+    ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
+    check_model_runner(
+        is_v2=envs.VLLM_USE_V2_MODEL_RUNNER,
+        counts_rows=config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config),
+        copies_blocks=vllm_config.cache_config.enable_prefix_caching and ends_inside,
+    )
+
+
+def _model_type(vllm_config: VllmConfig) -> str:
+    return vllm_config.model_config.hf_text_config.model_type
 
 
 def _check_inputs(vllm_config: VllmConfig) -> None:
@@ -88,4 +103,4 @@ def _is_laid_out_in_rows(vllm_config: VllmConfig) -> bool:
     model_config = vllm_config.model_config
     if model_config is None or current_platform.is_cuda_alike():
         return False
-    return model_config.hf_text_config.model_type == _MODEL_TYPE
+    return _model_type(vllm_config) == _MODEL_TYPE

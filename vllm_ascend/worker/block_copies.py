@@ -7,8 +7,8 @@ page i of each belongs to block i, so a block is copied by copying its page in e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -85,6 +85,28 @@ def copy_blocks(
             by_device[page.device] = block_ids.to(page.device, non_blocking=True)
         sources, destinations = by_device[page.device].unbind(1)
         page.index_copy_(0, destinations, page.index_select(0, sources))
+
+
+def execute_with_copies(
+    runner: Any, copies: Sequence[KVCacheBlockCopy], execute: Callable[[], Any]
+) -> Any:
+    """Execute a step that has copies to make, and check that the runner has made them.
+
+    Args:
+        runner: The worker's model runner, whatever its class; ``None`` if it has none.
+        execute: Executes the step.
+
+    Raises:
+        BlockCopyError: It does not know of copies (nothing was executed then), or made none.
+    """
+    before = getattr(runner, "num_block_copies", None)
+    result = None if before is None else execute()
+    if before is None or runner.num_block_copies != before + len(copies):
+        raise BlockCopyError(
+            f"{type(runner).__name__} makes no block copies, so requests would compute from blocks "
+            "that nobody has filled: set VLLM_ASCEND_DSV4_PARTIAL_HITS=0"
+        )
+    return result
 
 
 def check_copies(copies: Sequence[KVCacheBlockCopy], num_blocks: int) -> None:

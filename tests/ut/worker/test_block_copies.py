@@ -7,6 +7,7 @@ import pytest
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
@@ -73,6 +74,7 @@ class Runner(SimpleNamespace):
     """Stands in for a model runner; only what the patched methods touch."""
 
     kv_cache_pages = GPUModelRunner.kv_cache_pages
+    num_block_copies = GPUModelRunner.num_block_copies
     runner_only_attn_layers = frozenset()
     pin_memory = False
 
@@ -124,3 +126,43 @@ def test_parts_of_a_row_in_tensors_of_their_own_are_pages_as_well():
 def test_a_runner_that_bypassed_the_allocator_says_so():
     with pytest.raises(BlockCopyError, match="unset VLLM_ASCEND_DSV4_PARTIAL_HITS"):
         step(Runner(), [KVCacheBlockCopy(1, 2)], zeroed=[])
+
+
+class OwnRunner(Runner):
+    """Inherits everything, and updates its states in its own way."""
+
+    def execute_model(self, output: SchedulerOutput) -> str:
+        return "done"
+
+
+class InheritingRunner(Runner):
+    def execute_model(self, output: SchedulerOutput) -> str:
+        self.kv_cache_pages = unique_pages(raw_tensors().values(), NUM_BLOCKS)
+        step(self, output.kv_cache_block_copies, zeroed=[])
+        return "done"
+
+
+def execute(runner, copies: list[KVCacheBlockCopy]) -> str:
+    """What every executor calls in a worker's process."""
+    wrapper = WorkerWrapperBase()
+    wrapper.mm_receiver_cache = None
+    wrapper.worker = SimpleNamespace(model_runner=runner, execute_model=runner.execute_model)
+    output = SchedulerOutput.make_empty()
+    output.kv_cache_block_copies = copies
+    return wrapper.execute_model(output)
+
+
+def test_a_step_does_not_go_on_without_its_copies():
+    copies = [KVCacheBlockCopy(1, 4), KVCacheBlockCopy(1, 2)]
+    assert execute(InheritingRunner(), copies) == "done"
+    assert execute(OwnRunner(), []) == "done"
+    with pytest.raises(BlockCopyError, match="OwnRunner makes no block copies"):
+        execute(OwnRunner(), copies)
+
+
+def test_a_runner_that_is_not_vllms_does_not_even_start():
+    started = []
+    foreign = SimpleNamespace(execute_model=started.append)
+    with pytest.raises(BlockCopyError, match="PARTIAL_HITS=0"):
+        execute(foreign, [KVCacheBlockCopy(1, 4)])
+    assert not started

@@ -7,9 +7,9 @@ Raises, on import:
 
 from vllm_ascend.patch.installer import Installation, install
 from vllm_ascend.patch.table import Patch
-from vllm_ascend.patch.worker import patch_gpu_model_runner
+from vllm_ascend.patch.worker import patch_gpu_model_runner, patch_worker_base
 
-PATCHES: tuple[Patch, ...] = (*patch_gpu_model_runner.PATCHES,)
+PATCHES: tuple[Patch, ...] = (*patch_gpu_model_runner.PATCHES, *patch_worker_base.PATCHES)
 
 
 def install_all() -> Installation:

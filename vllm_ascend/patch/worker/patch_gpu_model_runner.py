@@ -45,6 +45,7 @@ def wrap_update_states(original: Callable) -> Callable:
                 scheduler_output.kv_cache_block_copies,
                 pin_memory=self.pin_memory,
             )
+            self.num_block_copies += len(scheduler_output.kv_cache_block_copies)
         return result
 
     return _update_states
@@ -82,6 +83,13 @@ PATCHES: tuple[Patch, ...] = (
         replacement=(),
         **PARTIAL_HITS,
         why="The raw KV cache tensors as pages; none until they are allocated.",
+        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
+    ),
+    Add(
+        target=f"{_CLASS}.num_block_copies",
+        replacement=0,
+        **PARTIAL_HITS,
+        why="How many blocks a runner has copied; one without this makes no copies.",
         skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Wrap(

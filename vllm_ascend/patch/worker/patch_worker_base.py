@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm/v1/worker/worker_base.py``: no step goes on without its block copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+from vllm_ascend.patch.features import PARTIAL_HITS
+from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.worker.block_copies import execute_with_copies
+
+
+def wrap_execute_model(original: Callable) -> Callable:
+    def execute_model(self: WorkerWrapperBase, scheduler_output: SchedulerOutput):
+        copies = scheduler_output.kv_cache_block_copies
+        if not copies:
+            return original(self, scheduler_output)
+        runner = getattr(self.worker, "model_runner", None)
+        return execute_with_copies(runner, copies, lambda: original(self, scheduler_output))
+
+    return execute_model
+
+
+PATCHES: tuple[Patch, ...] = (
+    Wrap(
+        target="vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model",
+        replacement=wrap_execute_model,
+        upstream_sha256="beb33a0813e85b30",
+        aliases=(),
+        **PARTIAL_HITS,
+        why="Whatever the worker's class: a runner of its own, or one that overrides "
+        "`_update_states`, would leave the copies out without a word.",
+        skip_if_present="vllm.v1.core.sched.output:SchedulerOutput.kv_cache_block_copies",
+    ),
+)
