@@ -111,7 +111,9 @@ class AllocatingCoordinator(RequestLookupCoordinator):
                 new_computed_blocks[group.id],
                 total_computed_tokens,
                 num_tokens_main_model,
-                most=self._most_blocks(group, num_tokens) if apply_admission_cap else None,
+                most=self._most_blocks(group, request_id, num_tokens)
+                if apply_admission_cap
+                else None,
                 is_sparse=self._sparse_state.is_sparse(group),
             )
             for group in self._groups
@@ -120,11 +122,15 @@ class AllocatingCoordinator(RequestLookupCoordinator):
             copied_groups(self._downward_closed, new_computed_blocks, total_computed_tokens)
         )
 
-    def _most_blocks(self, group: Group, num_tokens: int) -> int | None:
+    def _most_blocks(self, group: Group, request_id: str, num_tokens: int) -> int | None:
         """Return the most blocks that a request holds of a group; ``None``: nothing bounds it."""
         if group.is_downward_closed:
             return None  # it holds what it needs
-        most = self.request_footprint.blocks(group.id, num_tokens)
+        record = self._records.get(request_id)
+        request = None if record is None else record.request
+        # Should it be preempted, it is let in anew, with the tokens of its answer.
+        resumes = request is None or num_tokens > request.num_prompt_tokens
+        most = self.request_footprint.blocks(group.id, num_tokens, may_resume=resumes)
         return group.manager._max_admission_blocks_per_request if most is None else most
 
     def num_blocks_held(self, group_id: int, request_id: str) -> int:

@@ -79,24 +79,37 @@ class GroupFootprint:
     sparse: SparseRows | None = None
 
 
-def most_blocks(group: GroupFootprint, num_tokens: int, step: StepLimits) -> int:
+def most_blocks(
+    group: GroupFootprint, num_tokens: int, step: StepLimits, *, may_resume: bool = True
+) -> int:
     """Return the most blocks of a group that a request holds, however it is cut into steps.
 
     Args:
         num_tokens: Tokens that the request has slots for in the end, drafts included.
+        may_resume: It may be preempted and go on: then answers are computed in large steps as well.
     """
     if group.window is None:
         rows_per_block = group.block_tokens // group.row_tokens
         return cdiv(num_tokens // group.row_tokens, rows_per_block) + group.is_copied
     # Of steps before, the window of the first token that may have to be computed.
     behind = group.window - 1 + step.num_unconfirmed
-    ahead = step.max_num_batched_tokens + step.num_draft_tokens
-    held = blocks_spanned(behind + ahead, group.block_tokens)
+    held = blocks_spanned(
+        group.window - 1 + _tokens_of_step(step, may_resume=may_resume), group.block_tokens
+    )
     if group.sparse is not None:
         # Small steps leave no holes, so in front of a step the window may be whole.
         window = blocks_spanned(behind + step.num_draft_tokens, group.block_tokens)
         held = min(held, window + group.sparse.blocks_in(step.max_num_batched_tokens))
     return min(held, cdiv(num_tokens, group.block_tokens))
+
+
+def _tokens_of_step(step: StepLimits, *, may_resume: bool) -> int:
+    """Return the most tokens that a step adds in front of a window, held ones among them."""
+    most, drafts = step.max_num_batched_tokens, step.num_draft_tokens
+    if may_resume:
+        return step.num_unconfirmed + most + drafts
+    # Prompts hold nothing unconfirmed; what follows comes a token and its drafts at a time.
+    return max(most, step.num_unconfirmed + min(1 + drafts, most)) + drafts
 
 
 def blocks_spanned(num_tokens: int, block_tokens: int) -> int:
@@ -120,16 +133,19 @@ class RequestFootprint:
     step: StepLimits
     max_model_len: int
 
-    def blocks(self, group_id: int, num_tokens: int | None = None) -> int | None:
+    def blocks(
+        self, group_id: int, num_tokens: int | None = None, *, may_resume: bool = True
+    ) -> int | None:
         """Return the most blocks of one group; ``None`` where the group knows itself.
 
         Args:
             num_tokens: Tokens of the request, without drafts; the longest one's by default.
+            may_resume: See :func:`most_blocks`.
         """
         group = self.groups[group_id]
         if group is None:
             return None
         if num_tokens is None:
-            return most_blocks(group, self.max_model_len, self.step)
+            return most_blocks(group, self.max_model_len, self.step, may_resume=may_resume)
         slots = min(num_tokens + self.step.num_draft_tokens, self.max_model_len)
-        return most_blocks(group, slots, self.step)
+        return most_blocks(group, slots, self.step, may_resume=may_resume)
