@@ -15,10 +15,12 @@ MINUTES ?= 30
 TEST_SEED := 20261121
 # Where `make serve` listens.
 PORT ?= 8000
+# Tests that start whole servers: minutes, behind which little stands that others do not tell.
+SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
-.PHONY: help setup replay free-port serve dist test test-fast soak speed-check lint docs docs-pages speed \
+.PHONY: help setup replay free-port serve dist test test-servers test-fast soak speed-check lint docs docs-pages speed \
         bench ledger other-vllm lock clean
 
 help:  ## Show this list.
@@ -55,9 +57,12 @@ serve: free-port setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
 test: setup other-vllm lint  ## Lint, types, the test suite, three minutes of soak, the check of speed.
-	$(BIN)/python -m pytest -n $(JOBS) tests
+	$(BIN)/python -m pytest -n $(JOBS) tests $(SERVER_TESTS:%=--ignore=%)
 	$(MAKE) soak MINUTES=3 SEED=$(TEST_SEED)
 	$(MAKE) speed-check
+
+test-servers: setup  ## The tests that start whole servers; CI runs them behind make test.
+	$(BIN)/python -m pytest -n $(JOBS) $(SERVER_TESTS)
 
 test-fast: setup  ## The unit tests alone.
 	$(BIN)/python -m pytest -n $(JOBS) tests/ut

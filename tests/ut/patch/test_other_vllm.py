@@ -111,6 +111,7 @@ def test_a_vllm_with_retention_keeps_its_own(answers_of_0_23):
         ("metrics", "not available"),
         ("early-check", "not available"),
         ("isolation", "not available"),
+        ("request-memory", "not available"),
     }
 
 

@@ -262,7 +262,7 @@ def test_a_source_is_cut_whatever_it_is():
     assert [request.output_tokens for request in requests] == [9, 9, 9]
     assert requests[0].prompt_token_ids == next(whole.requests()).prompt_token_ids
     assert (cut.num_requests, len(list(cut.requests()))) == (3, 3)
-    assert cut.description == whole.description + ", the first 3 of them"
+    assert cut.description == whole.description + "; the first 3"
     assert WorkloadSource("W2", max_requests=50).load().description == (
         WorkloadSource("W2").load().description
     )

@@ -53,7 +53,7 @@ def test_a_shared_beginning_is_no_next_turn():
 
 
 def test_the_command_prints_a_table_for_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(traffic, "bytes_per_block", lambda: 1 << 20)
+    monkeypatch.setattr(traffic, "_bytes_per_block", lambda: 1 << 20)
     trace = tmp_path / "trace.jsonl"
     row = {"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [1, 2]}
     rows = [row, {**row, "timestamp": 60_000}]
