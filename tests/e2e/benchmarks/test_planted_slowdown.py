@@ -25,10 +25,12 @@ def planted(module: str) -> dict:
     return {**SIDES, "unset": replace(side, installs=(*side.installs, module))}
 
 
-def test_a_look_up_that_walks_the_tokens_is_above_its_limit() -> None:
+def test_a_look_up_that_hashes_each_token_is_above_its_limit() -> None:
     (verdict,) = check_here([LIMIT], planted("tests.e2e.benchmarks.slow_look_up"))
     assert not verdict.is_kept
     assert len(verdict.ratios) == REPEATS
+    # Far above, so that this test does not hang on how busy the machine is.
+    assert min(verdict.ratios) > 2 * LIMIT.at_most, verdict.ratios
 
 
 def test_a_side_that_cannot_be_measured_is_an_error_with_its_reason() -> None:
