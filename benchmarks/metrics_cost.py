@@ -49,7 +49,7 @@ def build(num_requests: int):
 
 def take_counting_out(scheduler) -> None:
     """Make a scheduler do what it did before anything was counted."""
-    from vllm_ascend.core.free_queue import TieredFreeQueue
+    from vllm_ascend.core.pool.free_queue import TieredFreeQueue
 
     class UncountedQueue(TieredFreeQueue):
         def popleft_n(self, n: int):

@@ -28,7 +28,7 @@ from tests.soak.features import PROFILE
 from tests.soak.names import DSV4_ROWS, DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
 from tests.soak.promises import is_ours, without_vllm_defects
 from tests.soak.recipes import Layer, LayoutRecipe
-from vllm_ascend.core.specs import group_specs, tokens_per_block
+from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
 _FAMILIES = {HYBRID: 8, DSV4_STOCK: 5, DSV4_ROWS: 12, FLASH_A3: 0.25, FLASH_GPU: 0.5}

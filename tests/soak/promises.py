@@ -9,7 +9,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.soak.case import Case
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.specs import group_specs, is_windowed
+from vllm_ascend.core.layout.specs import group_specs, is_windowed
 
 
 def is_ours(scheduler: Scheduler) -> bool:

@@ -12,7 +12,7 @@ from vllm.config import KVTransferConfig
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core.conftest import switch  # noqa: F401
-from vllm_ascend.core.connector_rules import knows_granules
+from vllm_ascend.core.connectors.connector_rules import knows_granules
 from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
     config_data,
     pool_scheduler,

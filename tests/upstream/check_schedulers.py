@@ -14,7 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.ascend_config as ascend_config_module
 from tests.upstream.fixtures import without_npu  # noqa: F401
-from vllm_ascend.core.block_copies import BlockCopies
+from vllm_ascend.core.lookup.copy_queue import BlockCopies
 from vllm_ascend.core.recompute_scheduler import RecomputeScheduler
 from vllm_ascend.core.scheduler_dynamic_batch import SchedulerDynamicBatch
 from vllm_ascend.core.scheduler_profiling_chunk import ProfilingChunkScheduler

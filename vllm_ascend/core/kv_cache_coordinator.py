@@ -15,17 +15,17 @@ from typing import cast
 
 from vllm.v1.request import Request
 
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
-from vllm_ascend.core.block_allocation import AllocatingCoordinator
-from vllm_ascend.core.cache_stats import CacheUpdate
-from vllm_ascend.core.free_queue import Tier
-from vllm_ascend.core.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
-from vllm_ascend.core.prefix_lookup import Group
-from vllm_ascend.core.request_record import RequestRecord
-from vllm_ascend.core.retention import align_down
-from vllm_ascend.core.returning_prompts import ReturningPrompts
-from vllm_ascend.core.tail_cache import Entered
-from vllm_ascend.core.unwritten_granules import UnwrittenGranules
+from vllm_ascend.core.admission.block_allocation import AllocatingCoordinator
+from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.lookup.unwritten_granules import UnwrittenGranules
+from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.reporting.cache_stats import CacheUpdate
+from vllm_ascend.core.retention.boundaries import align_down
+from vllm_ascend.core.retention.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
+from vllm_ascend.core.retention.request_record import RequestRecord
+from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
+from vllm_ascend.core.retention.tail_cache import Entered
 
 __all__ = ["AscendHybridKVCacheCoordinator"]
 
@@ -36,7 +36,7 @@ class AscendHybridKVCacheCoordinator(AllocatingCoordinator):
     """Coordinates any number of groups of any block sizes, compressed ones included.
 
     With none of the project's caching switches on it caches and frees as stock vLLM does. For the
-    arguments see :class:`~vllm_ascend.core.hybrid_lookup.HybridLookupCoordinator`.
+    arguments see :class:`~vllm_ascend.core.lookup.hybrid_lookup.HybridLookupCoordinator`.
     """
 
     def __init__(self, *args, **kwargs) -> None:

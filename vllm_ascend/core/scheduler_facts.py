@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 
-from vllm_ascend.core.connector_rules import knows_granules
+from vllm_ascend.core.connectors.connector_rules import knows_granules
 from vllm_ascend.prefix_cache_config import load_config
 
 

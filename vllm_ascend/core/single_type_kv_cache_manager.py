@@ -22,19 +22,19 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core.retention import (
-    contiguous_blocks_for_hit,
-    replay_boundary,
-    retained_block_mask,
-)
-from vllm_ascend.core.scheduler_facts import scheduler_facts
-from vllm_ascend.core.sparse_manager import SparseStateManager, is_sparse_state
-from vllm_ascend.core.specs import (
+from vllm_ascend.core.layout.specs import (
     compress_ratio,
     is_compressed,
     tokens_per_block,
     unpack_uniform,
 )
+from vllm_ascend.core.retention.boundaries import (
+    contiguous_blocks_for_hit,
+    replay_boundary,
+    retained_block_mask,
+)
+from vllm_ascend.core.retention.sparse_manager import SparseStateManager, is_sparse_state
+from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.prefix_cache_config import load_config
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-    from vllm_ascend.core.startup_report import PrefixCacheFacts
+    from vllm_ascend.core.reporting.startup_report import PrefixCacheFacts
     from vllm_ascend.replay.layouts import KVLayout
 
 # Enough for any three requests of the probe one after another; no memory stands behind them.
@@ -79,8 +79,8 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
     importlib.import_module("vllm.plugins").load_general_plugins()
     if asked.installs_patches:
         importlib.import_module("vllm_ascend.patch.platform")
-    from vllm_ascend.core.block_sizes import Granularity
-    from vllm_ascend.core.specs import group_specs
+    from vllm_ascend.core.layout.block_sizes import Granularity
+    from vllm_ascend.core.layout.specs import group_specs
     from vllm_ascend.doctor.hits import PrefixProbe
     from vllm_ascend.doctor.model_layout import model_layout
 
@@ -167,8 +167,8 @@ def _check_connector(asked: LayoutRequest, layout: KVLayout) -> None:
     """
     from vllm.config import KVTransferConfig
 
-    from vllm_ascend.core.connector_rules import check_row_layout
-    from vllm_ascend.core.specs import counts_rows
+    from vllm_ascend.core.connectors.connector_rules import check_row_layout
+    from vllm_ascend.core.layout.specs import counts_rows
 
     # Where serving has no patches yet, it may be vllm-ascend's, whose plugins are not loaded here.
     if asked.installs_patches or not any(map(counts_rows, layout.specs.values())):
@@ -185,7 +185,7 @@ def _connector_knows_granules(asked: LayoutRequest) -> bool:
     """
     from vllm.config import KVTransferConfig
 
-    from vllm_ascend.core.connector_rules import knows_granules
+    from vllm_ascend.core.connectors.connector_rules import knows_granules
 
     try:
         return knows_granules(KVTransferConfig(**(asked.kv_transfer_config or {})))
@@ -199,8 +199,8 @@ def _startup_facts(
     scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int
 ) -> PrefixCacheFacts:
     """Return what the coordinator reports at its start; of vLLM's own, what it would."""
-    from vllm_ascend.core.block_sizes import Granularity
-    from vllm_ascend.core.startup_report import PrefixCacheFacts
+    from vllm_ascend.core.layout.block_sizes import Granularity
+    from vllm_ascend.core.reporting.startup_report import PrefixCacheFacts
     from vllm_ascend.prefix_cache_config import load_config
 
     coordinator = scheduler.kv_cache_manager.coordinator
@@ -223,7 +223,7 @@ def _startup_facts(
 
 
 def _warnings(scheduler: Scheduler, facts: PrefixCacheFacts) -> tuple[str, ...]:
-    from vllm_ascend.core import startup_report
+    from vllm_ascend.core.reporting import startup_report
 
     ours = hasattr(scheduler.kv_cache_manager.coordinator, "startup_facts")
     if not ours and facts.config.profile == "best":
@@ -233,7 +233,7 @@ def _warnings(scheduler: Scheduler, facts: PrefixCacheFacts) -> tuple[str, ...]:
 
 def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[GroupRow, ...]:
     """Return the kinds of caches, each once; a group's layers may differ in the bytes of a row."""
-    from vllm_ascend.core.specs import kind_in_words, tokens_per_block
+    from vllm_ascend.core.layout.specs import kind_in_words, tokens_per_block
 
     num_layers: Counter[tuple] = Counter()
     groups: defaultdict[tuple, set[int]] = defaultdict(set)

@@ -13,8 +13,8 @@ from vllm.config import CacheConfig
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 
-from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
-from vllm_ascend.core.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
+from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
+from vllm_ascend.core.layout.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
 from vllm_ascend.doctor.model_config import DSV4
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.replay import layouts

@@ -15,8 +15,8 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from vllm_ascend.core.cache_stats import BoundaryKind, CacheUpdate
-from vllm_ascend.core.free_queue import Tier
+from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheUpdate
 
 FREE_TIERS = tuple(tier.name.lower() for tier in Tier)
 TIERS = ("used", *FREE_TIERS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from vllm_ascend.core.cache_stats import CacheUpdate
+from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.metrics.prometheus import EVICTED_TIERS, KINDS, TIERS
 
 _SUMMED = ("prompt_tokens", "partial_hits", "copied_blocks", "junction_misses")

@@ -12,7 +12,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     apply_rotary_pos_emb,
 )
 
-from vllm_ascend.core.dsv4_specs import Dsv4Specs
+from vllm_ascend.core.layout.dsv4_specs import Dsv4Specs
 from vllm_ascend.models.compressor import PagedCompressor
 from vllm_ascend.models.indexer import PagedIndexer
 from vllm_ascend.models.paged_cache import PagedCache, RequestSlice

@@ -18,9 +18,9 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Model
 from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 
-from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
-from vllm_ascend.core.dsv4_layout import C4_RATIO, C128_RATIO
-from vllm_ascend.core.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
+from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
+from vllm_ascend.core.layout.dsv4_layout import C4_RATIO, C128_RATIO
+from vllm_ascend.core.layout.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
 from vllm_ascend.models.attention import PagedAttention
 from vllm_ascend.prefix_cache_config import load_config
 

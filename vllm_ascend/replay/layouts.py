@@ -21,8 +21,8 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from vllm_ascend.core import dsv4_layout as dsv4
-from vllm_ascend.core.dsv4_specs import Dsv4Specs, ascend_specs
+from vllm_ascend.core.layout import dsv4_layout as dsv4
+from vllm_ascend.core.layout.dsv4_specs import Dsv4Specs, ascend_specs
 
 # DeepSeek-V4-Flash: two plain sliding-window layers, then C4 and C128 in turn, 43 in all.
 _DSV4_FLASH_COMPRESS_RATIOS = (0, 0, *([4, 128] * 20), 4)

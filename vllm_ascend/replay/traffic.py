@@ -68,7 +68,7 @@ def traffic(
 def _bytes_per_block() -> int:
     """Return the bytes of one block of the A3 pool at block size 128, its MTP layer included."""
     # Here, not above: the commands start without the seconds that importing vLLM takes.
-    from vllm_ascend.core.kv_cache_groups import (
+    from vllm_ascend.core.layout.kv_cache_groups import (
         group_specs_by_kind,
         plan_tensors,
         split_into_groups,

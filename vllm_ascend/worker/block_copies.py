@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from vllm_ascend.core.block_copies import KVCacheBlockCopy
-from vllm_ascend.core.block_pool import NULL_BLOCK_ID
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
+from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 
 
 class BlockCopyError(RuntimeError):

@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.worker import block_table as vllm_block_table
 from vllm.v1.worker.cp_utils import get_total_cp_world_size
 
-from vllm_ascend.core.specs import compress_ratio, is_compressor_state
+from vllm_ascend.core.layout.specs import compress_ratio, is_compressor_state
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.worker.block_rows import BlockRows

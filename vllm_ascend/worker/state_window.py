@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from vllm.v1.utils import CpuGpuBuffer
 
-from vllm_ascend.core.dsv4_layout import C128_RATIO
+from vllm_ascend.core.layout.dsv4_layout import C128_RATIO
 
 # Where rows may begin: multiples of every ratio and of every state block.
 _UNIT = C128_RATIO

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, Sup
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.v1.request import RequestStatus
 
-from vllm_ascend.core.specs import group_specs, tokens_per_block
+from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.oracle.contents import digests_of
 from vllm_ascend.oracle.digests import GARBAGE, PrefixDigests
 from vllm_ascend.oracle.groups import Kind

@@ -22,8 +22,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, Sup
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.v1.request import RequestStatus
 
-from vllm_ascend.core import kv_transfer_contract
-from vllm_ascend.core.kv_transfer_contract import KVTransferContract
+from vllm_ascend.core.connectors import kv_transfer_contract
+from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 
 logger = logging.getLogger("tests.file_connector")
 

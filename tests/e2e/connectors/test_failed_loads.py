@@ -12,7 +12,7 @@ from vllm.v1.request import RequestStatus
 
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.engine import Engine
-from vllm_ascend.core.failed_loads import BlockTables
+from vllm_ascend.core.connectors.failed_loads import BlockTables
 from vllm_ascend.oracle.guard import NULL_BLOCK_ID
 
 _CASES = {case.name: case for case in CASES}

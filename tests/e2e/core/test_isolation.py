@@ -24,7 +24,7 @@ from vllm.v1.request import Request
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.tenants import IsolationError, TenantWatch
-from vllm_ascend.core.granule_index import GranuleIndex
+from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.oracle import ContentViolation, check_integrity
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.replay.worker import SamplingWorker

@@ -31,7 +31,7 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.scraping import difference, own_metrics
-from vllm_ascend.core.free_queue import Tier
+from vllm_ascend.core.pool.free_queue import Tier
 from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions

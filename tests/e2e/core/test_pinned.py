@@ -15,10 +15,10 @@ from tests.e2e.core.configurations import MIN_DROP, PIN, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
-from vllm_ascend.core import ascend_block_pool
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
-from vllm_ascend.core.free_queue import Tier
-from vllm_ascend.core.tail_cache import TailCache
+from vllm_ascend.core.pool import tiered_block_pool as ascend_block_pool
+from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.retention.tail_cache import TailCache
 from vllm_ascend.oracle import IntegrityError
 from vllm_ascend.replay.scheduler import SchedulerOptions
 
@@ -101,7 +101,7 @@ def test_one_window_per_chunk_and_none_per_decode(layout: str, make_engine: Make
 
 def tail_ids(bench: Bench, prompt: list[int], boundary: int) -> Iterator[int]:
     """The blocks that are cached for a boundary, in all groups that forget."""
-    from vllm_ascend.core.block_names import BlockNames
+    from vllm_ascend.core.pool.block_names import BlockNames
     from vllm_ascend.replay.scheduler import make_request
 
     manager = bench.engine.manager

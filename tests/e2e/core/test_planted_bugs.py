@@ -20,13 +20,13 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
-from vllm_ascend.core import hybrid_lookup
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.prefix_lookup import PrefixLookup
+from vllm_ascend.core.layout.specs import is_downward_closed, tokens_per_block
+from vllm_ascend.core.lookup import hybrid_lookup
+from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
+from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
-from vllm_ascend.core.specs import is_downward_closed, tokens_per_block
-from vllm_ascend.core.successors import SuccessorHashes
 from vllm_ascend.oracle import ContentViolation, IntegrityError
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -9,10 +9,10 @@ import pytest
 
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import Bench, check_churn, random_prompt
-from vllm_ascend.core import tail_cache
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool
-from vllm_ascend.core.request_record import Tail
-from vllm_ascend.core.tail_cache import TailCache
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.retention import tail_cache
+from vllm_ascend.core.retention.request_record import Tail
+from vllm_ascend.core.retention.tail_cache import TailCache
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

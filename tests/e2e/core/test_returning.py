@@ -10,9 +10,9 @@ import pytest
 from tests.e2e.core.configurations import PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool, Rank
-from vllm_ascend.core.free_queue import Tier
-from vllm_ascend.core.returning_prompts import ReturningPrompts
+from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 
 SHARED, OWN = 192, 8
 NUM_BLOCKS = 800

@@ -17,7 +17,7 @@ import torch
 from tests.e2e.models import workloads
 from tests.e2e.models.engines import Answer, Engine, engine
 from tests.e2e.models.test_cache_on_and_off import DSV4, SETTINGS
-from vllm_ascend.core.block_copies import KVCacheBlockCopy
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.models.compressor import PagedCompressor
 from vllm_ascend.models.paged_cache import PagedCache
 from vllm_ascend.patch.worker import patch_gpu_model_runner

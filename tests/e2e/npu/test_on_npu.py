@@ -16,7 +16,7 @@ import httpx
 import pytest
 import torch
 
-from vllm_ascend.core.block_copies import KVCacheBlockCopy
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.worker.block_copies import copy_blocks
 from vllm_ascend.worker.block_table import BlockTable
 from vllm_ascend.worker.draft_slots import write_draft_slots

@@ -6,8 +6,8 @@ import typer
 from typer.testing import CliRunner
 
 from tests.ut.replay.test_report import make_run
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool
-from vllm_ascend.core.prefix_lookup import PrefixLookup
+from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.replay import cli, commands
 from vllm_ascend.replay.child import run_job
 from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import (
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.connector_rules import ConnectorQuery
+from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
 from vllm_ascend.core.scheduler_facts import coordinators_told
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager

@@ -38,11 +38,11 @@ from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
     AscendSlidingWindowMLASpec,
 )
+from vllm_ascend.core.layout.specs import is_compressor_state, tokens_per_block
 from vllm_ascend.core.single_type_kv_cache_manager import (
     CompressAttentionManager,
     get_manager_for_kv_cache_spec,
 )
-from vllm_ascend.core.specs import is_compressor_state, tokens_per_block
 from vllm_ascend.replay.layouts import dsv4_flash_a3, dsv4_flash_gpu
 
 SHAPE = dict(num_kv_heads=1, head_size=8, dtype=torch.bfloat16)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from vllm_ascend.core.cache_stats import CacheUpdate
-from vllm_ascend.core.free_queue import Tier
+from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.metrics.prometheus import (
     EVICTED_TIERS,
     HIT_TOKENS_BUCKETS,

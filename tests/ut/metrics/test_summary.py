@@ -4,8 +4,8 @@
 import re
 
 from tests.pages import blocks
-from vllm_ascend.core.cache_stats import BoundaryKind, CacheStats, CacheUpdate
-from vllm_ascend.core.free_queue import Tier
+from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats, CacheUpdate
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 
 NUM_EVICTED_TIERS = len(Tier) - Tier.SPARE

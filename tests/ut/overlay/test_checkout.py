@@ -117,8 +117,8 @@ def test_a_link_to_the_checkout_is_followed(checkout, tmp_path):
 
 
 def test_a_file_of_the_same_name_is_not_overwritten(checkout):
-    (checkout / "vllm_ascend" / "core" / "retention.py").write_text("# theirs\n")
-    with pytest.raises(OverlayError, match=r"core/retention.py is in the way"):
+    (checkout / "vllm_ascend" / "core" / "scheduler_facts.py").write_text("# theirs\n")
+    with pytest.raises(OverlayError, match=r"core/scheduler_facts.py is in the way"):
         make_plan(checkout)
 
 

@@ -11,7 +11,7 @@ from vllm.config import CacheConfig, set_current_vllm_config
 from vllm.v1.engine.core import EngineCore
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
+from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 from vllm_ascend.replay import scheduler as factory

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
-from vllm_ascend.core import kv_cache_groups
+from vllm_ascend.core.layout import kv_cache_groups
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.worker.block_table import MultiGroupBlockTable
 

@@ -11,7 +11,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
-from vllm_ascend.core.block_copies import KVCacheBlockCopy
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.patch.worker import patch_gpu_model_runner
 from vllm_ascend.worker.block_copies import BlockCopyError, copy_blocks, unique_pages
 

@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.worker import block_table as vllm_block_table
 
 from tests.ut.worker.flash import block_tables
-from vllm_ascend.core.dsv4_specs import ascend_specs
+from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.worker.block_table import BlockTable, MultiGroupBlockTable
 
 PAD = -1

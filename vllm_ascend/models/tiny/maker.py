@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
-from vllm_ascend.core.dsv4_layout import C4_RATIO, C128_RATIO
+from vllm_ascend.core.layout.dsv4_layout import C4_RATIO, C128_RATIO
 from vllm_ascend.models.deepseek_v4_mtp import CHECKPOINT_PREFIX, MtpLayer
 from vllm_ascend.models.tiny.tokenizer import train_tokenizer
 

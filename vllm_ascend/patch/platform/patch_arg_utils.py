@@ -8,7 +8,7 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from vllm_ascend.core.early_check import check_settings
+from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.patch.features import EARLY_CHECK
 from vllm_ascend.patch.table import Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config

@@ -9,7 +9,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from vllm_ascend.core import block_pool
+from vllm_ascend.core.pool import block_pool_methods as block_pool
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION
 from vllm_ascend.patch.table import Add, Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config
@@ -29,7 +29,7 @@ def wrap_free_blocks(original: Callable) -> Callable:
     def free_blocks(
         self: BlockPool, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False
     ) -> None:
-        """Drop one reference of every block; see :func:`~vllm_ascend.core.block_pool.free_blocks`.
+        """Drop one reference of every block; see ``core/pool/block_pool_methods.py``.
 
         In a stock pool, and unless the front is asked for, that is vLLM's own.
         """

@@ -14,11 +14,12 @@ from vllm.v1.core.kv_cache_coordinator import (
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from vllm_ascend.core import salted_hashes, startup_report
+from vllm_ascend.core.checks.model_runner_rules import check_model_runner
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.kv_cache_groups import has_row_layout
-from vllm_ascend.core.model_runner_rules import check_model_runner
-from vllm_ascend.core.specs import group_specs, is_windowed
+from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
+from vllm_ascend.core.layout.specs import group_specs, is_windowed
+from vllm_ascend.core.pool import salted_hashes
+from vllm_ascend.core.reporting import startup_report
 from vllm_ascend.patch.features import RETENTION
 from vllm_ascend.patch.table import Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config

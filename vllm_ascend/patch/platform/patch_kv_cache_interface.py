@@ -8,11 +8,11 @@ Over a vllm-ascend checkout this is the first module of ours that is imported in
 from __future__ import annotations
 
 import vllm_ascend.patch.platform.installation  # noqa: F401 - installs the patches
-from vllm_ascend.core.block_sizes import get_dsv4_compressed_kv_block_size
 from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
     AscendSlidingWindowMLASpec,
 )
+from vllm_ascend.core.layout.block_sizes import get_dsv4_compressed_kv_block_size
 from vllm_ascend.patch.table import Patch
 
 __all__ = [

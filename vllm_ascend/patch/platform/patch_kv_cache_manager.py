@@ -8,8 +8,8 @@ from collections.abc import Callable
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.request import Request
 
-from vllm_ascend.core.block_copies import KVCacheBlockCopy
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.scheduler_facts import coordinators_told
 from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION
 from vllm_ascend.patch.table import Add, Patch, Wrap

@@ -19,14 +19,10 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core import (
-    block_pool,
-    block_sizes,
-    kv_cache_groups,
-    request_memory,
-    salted_hashes,
-)
-from vllm_ascend.core.specs import group_specs, is_windowed
+from vllm_ascend.core.admission import request_memory
+from vllm_ascend.core.layout import block_sizes, kv_cache_groups
+from vllm_ascend.core.layout.specs import group_specs, is_windowed
+from vllm_ascend.core.pool import block_pool_methods, salted_hashes
 from vllm_ascend.patch.features import FOOTPRINT, ISOLATION, RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config
@@ -170,7 +166,7 @@ def _row_layout_patch(
 PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
-        replacement=block_pool.prepend_n,
+        replacement=block_pool_methods.prepend_n,
         **RETENTION,
         why="Blocks that hold nothing reusable must be handed out before cached ones.",
         skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",

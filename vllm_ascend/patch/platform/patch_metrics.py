@@ -16,8 +16,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import LoggingStatLogger, PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
-from vllm_ascend.core.cache_stats import CacheUpdate
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.metrics.prometheus import PrefixCacheProm
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 from vllm_ascend.patch.features import METRICS

@@ -16,12 +16,12 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_ascend.core.ascend_block_pool import AscendBlockPool
-from vllm_ascend.core.connector_rules import ConnectorQuery
-from vllm_ascend.core.failed_loads import blocks_to_evict, is_affected, lost_blocks
+from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
+from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, is_affected, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.layout.specs import group_specs, is_windowed, tokens_per_block
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.scheduler_facts import coordinators_told, facts_of
-from vllm_ascend.core.specs import group_specs, is_windowed, tokens_per_block
 from vllm_ascend.patch.features import (
     CONNECTORS,
     KV_EVENTS,

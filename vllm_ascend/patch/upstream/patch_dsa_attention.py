@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_ascend.core.block_sizes import get_dsv4_compressed_kv_block_size
+from vllm_ascend.core.layout.block_sizes import get_dsv4_compressed_kv_block_size
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
 from vllm_ascend.patch.table import Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from vllm_ascend.core import kv_transfer_contract
-from vllm_ascend.core.connector_rules import KNOWS_GRANULES
-from vllm_ascend.core.kv_transfer_contract import ContractError, KVTransferContract
+from vllm_ascend.core.connectors import kv_transfer_contract
+from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
+from vllm_ascend.core.connectors.kv_transfer_contract import ContractError, KVTransferContract
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap
 

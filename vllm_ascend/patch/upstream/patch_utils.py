@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from vllm.config import VllmConfig
 
-from vllm_ascend.core.block_sizes import dsv4_compressed_block_size
+from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
 from vllm_ascend.patch.table import Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config

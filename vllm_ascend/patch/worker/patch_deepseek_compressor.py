@@ -16,12 +16,12 @@ from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 import vllm_ascend.patch.worker.installation  # noqa: F401 - installs the workers' patches
-from vllm_ascend.core import dsv4_layout as layout
-from vllm_ascend.core.block_sizes import (
+from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
+from vllm_ascend.core.layout import dsv4_layout as layout
+from vllm_ascend.core.layout.block_sizes import (
     DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE,
     get_dsv4_compressed_kv_block_size,
 )
-from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
 from vllm_ascend.patch.installer import install
 from vllm_ascend.patch.table import Patch, Rebind

@@ -9,8 +9,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_ascend.core.kv_cache_groups import has_row_layout
-from vllm_ascend.core.specs import group_specs
+from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
+from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.patch.features import PARTIAL_HITS, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap
 from vllm_ascend.prefix_cache_config import load_config

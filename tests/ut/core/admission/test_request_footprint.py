@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the start-up check, ``--max-model-len auto`` and the logged concurrency count."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from vllm.v1.core import kv_cache_utils
+
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from vllm_ascend.core.admission.request_footprint import blocks_spanned
+from vllm_ascend.prefix_cache_config import VARIABLES
+from vllm_ascend.replay import scheduler as factory
+from vllm_ascend.replay.layouts import dsv4_flash_a3
+from vllm_ascend.replay.scheduler import SchedulerOptions
+
+DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
+BEST = {**DSV4, "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+DENSE = {**BEST, "VLLM_ASCEND_DSV4_SPARSE_STATE": "0"}
+GIB = 1 << 30
+
+
+class StartUp:
+    """A start of DeepSeek-V4-Flash with blocks of 128 rows and steps of 8,192 tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+        for variable in VARIABLES:
+            monkeypatch.delenv(variable.name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        self.layout = dsv4_flash_a3()
+        self.config = factory._vllm_config(self.layout, SchedulerOptions(num_blocks=1))
+        self.config.model_config = copy.copy(self.config.model_config)
+        specs = copy.deepcopy(self.layout.specs)
+        self.groups = kv_cache_utils.get_kv_cache_groups(self.config, specs)
+
+    def blocks(self) -> int:
+        memory = kv_cache_utils._max_memory_usage_bytes_from_groups(self.config, self.groups)
+        return memory // kv_cache_utils._pool_bytes_per_block(self.groups)
+
+    def concurrency(self) -> float:
+        config = kv_cache_utils.get_kv_cache_config_from_groups(self.config, self.groups, 16 * GIB)
+        return kv_cache_utils.get_max_concurrency_for_kv_cache_config(self.config, config)
+
+    def longest(self, memory: int) -> int:
+        """Return what ``--max-model-len auto`` comes to."""
+        return kv_cache_utils._estimate_max_model_len_from_groups(self.config, self.groups, memory)
+
+
+@pytest.mark.parametrize(
+    ("environment", "blocks", "concurrency"),
+    [(DSV4, 1692, 3.1115), (DENSE, 1695, 3.0136), (BEST, 426, 12.0118)],
+)
+def test_a_request_of_135_000_tokens(monkeypatch, environment, blocks, concurrency) -> None:
+    """5.3 GiB and vLLM's own numbers with nothing switched on; 1.3 GiB where state is sparse."""
+    start = StartUp(monkeypatch, environment)
+    assert start.blocks() == blocks
+    assert start.concurrency() == pytest.approx(concurrency, rel=1e-4)
+
+
+def test_the_longest_request_that_fits(monkeypatch) -> None:
+    assert StartUp(monkeypatch, DSV4).longest(1 * GIB) == 1_792
+    assert StartUp(monkeypatch, DSV4).longest(4 * GIB) == 7_296
+    assert StartUp(monkeypatch, BEST).longest(1 * GIB) == 82_047
+    assert StartUp(monkeypatch, BEST).longest(4 * GIB) == 135_000
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 3, 4, 7])
+def test_blocks_spanned_is_the_worst_start(block_tokens: int) -> None:
+    for num_tokens in range(20):
+        worst = max(
+            len({token // block_tokens for token in range(start, start + num_tokens)})
+            for start in range(block_tokens)
+        )
+        assert blocks_spanned(num_tokens, block_tokens) == worst

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that contradict the model or the command line, found before an engine is started.
+
+Schedulers and models check them anyway. But they run in processes of their own, behind minutes of
+loading weights, and vLLM ends such a start with a message of its own about "initialization".
+"""
+
+from __future__ import annotations
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from vllm_ascend.core.checks.model_runner_rules import check_model_runner
+from vllm_ascend.core.connectors.connector_rules import (
+    CANNOT_BE_USED,
+    allows_partial_hits,
+    check_row_layout,
+)
+from vllm_ascend.core.layout.block_sizes import Granularity, dsv4_compressed_block_size
+from vllm_ascend.core.layout.dsv4_specs import ascend_specs
+from vllm_ascend.core.retention.boundaries import resolve_retention_interval
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig
+
+_MODEL_TYPE = "deepseek_v4"
+
+
+def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
+    """Check what can be known of DeepSeek-V4's caches without its model.
+
+    Of other models the layout is not known yet: their schedulers check.
+
+    Raises:
+        ValueError: An option or the model runner cannot be used with this layout, the block sizes
+            contradict each other, or the retention interval is no multiple of the alignment that
+            will be in force.
+    """
+    _check_model_runner(vllm_config, config)
+    if not (config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config)):
+        return
+    _check_inputs(vllm_config)
+    _check_groups(vllm_config)
+    rows = dsv4_compressed_block_size(config, vllm_config.cache_config)
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return
+    kinds = ascend_specs(rows)
+    specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
+    ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
+    alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
+    resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
+
+
+def _check_model_runner(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
+    """Of DeepSeek-V4 it is known here already what its scheduler will ask of the model runner."""
+    if vllm_config.model_config is None or _model_type(vllm_config) != _MODEL_TYPE:
+        return
+    ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
+    check_model_runner(
+        is_v2=envs.VLLM_USE_V2_MODEL_RUNNER,
+        counts_rows=config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config),
+        copies_blocks=vllm_config.cache_config.enable_prefix_caching and ends_inside,
+    )
+
+
+def _model_type(vllm_config: VllmConfig) -> str:
+    return vllm_config.model_config.hf_text_config.model_type
+
+
+def _check_inputs(vllm_config: VllmConfig) -> None:
+    if vllm_config.model_config.enable_prompt_embeds:
+        raise ValueError(
+            f"--enable-prompt-embeds {CANNOT_BE_USED}, whose first layers choose their experts by "
+            "token ids, which embeddings do not have: leave the option out"
+        )
+
+
+def _check_groups(vllm_config: VllmConfig) -> None:
+    """Refuse what can only manage KV caches of one kind."""
+    hybrid_is_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+    if vllm_config.kv_transfer_config is not None:
+        offloads = vllm_config.cache_config.kv_offloading_size is not None
+        option = "--kv-offloading-size" if offloads else "--kv-transfer-config"
+        check_row_layout(vllm_config.kv_transfer_config, option, hybrid_is_off=bool(hybrid_is_off))
+    elif hybrid_is_off:
+        raise ValueError(
+            f"--disable-hybrid-kv-cache-manager {CANNOT_BE_USED}, whose KV caches are of several "
+            "kinds: leave the option out"
+        )
+    parallel = vllm_config.parallel_config
+    sizes = {"--decode-context-parallel-size": parallel.decode_context_parallel_size}
+    if vllm_config.cache_config.enable_prefix_caching:
+        sizes["--prefill-context-parallel-size"] = parallel.prefill_context_parallel_size
+    for option, size in sizes.items():
+        if size > 1:
+            raise ValueError(
+                f"{option} {size} {CANNOT_BE_USED}, whose sliding windows and prefix cache do not "
+                "spread over ranks: set it to 1"
+            )
+
+
+def _is_laid_out_in_rows(vllm_config: VllmConfig) -> bool:
+    """Whether the model will be DeepSeek-V4 as Ascend, or this project on the CPU, lays it out."""
+    model_config = vllm_config.model_config
+    if model_config is None or current_platform.is_cuda_alike():
+        return False
+    return _model_type(vllm_config) == _MODEL_TYPE

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that a connector could not load: which requests rest on them, in any number of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
+
+BlockTables = Sequence[Sequence[int]]
+"""A request's block ids, per group."""
+
+
+def lost_blocks(reported_block_ids: Set[int]) -> Set[int]:
+    """Return the reported blocks without the null block.
+
+    Connectors may report a request's whole tables. The null block is in every windowed one of any
+    request, and holds nothing that could be lost.
+    """
+    return reported_block_ids - {NULL_BLOCK_ID}
+
+
+def is_affected(tables: BlockTables, invalid_block_ids: Set[int]) -> bool:
+    """Whether a request holds any of the blocks; the null block must not be among them."""
+    return any(not invalid_block_ids.isdisjoint(table) for table in tables)
+
+
+def blocks_to_evict(
+    tables: BlockTables, block_tokens: Sequence[int], invalid_block_ids: Set[int]
+) -> set[int]:
+    """Return the blocks whose rows cannot be trusted: the first invalid one's and all behind it.
+
+    Args:
+        tables: The request's, per group.
+        block_tokens: Tokens per block of every group.
+        invalid_block_ids: Blocks that were not loaded, without the null block.
+    """
+    first_tokens = [
+        ordinal * tokens
+        for table, tokens in zip(tables, block_tokens, strict=True)
+        for ordinal, block_id in enumerate(table)
+        if block_id in invalid_block_ids
+    ]
+    if not first_tokens:
+        return set()
+    start = min(first_tokens)
+    return {
+        block_id
+        for table, tokens in zip(tables, block_tokens, strict=True)
+        for block_id in table[start // tokens :]
+        if block_id != NULL_BLOCK_ID
+    }

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two engines must agree on before one reads the other's KV cache pages.
+
+Pages are moved as bytes, block by block: with other block sizes every byte arrives, in the wrong
+place, and the decoder goes on from garbage without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
+from vllm_ascend.core.layout.specs import (
+    granule_tokens,
+    group_specs,
+    kind_in_words,
+    tokens_per_block,
+)
+
+
+class ContractError(ValueError):
+    """The two sides lay their KV caches out differently; nothing was transferred."""
+
+
+@dataclass(frozen=True)
+class GroupContract:
+    """One KV cache group.
+
+    Attributes:
+        kind: What it holds, in words.
+        tokens_per_block: Tokens that a block covers.
+        page_bytes: Bytes of a layer's page.
+    """
+
+    kind: str
+    tokens_per_block: int
+    page_bytes: int
+
+
+@dataclass(frozen=True)
+class KVTransferContract:
+    """How an engine lays its KV cache out, and how it names blocks.
+
+    Attributes:
+        block_size: ``--block-size``.
+        layout: Whether compressed blocks count ``rows`` (Ascend) or ``tokens`` (vLLM).
+        granule: The finest unit in which hits are measured, in tokens.
+        groups: Every KV cache group, in order.
+        hash_block_size: Tokens per request hash.
+        hash_algorithm: What hashes are computed with.
+    """
+
+    block_size: int
+    layout: str
+    granule: int
+    groups: tuple[GroupContract, ...]
+    hash_block_size: int
+    hash_algorithm: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON or MessagePack."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> KVTransferContract:
+        """Return what :meth:`to_dict` was given.
+
+        Raises:
+            ContractError: Something is missing, or not what it should be: another version wrote it.
+        """
+        try:
+            groups = tuple(GroupContract(**group) for group in values["groups"])
+            return cls(**{**values, "groups": groups})
+        except (KeyError, TypeError) as error:
+            raise ContractError(
+                f"the other side's KV cache description is unreadable: {error!r}"
+            ) from error
+
+    @property
+    def digest(self) -> str:
+        """A short name of everything in it, for the keys of a shared store."""
+        return sha256(repr(self).encode()).hexdigest()[:12]
+
+
+# What names blocks only; engines that hand pages over by block id need not agree on it.
+_NAMING = ("hash_block_size", "hash_algorithm")
+
+
+def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTransferContract:
+    """Return an engine's contract; the same in its scheduler and in its workers."""
+    specs = group_specs(kv_cache_config)
+    cache_config = vllm_config.cache_config
+    # Looked up on its module: it is one of the patched functions.
+    _, hash_block_size = kv_cache_utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return KVTransferContract(
+        block_size=cache_config.block_size,
+        layout="rows" if has_row_layout(specs) else "tokens",
+        granule=granule_tokens(specs),
+        groups=tuple(
+            GroupContract(
+                kind=kind_in_words(spec),
+                tokens_per_block=tokens_per_block(spec),
+                page_bytes=spec.page_size_bytes,
+            )
+            for spec in specs
+        ),
+        hash_block_size=hash_block_size,
+        hash_algorithm=str(cache_config.prefix_caching_hash_algo),
+    )
+
+
+def check(
+    local: KVTransferContract,
+    remote: KVTransferContract,
+    *,
+    remote_name: str = "the other side",
+    by_hash: bool = False,
+) -> None:
+    """Check that pages of the one can be read by the other.
+
+    Args:
+        local: This engine's.
+        remote: The other one's.
+        remote_name: Who that is, for the message.
+        by_hash: Blocks are found by their hashes, so these must agree too.
+
+    Raises:
+        ContractError: They cannot; it names every difference.
+    """
+    differences = list(_differences(local, remote, by_hash=by_hash))
+    if differences:
+        raise ContractError(
+            f"KV transfer refused, {remote_name} has another KV cache layout: "
+            + "; ".join(differences)
+            + ". Start both sides with the same --block-size and VLLM_ASCEND_DSV4_* variables"
+        )
+
+
+def _differences(
+    local: KVTransferContract, remote: KVTransferContract, *, by_hash: bool
+) -> Iterator[str]:
+    for field in fields(KVTransferContract):
+        if field.name == "groups" or (field.name in _NAMING and not by_hash):
+            continue
+        yield from _difference(field.name, local, remote)
+    if len(local.groups) != len(remote.groups):
+        yield f"{len(local.groups)} KV cache groups here, {len(remote.groups)} there"
+        return
+    for group_id, (here, there) in enumerate(zip(local.groups, remote.groups, strict=True)):
+        for field in fields(GroupContract):
+            yield from _difference(field.name, here, there, f"group {group_id} ({here.kind}) ")
+
+
+def _difference(name: str, local: Any, remote: Any, where: str = "") -> Iterator[str]:
+    here, there = getattr(local, name), getattr(remote, name)
+    if here != there:
+        yield f"{where}{name} {here} here, {there} there"

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups, pages and tensors for layouts whose compressed blocks count rows (DeepSeek-V4 on Ascend).
+
+All groups draw block ids from one pool. A tensor is shared by at most one layer of every group,
+all with pages of one size; page i of it belongs to block id i. So a block's bytes are one page of
+every tensor, and the memory of the pool is the sum over tensors, not over layers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vllm.config import VllmConfig
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import (
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from vllm_ascend.core.layout.specs import compress_ratio, counts_rows
+
+_C4_RATIO = 4
+
+
+def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
+    """Whether any of the specs, packed or not, is a compressed one that counts rows."""
+    return any(counts_rows(spec) for spec in specs)
+
+
+def group_specs_by_kind(kv_cache_spec: Mapping[str, KVCacheSpec]) -> list[UniformTypeKVCacheSpecs]:
+    """Put layers that need the same token slots together.
+
+    Args:
+        kv_cache_spec: Layer name -> spec.
+
+    Returns:
+        One entry per compression ratio, ratio 4 first (its pages and layer count shape the pool),
+        then one per kind of window, in the order of the layers.
+
+    Raises:
+        ValueError: Some layer is of neither kind.
+    """
+    compressed: defaultdict[int, dict[str, KVCacheSpec]] = defaultdict(dict)
+    windowed: defaultdict[tuple[int, int], dict[str, KVCacheSpec]] = defaultdict(dict)
+    for name, spec in kv_cache_spec.items():
+        if isinstance(spec, SlidingWindowMLASpec):
+            windowed[spec.block_size, spec.sliding_window][name] = spec
+        elif isinstance(spec, MLAAttentionSpec):
+            compressed[compress_ratio(spec)][name] = spec
+        else:
+            raise ValueError(f"layer {name}: {type(spec).__name__} has no place in this layout")
+    ratios = sorted(compressed, key=lambda ratio: (ratio != _C4_RATIO, ratio))
+    kinds = [compressed[ratio] for ratio in ratios] + list(windowed.values())
+    return [_uniform(specs) for specs in kinds]
+
+
+def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheGroupSpec]:
+    """Make KV cache groups of about equally many layers, all with pages of the pool's sizes.
+
+    Compressed kinds stay whole. Windowed kinds with many layers are split, so that they share
+    tensors with the compressed layers instead of asking for more; their pages are padded to the
+    nearest page size of any compressed group.
+    """
+    num_layers = [kind.get_num_layer_tuples() for kind in kinds]
+    layers_per_group = kv_cache_utils._approximate_gcd(num_layers, lower_bound=num_layers[0])
+    compressed = [kind for kind in kinds if _is_compressed_kind(kind)]
+    page_sizes = sorted({size for kind in compressed for size in kind.get_page_sizes()})
+    groups: list[KVCacheGroupSpec] = []
+    for kind in kinds:
+        if _is_compressed_kind(kind):
+            parts = [kind.kv_cache_specs]
+        else:
+            parts = _split_windowed(_pad_pages(kind.kv_cache_specs, page_sizes), layers_per_group)
+        groups.extend(
+            KVCacheGroupSpec(layer_names=list(part), kv_cache_spec=_uniform(part)) for part in parts
+        )
+    return groups
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """Which layers share which tensor.
+
+    Attributes:
+        tensors: For every tensor the bytes of one page and its layers (never none).
+    """
+
+    tensors: tuple[tuple[int, tuple[str, ...]], ...]
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block: one page in every tensor."""
+        return sum(page_bytes for page_bytes, _ in self.tensors)
+
+    def allocate(self, num_blocks: int) -> list[KVCacheTensor]:
+        """Return the tensors of a pool of ``num_blocks`` blocks."""
+        return [
+            KVCacheTensor(size=page_bytes * num_blocks, shared_by=list(layers))
+            for page_bytes, layers in self.tensors
+        ]
+
+
+def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> TensorPlan:
+    """Lay the groups' layers over shared tensors.
+
+    The k-th layer of a page size in every group shares the k-th tensor of that size, over all
+    groups. Draft (MTP) layers get tensors of their own, as the NPU model runner expects.
+    """
+    slots: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    drafts: list[tuple[int, tuple[str, ...]]] = []
+    for group in groups:
+        used: defaultdict[int, int] = defaultdict(int)
+        for name in group.layer_names:
+            page_bytes = group.kv_cache_spec.kv_cache_specs[name].page_size_bytes
+            if "mtp" in name:
+                drafts.append((page_bytes, (name,)))
+                continue
+            slots[used[page_bytes], page_bytes].append(name)
+            used[page_bytes] += 1
+    shared = [(page_bytes, tuple(slots[slot, page_bytes])) for slot, page_bytes in sorted(slots)]
+    return TensorPlan(tensors=(*shared, *drafts))
+
+
+def max_memory_usage_bytes(vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]) -> int:
+    """Return the bytes that one request of the longest length takes from the pool."""
+    num_blocks = sum(group.kv_cache_spec.max_memory_usage_pages(vllm_config) for group in groups)
+    return num_blocks * plan_tensors(groups).bytes_per_block
+
+
+def _uniform(specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs:
+    uniform = UniformTypeKVCacheSpecs.from_specs(dict(specs))
+    assert uniform is not None, f"layers {list(specs)} need different token slots"
+    return uniform
+
+
+def _is_compressed_kind(kind: UniformTypeKVCacheSpecs) -> bool:
+    return all(isinstance(spec, MLAAttentionSpec) for spec in kind.kv_cache_specs.values())
+
+
+def _pad_pages(
+    specs: Mapping[str, KVCacheSpec], page_sizes: Sequence[int]
+) -> dict[str, KVCacheSpec]:
+    def padded(spec: KVCacheSpec) -> KVCacheSpec:
+        fitting = [size for size in page_sizes if size >= spec.page_size_bytes]
+        if not fitting or fitting[0] == spec.page_size_bytes:
+            return spec
+        return replace(spec, page_size_padded=fitting[0])
+
+    return {name: padded(spec) for name, spec in specs.items()}
+
+
+def _split_windowed(
+    specs: Mapping[str, KVCacheSpec], layers_per_group: int
+) -> list[dict[str, KVCacheSpec]]:
+    """Deal the layers of every page size out to as few groups as hold them, evenly."""
+    by_size: defaultdict[int, list[str]] = defaultdict(list)
+    for name, spec in specs.items():
+        by_size[spec.page_size_bytes].append(name)
+    num_groups = max(cdiv(len(names), layers_per_group) for names in by_size.values())
+    parts: list[dict[str, KVCacheSpec]] = []
+    for first in range(num_groups):
+        names = {name for names in by_size.values() for name in names[first::num_groups]}
+        parts.append({name: spec for name, spec in specs.items() if name in names})
+    return parts

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a cached block: the extra evidence that a draft model's layers need.
+
+An EAGLE or MTP layer computes its row at position p from the token at p + 1. The last row of a
+block therefore depends on the token *behind* it, which the block's key does not name. vLLM answers
+by giving the last block of a hit up; here a block remembers the hash of the granule that followed
+when it was written, and serves only requests that go on with the same tokens. A block that ends
+inside a granule needs no such memory: the granule's hash in its name covers the token behind it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.request import Request
+
+from vllm_ascend.core.events.kv_event_log import KVEventLog
+
+
+class _Pending(NamedTuple):
+    group_id: int
+    block: KVCacheBlock
+    key: BlockHashWithGroupId | None
+    end_tokens: int
+
+
+class SuccessorHashes:
+    """Block id -> hash of the granule behind the block, as of the block's current content.
+
+    Entries of evicted blocks need no cleaning: a block is only asked about while it is cached,
+    and caching it anew overwrites the entry.
+    """
+
+    def __init__(self, hash_block_size: int, event_log: KVEventLog | None = None) -> None:
+        self._hash_block_size = hash_block_size
+        self._event_log = event_log
+        self._by_block: dict[int, BlockHash] = {}
+        # Blocks cached before the granule behind them was known, by request.
+        self._pending: defaultdict[str, list[_Pending]] = defaultdict(list)
+
+    def remember(
+        self, group_id: int, request: Request, block: KVCacheBlock, end_tokens: int
+    ) -> None:
+        """Note what follows ``block``, whose content is the request's, ending at ``end_tokens``.
+
+        If the request has not got that far, it is noted by a later ``resolve_pending``.
+        """
+        log = self._event_log
+        index, inside = divmod(end_tokens, self._hash_block_size)
+        if inside:
+            return
+        if index < len(request.block_hashes):
+            self._by_block[block.block_id] = request.block_hashes[index]
+            if log is not None:
+                log.successor_known(group_id, request, block.block_id, end_tokens)
+        else:
+            self._by_block.pop(block.block_id, None)
+            if log is not None:
+                log.successor_unknown(block.block_id)
+            self._pending[request.request_id].append(
+                _Pending(group_id, block, block.block_hash, end_tokens)
+            )
+
+    def resolve_pending(self, group_id: int, request: Request) -> None:
+        """Note the successors of the group's blocks that the request has meanwhile reached."""
+        pending = self._pending.get(request.request_id)
+        if not pending:
+            return
+        del self._pending[request.request_id]
+        for entry in pending:
+            if entry.group_id != group_id:
+                self._pending[request.request_id].append(entry)
+            elif entry.block.block_hash == entry.key:  # else its window moved on and it was reused
+                self.remember(group_id, request, entry.block, entry.end_tokens)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is pending for a request that ends or is preempted."""
+        self._pending.pop(request_id, None)
+
+    def pick(
+        self, copies: Sequence[KVCacheBlock], block_hashes: list[BlockHash], end_tokens: int
+    ) -> KVCacheBlock | None:
+        """Return the copy whose successor is what the request has behind ``end_tokens``.
+
+        Returns:
+            ``None`` if the request does not reach that far, or no copy was followed by the same
+            tokens.
+        """
+        index, inside = divmod(end_tokens, self._hash_block_size)
+        if inside:
+            return copies[0] if copies else None
+        if index >= len(block_hashes):
+            return None
+        wanted = block_hashes[index]
+        for block in copies:
+            if self._by_block.get(block.block_id) == wanted:
+                return block
+        return None

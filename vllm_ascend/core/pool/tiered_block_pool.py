@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block pool behind our coordinator: tiers of free blocks, names per granule, granule entries.
+
+A subclass, built by the coordinator itself: vLLM's own pools stay what they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+
+from vllm.distributed.kv_events import KVCacheEvent
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import (
+    BlockHashWithGroupId,
+    KVCacheBlock,
+)
+from vllm.v1.request import Request
+
+from vllm_ascend.core.events.kv_event_log import KVEventLog
+from vllm_ascend.core.layout.groups import group_suffix
+from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.pool.free_queue import Tier, TieredFreeQueue
+from vllm_ascend.core.pool.granule_index import GranuleIndex
+from vllm_ascend.core.retention.returning_prompts import GivenUpNames, num_overflowing
+
+
+class Rank(IntEnum):
+    """Why a block is cached, and so how long."""
+
+    PINNED = 0  # until everything else is given up
+    PROTECTED = 1  # the same prompt came again: until only such blocks are left
+    KEPT = 2  # until it is the least recently used
+    ROLLING = 3  # as long as its request would resume there, were it to end now
+    SPARE = 4  # until its memory is needed
+
+
+_TIERS: dict[int, Tier] = {
+    Rank.PINNED: Tier.PINNED,
+    Rank.PROTECTED: Tier.PROTECTED,
+    Rank.KEPT: Tier.CACHED,
+    Rank.ROLLING: Tier.CACHED,
+    Rank.SPARE: Tier.SPARE,
+}
+
+
+class AscendBlockPool(BlockPool):
+    """vLLM's block pool with tiers of free blocks.
+
+    Attributes:
+        granules: The entries of blocks that a hit may end inside.
+        given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
+        before_reset: Called before everything is forgotten, to let go of what only waits for steps
+            in flight; ``None`` if there is nothing of the kind.
+        event_log: What is told of the cache; ``None`` where KV events are not enabled.
+    """
+
+    enable_kv_cache_events: bool
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        # All but the null block, which vLLM's constructor has taken out.
+        self.free_block_queue: TieredFreeQueue = TieredFreeQueue(self.blocks[1:])
+        self.granules = GranuleIndex()
+        self.given_up: GivenUpNames | None = None
+        self.before_reset: Callable[[], None] | None = None
+        self._ranks = self._no_ranks()
+        self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
+        # vLLM's own events count copies; the log tells of the first and the last.
+        self.enable_kv_cache_events = False
+
+    def _no_ranks(self) -> bytearray:
+        return bytearray([Rank.KEPT]) * self.num_gpu_blocks
+
+    # Entering
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: Sequence[bool] | None = None,
+    ) -> None:
+        """Enter full blocks under their names. Null and already entered ones are passed over.
+
+        Args:
+            blocks: All blocks of the request in the group.
+            num_cached_blocks: First ordinal to enter.
+            num_full_blocks: Behind the last ordinal; the request's hashes must cover it.
+            block_size: Tokens per block.
+            block_mask: One flag per ordinal; ``None`` allows all.
+        """
+        ordinals: Iterable[int] = range(num_cached_blocks, num_full_blocks)
+        if block_mask is not None:
+            ordinals = itertools.compress(ordinals, block_mask)
+        self.enter(request, blocks, ordinals, block_size, kv_cache_group_id)
+
+    def enter(
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        ordinals: Iterable[int],
+        block_tokens: int,
+        group_id: int,
+        rank: Rank = Rank.KEPT,
+    ) -> None:
+        """Enter some blocks of a request under their names; see ``cache_full_blocks``.
+
+        Args:
+            ordinals: Which of ``blocks``, ascending.
+            rank: Why; a block that is cached already keeps the better of two ranks.
+        """
+        names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
+        name_of, suffix = names.__getitem__, group_suffix(group_id)
+        insert, ranks = self.cached_block_hash_to_block.insert, self._ranks
+        entered: list[int] = []
+        for ordinal in ordinals:
+            block = blocks[ordinal]
+            if block._block_hash is None:
+                if block.is_null:
+                    continue
+                key = BlockHashWithGroupId(name_of(ordinal) + suffix)
+                block._block_hash = key
+                insert(key, block)
+                ranks[block.block_id] = rank
+                entered.append(ordinal)
+            elif ranks[block.block_id] > rank:
+                self.set_rank(block, rank)
+        if self.event_log is not None and entered:
+            self.event_log.blocks_stored(group_id, request, names, blocks, entered, block_tokens)
+
+    # Ranks
+
+    def rank(self, block: KVCacheBlock) -> Rank:
+        """Return why a cached block is cached."""
+        return Rank(self._ranks[block.block_id])
+
+    def set_rank(self, block: KVCacheBlock, rank: Rank) -> None:
+        """Change a cached block's rank; if it is free, it changes its tier with it."""
+        old, tier = self._ranks[block.block_id], _TIERS[rank]
+        self._ranks[block.block_id] = rank
+        if block.ref_cnt == 0 and _TIERS[old] is not tier:
+            self.free_block_queue.remove(block)
+            self.free_block_queue.append_n([block], tier)
+
+    def protect(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Let cached blocks outlive others, once they are free. All of them must be in use."""
+        ranks, with_granules = self._ranks, self.granules.known
+        for block in blocks:
+            block_id = block.block_id
+            is_cached = block._block_hash is not None or block_id in with_granules
+            if is_cached and ranks[block_id] > Rank.PROTECTED:
+                ranks[block_id] = Rank.PROTECTED
+
+    def demote_n(self, n: int) -> int:
+        """Unpin the ``n`` oldest free pinned blocks: from now on they are kept like others.
+
+        Returns:
+            How many there were, at most ``n``. Their content stays cached.
+
+        Source: vllm-project/vllm#40676 ``BlockPool.demote_n``.
+        """
+        return self._demote(n, Tier.PINNED)
+
+    def _demote(self, n: int, tier: Tier) -> int:
+        demoted = self.free_block_queue.demote_n(n, tier)
+        for block in demoted:
+            self._ranks[block.block_id] = Rank.KEPT
+        return len(demoted)
+
+    def give_up(self, block: KVCacheBlock) -> None:
+        """Take a cached block out of the index; if it is free, it is scratch from now on."""
+        self._maybe_evict_cached_block(block)
+        if block.ref_cnt == 0:
+            self.free_block_queue.remove(block)
+            self.free_block_queue.prepend_n([block])
+
+    # Freeing and evicting
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False) -> None:
+        """Drop one reference of every block; those without any left join the tier they belong to.
+
+        Args:
+            ordered_blocks: Blocks, within a tier the one to be reused first at the head.
+            prepend: Hand them out next, whatever they hold.
+        """
+        with_granules, ranks = self.granules.known, self._ranks
+        scratch: list[KVCacheBlock] = []
+        spare: list[KVCacheBlock] = []
+        cached: list[KVCacheBlock] = []
+        protected: list[KVCacheBlock] = []
+        pinned: list[KVCacheBlock] = []
+        for block in ordered_blocks:
+            block.ref_cnt -= 1
+            if block.ref_cnt or block.is_null:
+                continue
+            if prepend or (block._block_hash is None and block.block_id not in with_granules):
+                scratch.append(block)
+            elif (rank := ranks[block.block_id]) == Rank.SPARE:
+                spare.append(block)
+            elif rank == Rank.PROTECTED:
+                protected.append(block)
+            elif rank == Rank.PINNED:
+                pinned.append(block)
+            else:
+                cached.append(block)
+        queue = self.free_block_queue
+        if scratch:
+            queue.prepend_n(scratch)
+        if spare:
+            queue.append_n(spare, Tier.SPARE)
+        if cached:
+            queue.append_n(cached)
+        if pinned:
+            queue.append_n(pinned, Tier.PINNED)
+        if protected:
+            queue.append_n(protected, Tier.PROTECTED)
+            num_protected = queue.num_free_by_tier[Tier.PROTECTED]
+            self._demote(num_overflowing(num_protected, queue.num_free_blocks), Tier.PROTECTED)
+
+    def refresh(self, block: KVCacheBlock) -> None:
+        """Take a free cached block out of the queue, to be freed again as used just now."""
+        self.free_block_queue.remove(block)
+        block.ref_cnt += 1
+
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        """Drop everything that is known of a block's content; see vLLM's base class."""
+        if block._block_hash is None and block.block_id not in self.granules.known:
+            return super()._maybe_evict_cached_block(block) if self.metrics_collector else False
+        self._ranks[block.block_id] = Rank.KEPT
+        self.granules.evict(block)
+        if self.given_up is not None and block._block_hash is not None:
+            self.given_up.add(block._block_hash)
+        if self.event_log is not None:
+            self.event_log.block_evicted(block.block_id)
+        return super()._maybe_evict_cached_block(block)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything, if nothing is in use; see vLLM's base class."""
+        if self.before_reset is not None:
+            self.before_reset()
+        if not super().reset_prefix_cache():
+            return False
+        self.granules.clear()
+        if self.given_up is not None:
+            self.given_up.clear()
+        self._ranks = self._no_ranks()
+        handed_out = self.free_block_queue.num_handed_out
+        self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
+        if self.event_log is not None:
+            self.event_log.cleared()
+        return True
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Return the KV events since the last call."""
+        return [] if self.event_log is None else self.event_log.take()

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse compressor state: blocks only for rows that somebody will read.
+
+Inside a prefill chunk the kernels take a compressor's state from the chunk itself, and they skip
+writes to the null block. So of a chunk's state only its end is read again, by the next step, and
+the tails of boundaries that are cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.retention.boundaries import ordinals_of_ranges, spread
+from vllm_ascend.core.retention.request_record import RequestRecord
+from vllm_ascend.core.retention.sparse_manager import RowsRead, SparseStateManager
+from vllm_ascend.core.retention.tail_cache import TailCache
+
+
+class SparseState:
+    """Decides for all sparse groups which of their blocks are real."""
+
+    def __init__(
+        self,
+        pool: AscendBlockPool,
+        groups: Sequence[Group],
+        tails: TailCache,
+        records: Mapping[str, RequestRecord],
+        *,
+        num_draft_tokens: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        """Take charge of the groups whose manager is a :class:`SparseStateManager`.
+
+        Args:
+            num_draft_tokens: The next step may start that much before the end of this one.
+            max_num_batched_tokens: Tokens of one step.
+        """
+        self._pool = pool
+        self._sparse = [g for g in groups if isinstance(g.manager, SparseStateManager)]
+        self._tails = tails
+        self._records = records
+        self._num_draft_tokens = num_draft_tokens
+        self._spares: list[tuple[str, Group, int, KVCacheBlock]] = []
+        # What the rest of a step may still allocate: a step's tokens in every group, and what
+        # each running request needs at its end.
+        self._blocks_per_step = sum(
+            cdiv(max_num_batched_tokens, group.block_tokens)
+            for group in groups
+            if group not in self._sparse
+        )
+        self._blocks_per_request = 2 * len(groups)
+        for group in self._sparse:
+            group.manager.rows_read = self._rows_read(group)
+
+    def is_sparse(self, group: Group) -> bool:
+        """Whether the group's tables hold null blocks where nobody reads."""
+        return group in self._sparse
+
+    def _rows_read(self, group: Group) -> RowsRead:
+        def rows_read(
+            request_id: str, first_ordinal: int, num_main_tokens: int, num_tokens: int
+        ) -> Sequence[int]:
+            end_ordinal = cdiv(num_tokens, group.block_tokens)
+            record = self._records.get(request_id)
+            if record is None or record.request is None:
+                return range(first_ordinal, end_ordinal)
+            resumed_at = max(num_main_tokens - self._num_draft_tokens, 0)
+            # +1: the next token's row is written beside those of this step, and read after it.
+            ranges = [(group.tail_start(resumed_at), num_tokens + 1)]
+            boundaries = self._read_boundaries(record, num_main_tokens)
+            ranges += [(group.tail_start(boundary), boundary) for boundary in boundaries]
+            return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+
+        return rows_read
+
+    def _read_boundaries(self, record: RequestRecord, num_main_tokens: int) -> list[int]:
+        """Return the boundaries whose tails the step must leave behind."""
+        assert record.request is not None
+        # Drafts may be among the tokens; boundaries are passed by real ones.
+        end = min(num_main_tokens, record.request.num_tokens)
+        if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
+            return []
+        kept = self._tails.kept(record, record.passed, end)
+        return [*kept, *(b for b in self._tails.rolling(end) if b > record.passed)]
+
+    def add_spares(
+        self,
+        request_id: str,
+        new_blocks: tuple[list[KVCacheBlock], ...],
+        num_main_tokens: int,
+    ) -> None:
+        """Give spare tails the state that they need, out of memory that nobody will miss.
+
+        The blocks are held for this step only. So much stays untouched that the rest of the step
+        need not take anything kept instead.
+
+        Args:
+            new_blocks: Per group, what the request was given for this step; changed in place.
+            num_main_tokens: Behind the last token of the step.
+        """
+        if not (self._sparse and self._tails.keeps_spares):
+            return
+        record = self._records[request_id]
+        if record.request is None:
+            return
+        holes = self._holes(record, new_blocks, num_main_tokens)
+        reserve = self._blocks_per_step + self._blocks_per_request * len(self._records)
+        available = self._pool.free_block_queue.num_expendable_blocks - reserve
+        if not holes or available <= 0:
+            return
+        per_boundary = max(map(len, holes.values()))
+        chosen = spread(sorted(holes), available // per_boundary)
+        filled = [hole for boundary in chosen for hole in holes[boundary]]
+        blocks = self._pool.get_new_blocks(len(filled))
+        for (group, ordinal), block in zip(filled, blocks, strict=True):
+            table = group.manager.req_to_blocks[request_id]
+            given = new_blocks[group.id]
+            table[ordinal] = given[ordinal - len(table) + len(given)] = block
+            self._spares.append((request_id, group, ordinal, block))
+
+    def _holes(
+        self,
+        record: RequestRecord,
+        new_blocks: tuple[list[KVCacheBlock], ...],
+        num_main_tokens: int,
+    ) -> dict[int, list[tuple[Group, int]]]:
+        """Return by boundary the blocks that its tail lacks, all among the new ones."""
+        assert record.request is not None
+        end = min(num_main_tokens, record.request.num_tokens)
+        holes: dict[int, list[tuple[Group, int]]] = {}
+        if not self._tails.passes_boundary(record, end):
+            return holes
+        read = self._read_boundaries(record, num_main_tokens)
+        boundaries = self._tails.spares(record.passed, end, read)
+        for group in self._sparse:
+            if not group.tail_length:
+                continue
+            table = group.manager.req_to_blocks[record.request.request_id]
+            first_new = len(table) - len(new_blocks[group.id])
+            for boundary in boundaries:
+                lacks = [
+                    (group, ordinal)
+                    for ordinal in group.tail(boundary)
+                    if ordinal >= first_new and table[ordinal].is_null
+                ]
+                if lacks:
+                    holes.setdefault(boundary, []).extend(lacks)
+        return holes
+
+    def num_spares(self, group_id: int, request_id: str) -> int:
+        """Return how many blocks of a request's table are held for spare tails, for this step."""
+        return sum(
+            group.id == group_id
+            and name == request_id
+            and group.manager.req_to_blocks[name][ordinal] is block
+            for name, group, ordinal, block in self._spares
+            if name in group.manager.req_to_blocks
+        )
+
+    def release_spares(self) -> None:
+        """Free the spare tails' state: the step that wrote it has been dispatched."""
+        released: list[KVCacheBlock] = []
+        for request_id, group, ordinal, block in self._spares:
+            table = group.manager.req_to_blocks.get(request_id)
+            # A request that was preempted, ended or moved on has freed it itself.
+            if table is not None and ordinal < len(table) and table[ordinal] is block:
+                table[ordinal] = self._pool.null_block
+                released.append(block)
+        self._spares.clear()
+        if released:
+            self._pool.free_blocks(released)
