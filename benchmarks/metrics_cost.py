@@ -56,7 +56,7 @@ def take_counting_out(scheduler) -> None:
             assert self.num_free_blocks >= n
             self.num_free_blocks -= n
             taken: list = []
-            for tier in self._tiers:
+            for tier in self.tiers:
                 wanted = min(n - len(taken), tier.num_free_blocks)
                 if wanted:
                     taken += tier.popleft_n(wanted)
@@ -64,9 +64,16 @@ def take_counting_out(scheduler) -> None:
 
     coordinator = scheduler.kv_cache_manager.coordinator
     coordinator.block_pool.free_block_queue.__class__ = UncountedQueue
-    coordinator.find_longest_cache_hit = coordinator._find
-    coordinator._note_start = lambda *_: None
-    coordinator._tails._count = lambda *_: None
+    lookup, caching = coordinator.lookup, coordinator.caching
+
+    def find_longest_cache_hit(block_hashes, max_cache_hit_length):
+        hit = lookup.find(block_hashes, max_cache_hit_length)
+        caching.look_up_ends(lookup.request, hit)
+        return hit.blocks, hit.tokens
+
+    coordinator.find_longest_cache_hit = find_longest_cache_hit
+    caching._note_start = lambda *_: None
+    caching.tails._count = lambda *_: None
     coordinator.take_stats = lambda: None
 
 

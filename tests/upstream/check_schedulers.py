@@ -14,7 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.ascend_config as ascend_config_module
 from tests.upstream.fixtures import without_npu  # noqa: F401
-from vllm_ascend.core.lookup.copy_queue import BlockCopies
+from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.recompute_scheduler import RecomputeScheduler
 from vllm_ascend.core.scheduler_dynamic_batch import SchedulerDynamicBatch
 from vllm_ascend.core.scheduler_profiling_chunk import ProfilingChunkScheduler
@@ -76,7 +76,9 @@ def test_a_repeated_prompt_hits_up_to_its_last_granule(scheduler):
 def test_every_scheduler_says_that_a_step_has_run(scheduler):
     """Beside a connector copy sources are held until then."""
     manager = scheduler.kv_cache_manager
-    held = manager.coordinator._copies = BlockCopies(manager.block_pool, until_confirmed=True)
+    held = manager.coordinator.caching.partial_hits.copies = CopyQueue(
+        manager.block_pool, until_confirmed=True
+    )
     worker = ShadowWorker(scheduler)
     play(scheduler, worker, "first")
     _, copies = play(scheduler, worker, "second")

@@ -1,142 +1,266 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hybrid coordinator: what is entered, how long it stays, and what a request still needs.
-
-Every running request passes through here in every step. So each request's record says how far it
-can go before anything has to be done for it (a new block, a window left behind, a boundary
-passed), and until then a call costs one comparison.
-"""
+"""The hybrid coordinator: vLLM's interface in front of the parts that do the work."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from time import perf_counter
 
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from vllm_ascend.core.admission.block_allocation import AllocatingCoordinator
-from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.lookup.unwritten_granules import UnwrittenGranules
-from vllm_ascend.core.pool.free_queue import Tier
-from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
-from vllm_ascend.core.reporting.cache_stats import CacheUpdate
-from vllm_ascend.core.retention.boundaries import align_down
-from vllm_ascend.core.retention.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
-from vllm_ascend.core.retention.request_record import RequestRecord
-from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
-from vllm_ascend.core.retention.tail_cache import Entered
+from vllm_ascend.core.admission.hit_blocks import Blocks, blocks_in_windows
+from vllm_ascend.core.admission.request_memory import request_footprint
+from vllm_ascend.core.cache_plan import plan_cache
+from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
+from vllm_ascend.core.layout.groups import describe_groups, find_draft_groups
+from vllm_ascend.core.layout.specs import group_specs
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
+from vllm_ascend.core.lookup.hit_search import HitSearch
+from vllm_ascend.core.lookup.prefix_lookup import CacheView
+from vllm_ascend.core.lookup.request_lookup import RequestLookup
+from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.ranked_caching import RankedCaching
+from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
+from vllm_ascend.core.scheduler_facts import scheduler_facts
+from vllm_ascend.core.single_type_kv_cache_manager import make_managers
+from vllm_ascend.core.stock_caching import StockCaching
+from vllm_ascend.prefix_cache_config import load_config
 
 __all__ = ["AscendHybridKVCacheCoordinator"]
 
-_NEVER = 1 << 62
 
-
-class AscendHybridKVCacheCoordinator(AllocatingCoordinator):
+class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     """Coordinates any number of groups of any block sizes, compressed ones included.
 
-    With none of the project's caching switches on it caches and frees as stock vLLM does. For the
-    arguments see :class:`~vllm_ascend.core.lookup.hybrid_lookup.HybridLookupCoordinator`.
+    Attributes:
+        plan: What is in force.
+        lcm_block_size: The alignment in force: hits are multiples of it, in tokens.
+        local_kv_retention_interval: ``None`` (every boundary's tail is cached, as in stock
+            vLLM), or the retention interval in tokens.
+        eagle_group_ids: Groups that may hold layers of a draft model.
+        request_footprint: The most blocks that one request holds.
+        stats: What was counted so far.
+        groups: The model's KV cache groups.
+        lookup: Where a hit may end.
+        caching: What is entered, how long it stays, and who gets memory: as vLLM does it, or by
+            rank where any switch is on.
     """
 
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self._entered_this_step: defaultdict[str, list[Entered]] = defaultdict(list)
-        self._frees_withdraw = False
-        if not self._changes_caching:
-            return
-        pool = cast(AscendBlockPool, self.block_pool)
-        self._unretained = [group for group in self._groups if not group.is_retained]
-        self._unwritten_granules = UnwrittenGranules(
-            pool.granules,
-            hash_tokens=self.hash_block_size,
-            alignment=self.lcm_block_size,
-            event_log=pool.event_log,
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        max_model_len: int,
+        use_eagle: bool,
+        enable_caching: bool,
+        enable_kv_cache_events: bool,
+        dcp_world_size: int,
+        pcp_world_size: int,
+        hash_block_size: int,
+        eagle_attn_layer_names: list[str] | None = None,
+        metrics_collector: KVCacheMetricsCollector | None = None,
+        max_num_batched_tokens: int | None = None,
+        scheduler_block_size: int | None = None,
+        local_kv_retention_interval: int | None = None,
+    ) -> None:
+        """Decide what is in force, and build pool, managers and parts.
+
+        Args:
+            hash_block_size: Tokens per request block hash.
+            eagle_attn_layer_names: Layers of the draft model. Without them, and without a group
+                that vLLM flagged, every group that could hold some is taken to.
+            max_num_batched_tokens: Tokens of one step; ``max_model_len`` if unknown.
+            scheduler_block_size: Alignment asked for by the scheduler, in tokens; hits are
+                aligned to it as well, unless they may end at any granule.
+            local_kv_retention_interval: Overrides ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL``.
+
+        Raises:
+            ValueError: Context parallelism is on; else see
+                :func:`~vllm_ascend.core.cache_plan.plan_cache`.
+        """
+        if dcp_world_size * pcp_world_size != 1:
+            raise ValueError(
+                "prefix caching over several KV cache groups does not support context "
+                f"parallelism (dcp_world_size={dcp_world_size}, pcp_world_size={pcp_world_size})"
+            )
+        # Past all of vLLM's constructors: they build vLLM's pool, and the hybrid one assumes that
+        # block_size counts tokens.
+        self.kv_cache_config = kv_cache_config
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.hash_block_size = hash_block_size
+        self.plan = plan = plan_cache(
+            group_specs(kv_cache_config),
+            load_config(),
+            scheduler_facts(),
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens or max_model_len,
+            enable_caching=enable_caching,
+            hash_tokens=hash_block_size,
+            scheduler_block_size=scheduler_block_size,
+            interval=local_kv_retention_interval,
         )
-        self._returning = self._tell_returning(pool)
+        self.lcm_block_size = plan.alignment
+        self.local_kv_retention_interval = plan.interval
+        self.request_footprint = request_footprint(plan)
+        self.block_pool = (BlockPool if plan.is_stock else AscendBlockPool)(
+            kv_cache_config.num_blocks,
+            enable_caching,
+            hash_block_size,
+            enable_kv_cache_events,
+            metrics_collector,
+        )
+        self.single_type_managers = make_managers(
+            kv_cache_config.kv_cache_groups, plan, self.block_pool
+        )
+        self.eagle_group_ids = find_draft_groups(
+            kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
+        )
+        self.stats = CacheStats()
+        self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
+        self._connect_parts()
 
-    def _tell_returning(self, pool: AscendBlockPool) -> ReturningPrompts | None:
-        """Return who tells prompts that come again, if they are to be protected."""
-        if not (self._config.protect_returning and self._downward_closed):
-            return None
-        finest = min(self._downward_closed, key=lambda group: group.block_tokens)
-        returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
-        pool.given_up = returning.given_up
-        return returning
+    def _connect_parts(self) -> None:
+        plan, pool = self.plan, self.block_pool
+        successors = SuccessorHashes(plan.hash_tokens, getattr(pool, "event_log", None))
+        self.caching: StockCaching | RankedCaching
+        if plan.is_stock:
+            self.caching = StockCaching(super(), self.groups, plan, successors)
+        else:
+            self.caching = RankedCaching(
+                pool, self.groups, plan, self.request_footprint, successors, self.stats
+            )
+        view = CacheView(pool, plan, successors, self.caching.unwritten_block_ids)
+        self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, view))
 
-    # Caching
+    # Look-up
+
+    @contextmanager
+    def looking_up(self, request: Request) -> Iterator[None]:
+        """Say whose hashes are looked up inside."""
+        self.caching.look_up_starts(request)
+        with self.lookup.on_behalf_of(request):
+            yield
+
+    def ask_connector(self, query: ConnectorQuery) -> None:
+        """Ask before a hit ends inside a block; without it none does where there is a connector."""
+        self.lookup.ask_connector(query)
+
+    def find_longest_cache_hit(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Return the blocks of the longest hit, per group, and its length in tokens.
+
+        Args:
+            block_hashes: The request's hashes, one per ``hash_block_size`` tokens.
+            max_cache_hit_length: Upper bound in tokens.
+
+        Returns:
+            See :class:`~vllm_ascend.core.lookup.hit_search.Hit`. The hit is a multiple of
+            ``lcm_block_size``. The blocks are only safe until the next allocation.
+        """
+        started = perf_counter()
+        hit = self.lookup.find(block_hashes, max_cache_hit_length)
+        if self.lookup.request is not None:
+            self.caching.look_up_ends(self.lookup.request, hit)
+        self.stats.look_up_seconds.append(perf_counter() - started)
+        return hit.blocks, hit.tokens
+
+    # Memory
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Blocks,
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return the blocks that a request still needs; see vLLM's base class."""
+        return self.caching.get_num_blocks_to_allocate(
+            request_id,
+            num_tokens,
+            new_computed_blocks,
+            num_encoder_tokens,
+            total_computed_tokens,
+            num_tokens_main_model,
+            apply_admission_cap,
+        )
+
+    def allocate_new_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Blocks,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        """Take a hit's blocks; a block that it ends inside is replaced by a private copy.
+
+        Everything is referenced before anything is allocated, so that no allocation can take what
+        the same hit rests on. vLLM goes through the groups one by one: what the first allocates
+        for external tokens could be what the second is about to reference.
+        """
+        held: list[KVCacheBlock] = []
+        if num_external_computed_tokens:
+            num_tokens = num_local_computed_tokens + num_external_computed_tokens
+            held = blocks_in_windows(self.groups.all, new_computed_blocks, num_tokens)
+        self.block_pool.touch(held)
+        self.caching.take_hit(
+            request_id,
+            new_computed_blocks,
+            num_local_computed_tokens,
+            num_external_computed_tokens,
+        )
+        self.block_pool.free_blocks(held)
+
+    def allocate_new_blocks(
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        num_encoder_tokens: int = 0,
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Make room for ``num_tokens`` tokens; see vLLM's base class."""
+        return self.caching.allocate_new_blocks(
+            request_id, num_tokens, num_tokens_main_model, num_encoder_tokens
+        )
+
+    def num_blocks_held(self, group_id: int, request_id: str) -> int:
+        """Return the blocks that a request cannot do without, of those that it holds in a group."""
+        return self.caching.num_blocks_held(group_id, request_id)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return the blocks that all running requests share, per group; see vLLM's base class."""
+        return self.caching.get_num_common_prefix_blocks(running_request_id)
+
+    # Caching and freeing
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Enter what a request's first ``num_computed_tokens`` tokens fill.
+        """Enter what a request's first ``num_computed_tokens`` tokens fill."""
+        self.caching.cache_blocks(request, num_computed_tokens)
 
-        Blocks are entered when they are scheduled, before they are computed, as in vLLM; except
-        for what a hit would copy or read before that is done.
-        """
-        if not self._changes_caching:
-            super().cache_blocks(request, num_computed_tokens)
-            return
-        record = self._record(request.request_id)
-        if num_computed_tokens < record.next_cache:
-            return
-        record.request = request
-        if not record.next_cache:
-            self._note_start(request, record)
-        # A block can be named once the hash that covers it is complete.
-        named = align_down(num_computed_tokens, self.hash_block_size)
-        record.next_cache = named + self.hash_block_size
-        entered = self._entered_this_step[request.request_id]
-        for group in self._unretained:
-            entered.append(Entered(group, self._enter_full_blocks(group, request, named)))
-            if group.ends_inside:
-                self._unwritten_granules.collect(group, record, request, named)
-        for group in self._retained:
-            if group.is_eagle:
-                self._successors.resolve_pending(group.id, request)
-        tails = self._tails.advance(record, named)
-        for group, ordinals in tails:
-            self._note_tails(request, group, ordinals)
-        entered += tails
-        record.cached = named
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the blocks that every window has left behind."""
+        self.caching.remove_skipped_blocks(request_id, total_computed_tokens)
 
-    def _note_start(self, request: Request, record: RequestRecord) -> None:
-        """Judge a request that is scheduled for the first time, if it looked for a hit at all."""
-        if record.hit is None or request.num_preemptions:
-            return
-        self.stats.note_start(
-            request.num_prompt_tokens, record.hit, missed_junction=record.missed_junction
-        )
-        if self._returning is not None and self._returning.includes(request, record.matched):
-            self._tails.protect(record)
-
-    def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
-        """Remember of the blocks of tails what a later look-up must know."""
-        blocks = group.manager.req_to_blocks[request.request_id]
-        if group.is_eagle:
-            for ordinal in ordinals:
-                end_tokens = (ordinal + 1) * group.block_tokens
-                self._successors.remember(group.id, request, blocks[ordinal], end_tokens)
-        if group.is_compressor_state:
-            self._state_blocks_entered_this_step.update(blocks[i].block_id for i in ordinals)
+    def free(self, request_id: str) -> None:
+        """Free a request's blocks."""
+        self.caching.free(request_id)
 
     def withdraw_unwritten(self, request_id: str) -> None:
         """Take back what a request entered in the step being scheduled and has yet to write.
 
-        Called when it is preempted: its part of the step will not run, so nobody will ever write
-        what the blocks' keys promise. What it keeps of earlier steps stays; others may hold it.
         With nothing switched on nothing is remembered and nothing withdrawn, as in stock vLLM.
         """
-        if not self._changes_caching:
-            return
-        self._unwritten_granules.forget(request_id)
-        entered = self._entered_this_step.pop(request_id, None)
-        if entered is None:
-            return
-        request = self._records[request_id].request
-        assert request is not None, "its blocks are entered, so it has named itself"
-        for group, ordinals in entered:
-            written = request.num_computed_tokens // group.block_tokens
-            blocks = group.manager.req_to_blocks[request_id]
-            self.block_pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})
+        self.caching.withdraw_unwritten(request_id)
 
     @contextmanager
     def frees_withdraw(self) -> Iterator[None]:
@@ -144,97 +268,33 @@ class AscendHybridKVCacheCoordinator(AllocatingCoordinator):
 
         For schedulers that free a running request themselves while they schedule.
         """
-        self._frees_withdraw = True
+        self.caching.withdraws_freed = True
         try:
             yield
         finally:
-            self._frees_withdraw = False
+            self.caching.withdraws_freed = False
+
+    # Steps
 
     def new_step_starts(self) -> None:
         """Called when a new step is started: the one before has been dispatched."""
         super().new_step_starts()
-        if not self._changes_caching:
-            return
-        self._copies.new_step_starts()
-        self._sparse_state.release_spares()
-        self._unwritten_granules.enter_all()
-        self._entered_this_step.clear()
+        self.caching.new_step_starts()
+        if not self.kv_cache_config.needs_kv_cache_zeroing:
+            # vLLM notes every new block of full attention, to be zeroed, and takes the notes only
+            # where there are Mamba layers: elsewhere they grow for ever.
+            # Source: vllm-project/vllm#44490.
+            for manager in self.single_type_managers:
+                manager.new_block_ids.clear()
 
-    # Freeing
+    def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
+        """Return the copies that the step just scheduled must make first, ``None`` if none."""
+        return self.caching.take_block_copies()
 
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the blocks that every window has left behind; see the base class.
-
-        A boundary passed by drafts is dealt with once they are accepted: until then its tail is
-        held as well. Prompts hold none, and a pool may have no block to spare for them.
-        """
-        record = self._records.get(request_id)
-        if record is None:
-            super().remove_skipped_blocks(request_id, total_computed_tokens)
-            return
-        request = record.request
-        confirmed = total_computed_tokens
-        if request is None or total_computed_tokens > request.num_prompt_tokens:
-            confirmed = max(total_computed_tokens - self._num_draft_tokens, 0)
-        if confirmed < record.next_free:
-            return
-        record.next_free = _NEVER
-        left: list[PlacedBlock] = []
-        null_block = self.block_pool.null_block
-        for group in self._windowed:
-            if group.is_retained:
-                left += leave_behind(group, record, request_id, confirmed, null_block)
-            else:
-                group.manager.remove_skipped_blocks(request_id, confirmed)
-                record.next_free = 0
-        if left:
-            self.block_pool.free_blocks(deep_first(left))
-
-    def free(self, request_id: str) -> None:
-        """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
-        if not self._changes_caching:
-            super().free(request_id)
-            return
-        if self._frees_withdraw:
-            self.withdraw_unwritten(request_id)
-        self._successors.forget(request_id)
-        self._copies.forget(request_id)
-        self._unwritten_granules.enter(request_id)
-        pool = cast(AscendBlockPool, self.block_pool)
-        record = self._records.pop(request_id, None)
-        held: list[PlacedBlock] = []
-        for entry in self._tails.finish(record) if record is not None else ():
-            if entry.block.ref_cnt == 0:
-                pool.refresh(entry.block)
-                held.append((entry.start_token, entry.block))
-        protects = record is not None and record.rank is Rank.PROTECTED
-        for group in self._groups:
-            blocks = take_held(group, record, request_id, pool.null_block)
-            if protects and group.is_downward_closed:
-                pool.protect(block for _, block in blocks)
-            held += blocks
-            group.manager.free(request_id)
-        if held:
-            pool.free_blocks(deep_first(held))
+    def confirm_block_copies(self, copies: list[KVCacheBlockCopy]) -> None:
+        """The step that was told these copies, as they were returned above, has run."""
+        self.caching.confirm_block_copies(copies)
 
     def take_stats(self) -> CacheUpdate | None:
         """Return what was counted since the last call; ``None`` if nothing, or all is stock."""
-        if not self._changes_caching:
-            return None
-        queue = self.block_pool.free_block_queue
-        # -1: the null block is nobody's.
-        used = self.block_pool.num_gpu_blocks - 1 - queue.num_free_blocks
-        evicted = queue.num_handed_out[Tier.SPARE :]
-        return self.stats.take((used, *queue.num_free_by_tier), evicted)
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return the blocks that all running requests share, per group, for cascade attention.
-
-        Compressed rows are not read that way, so nobody has to count them in every step.
-        """
-        if not self._changes_caching:
-            return super().get_num_common_prefix_blocks(running_request_id)
-        return [
-            0 if compressed else group.manager.get_num_common_prefix_blocks(running_request_id)
-            for group, compressed in zip(self._groups, self._compressed, strict=True)
-        ]
+        return self.caching.take_stats()

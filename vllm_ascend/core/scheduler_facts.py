@@ -12,7 +12,7 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from vllm_ascend.core.connectors.connector_rules import knows_granules
-from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class SchedulerFacts:
         return self.connector_knows_granules or not self.has_connector
 
 
+# vLLM builds a coordinator three constructors below its scheduler, none of which passes this on.
 _SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(
     "scheduler_facts",
     default=SchedulerFacts(),  # noqa: B039 - it is frozen
@@ -51,26 +52,9 @@ def scheduler_facts() -> SchedulerFacts:
     return _SCHEDULER_FACTS.get()
 
 
-def facts_of(vllm_config: VllmConfig) -> dict[str, Any]:
-    """Return what the configuration tells of a scheduler: fields of :class:`SchedulerFacts`."""
-    speculative_config = vllm_config.speculative_config
-    num_drafts = 0 if speculative_config is None else speculative_config.num_speculative_tokens
-    return {
-        "num_draft_tokens": num_drafts,
-        "num_unconfirmed_tokens": (
-            num_drafts if vllm_config.scheduler_config.async_scheduling else 0
-        ),
-        "has_connector": vllm_config.kv_transfer_config is not None,
-        # Asked only where it matters: the answer may have to import the connector.
-        "connector_knows_granules": (
-            load_config().changes_caching and knows_granules(vllm_config.kv_transfer_config)
-        ),
-    }
-
-
 @contextmanager
-def coordinators_told(**facts: Any) -> Iterator[None]:
-    """Tell the coordinators that are built inside about their scheduler.
+def building_scheduler(**facts: Any) -> Iterator[None]:
+    """Say what is known of the scheduler that is built inside.
 
     Args:
         facts: Fields of :class:`SchedulerFacts`; the others keep their values.
@@ -80,3 +64,19 @@ def coordinators_told(**facts: Any) -> Iterator[None]:
         yield
     finally:
         _SCHEDULER_FACTS.reset(token)
+
+
+def facts_of(vllm_config: VllmConfig, config: PrefixCacheConfig) -> dict[str, Any]:
+    """Return what the configuration tells of a scheduler: fields of :class:`SchedulerFacts`."""
+    speculative_config = vllm_config.speculative_config
+    num_drafts = 0 if speculative_config is None else speculative_config.num_speculative_tokens
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return {
+        "num_draft_tokens": num_drafts,
+        "num_unconfirmed_tokens": num_drafts if is_async else 0,
+        "has_connector": vllm_config.kv_transfer_config is not None,
+        # Asked only where it matters: the answer may have to import the connector.
+        "connector_knows_granules": (
+            config.changes_caching and knows_granules(vllm_config.kv_transfer_config)
+        ),
+    }

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from vllm.utils.math_utils import cdiv
+from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
 from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, BlockHashListWithBlockSize, KVCacheBlock
@@ -16,26 +17,23 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    KVCacheGroupSpec,
     KVCacheSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.request import Request
 
+from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.specs import (
     compress_ratio,
     is_compressed,
     tokens_per_block,
     unpack_uniform,
 )
-from vllm_ascend.core.retention.boundaries import (
-    contiguous_blocks_for_hit,
-    replay_boundary,
-    retained_block_mask,
-)
-from vllm_ascend.core.retention.sparse_manager import SparseStateManager, is_sparse_state
-from vllm_ascend.core.scheduler_facts import scheduler_facts
-from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.core.retention.block_ranks import reachable_blocks
+from vllm_ascend.core.retention.boundaries import contiguous_blocks_for_hit
+from vllm_ascend.core.retention.sparse_state_manager import SparseStateManager, is_sparse_state
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -156,6 +154,8 @@ def get_manager_for_kv_cache_spec(
     kv_cache_spec: KVCacheSpec,
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
+    *,
+    sparse_state: bool = False,
     **kwargs,
 ) -> SingleTypeKVCacheManager:
     """Return the manager of a group, by what its spec *is* rather than by its exact class.
@@ -169,6 +169,7 @@ def get_manager_for_kv_cache_spec(
         max_num_batched_tokens: Tokens of one step; with ``max_model_len`` it bounds what a
             windowed group holds.
         max_model_len: Longest request in tokens.
+        sparse_state: The group's tables hold null blocks where nobody reads.
 
     Raises:
         KeyError: No manager is known for the spec's class or a base of it.
@@ -185,12 +186,34 @@ def get_manager_for_kv_cache_spec(
         kwargs["max_admission_blocks_per_request"] = spec.max_admission_blocks_per_request(
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
         )
-    if is_sparse_state(spec, load_config(), scheduler_facts()):
+    if sparse_state:
         return SparseStateManager(spec, **kwargs)
     for base in type(spec).__mro__:
         if base in vllm_managers.spec_manager_map:
             return vllm_managers.spec_manager_map[base](spec, **kwargs)
     raise KeyError(f"no KV cache manager for {type(spec).__name__}")
+
+
+def make_managers(
+    groups: Sequence[KVCacheGroupSpec], plan: CachePlan, pool: BlockPool
+) -> tuple[SingleTypeKVCacheManager, ...]:
+    """Return the managers of all groups, in their order."""
+
+    def make(group_id: int, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
+        arguments = {
+            "kv_cache_spec": group.kv_cache_spec,
+            "max_num_batched_tokens": plan.max_num_batched_tokens,
+            "max_model_len": plan.max_model_len,
+            "block_pool": pool,
+            "enable_caching": pool.enable_caching,
+            "kv_cache_group_id": group_id,
+        }
+        if is_sparse_state(plan.specs[group_id], plan):
+            return get_manager_for_kv_cache_spec(**arguments, sparse_state=True)
+        # Looked up on its module: vLLM's own, patched or not.
+        return vllm_coordinator.get_manager_for_kv_cache_spec(**arguments)
+
+    return tuple(make(group_id, group) for group_id, group in enumerate(groups))
 
 
 # Methods for vLLM's own managers (see patch/platform/patch_single_type_kv_cache_manager.py).
@@ -277,7 +300,7 @@ def sliding_window_reachable_block_mask(
     retention_interval: int | None = None,
     num_prompt_tokens: int | None = None,
 ) -> list[bool] | None:
-    """Keep the window's tail before every kept boundary; see ``retained_block_mask``.
+    """Keep the window's tail before every kept boundary; see ``block_ranks.reachable_blocks``.
 
     Args:
         start_block: First block, counted from the request's start.
@@ -294,20 +317,16 @@ def sliding_window_reachable_block_mask(
         return None
     block_tokens = kv_cache_spec.block_size
     assert alignment_tokens % block_tokens == 0
-    return retained_block_mask(
+    return reachable_blocks(
         start_block,
         end_block,
         block_tokens=block_tokens,
-        num_tail_blocks=contiguous_blocks_for_hit(
+        tail_length=contiguous_blocks_for_hit(
             kv_cache_spec.sliding_window, block_tokens, peek_block=use_eagle
         ),
-        alignment_tokens=alignment_tokens,
-        interval_tokens=retention_interval,
-        replay_boundary_tokens=(
-            None
-            if num_prompt_tokens is None
-            else replay_boundary(num_prompt_tokens, alignment_tokens, lookahead_tokens=1)
-        ),
+        alignment=alignment_tokens,
+        interval=retention_interval,
+        num_prompt_tokens=num_prompt_tokens,
         peek_blocks=int(use_eagle),
     )
 

@@ -11,7 +11,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-    from vllm_ascend.core.reporting.startup_report import PrefixCacheFacts
+    from vllm_ascend.core.cache_plan import CachePlan
     from vllm_ascend.replay.layouts import KVLayout
 
 # Enough for any three requests of the probe one after another; no memory stands behind them.
@@ -79,8 +79,8 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
     importlib.import_module("vllm.plugins").load_general_plugins()
     if asked.installs_patches:
         importlib.import_module("vllm_ascend.patch.platform")
-    from vllm_ascend.core.layout.block_sizes import Granularity
     from vllm_ascend.core.layout.specs import group_specs
+    from vllm_ascend.core.reporting.startup_report import capacity_tokens
     from vllm_ascend.doctor.hits import PrefixProbe
     from vllm_ascend.doctor.model_layout import model_layout
 
@@ -94,10 +94,9 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
     scheduler = _scheduler(layout, asked, max_model_len)
     kv_cache_config = scheduler.kv_cache_manager.kv_cache_config
     specs = group_specs(kv_cache_config)
-    facts = _startup_facts(scheduler, specs, max_model_len)
-    whole_blocks = Granularity.of(specs, ends_inside_blocks=False).alignment
+    plan = _plan(scheduler, specs, max_model_len)
     tokens, request = PrefixProbe(scheduler).smallest_prefix(
-        facts.granule, max(facts.alignment, whole_blocks), max_model_len
+        plan.granule, max(plan.alignment, plan.whole_blocks), max_model_len
     )
     bytes_per_block = sum(t.size for t in kv_cache_config.kv_cache_tensors) // _NUM_BLOCKS
     return LayoutFacts(
@@ -105,15 +104,17 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
         coordinator=type(scheduler.kv_cache_manager.coordinator).__name__,
         block_size=layout.block_size,
         groups=_group_rows(layout, kv_cache_config),
-        granule=facts.granule,
-        alignment=facts.alignment,
+        granule=plan.granule,
+        alignment=plan.alignment,
         smallest_prefix=tokens,
         hits_from_request=request,
-        retention_interval=facts.interval,
+        retention_interval=plan.interval,
         bytes_per_block=bytes_per_block,
-        tokens_per_gib=int(facts.capacity_tokens * (_GIB / prod((bytes_per_block, _NUM_BLOCKS)))),
+        tokens_per_gib=int(
+            capacity_tokens(specs, _NUM_BLOCKS) * (_GIB / prod((bytes_per_block, _NUM_BLOCKS)))
+        ),
         max_model_len=max_model_len,
-        warnings=_warnings(scheduler, facts),
+        warnings=_warnings(scheduler, plan),
     )
 
 
@@ -195,40 +196,33 @@ def _connector_knows_granules(asked: LayoutRequest) -> bool:
         raise ValueError(f"--kv-transfer-config: {error}") from error
 
 
-def _startup_facts(
-    scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int
-) -> PrefixCacheFacts:
-    """Return what the coordinator reports at its start; of vLLM's own, what it would."""
-    from vllm_ascend.core.layout.block_sizes import Granularity
-    from vllm_ascend.core.reporting.startup_report import PrefixCacheFacts
+def _plan(scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int) -> CachePlan:
+    """Return what is in force; with vLLM's own coordinator, what it does in our words."""
+    from vllm_ascend.core.cache_plan import plan_cache
+    from vllm_ascend.core.scheduler_facts import SchedulerFacts
     from vllm_ascend.prefix_cache_config import load_config
 
     coordinator = scheduler.kv_cache_manager.coordinator
-    if hasattr(coordinator, "startup_facts"):
-        return coordinator.startup_facts()
-    sizes = Granularity.of(specs, ends_inside_blocks=False)
-    return PrefixCacheFacts(
-        specs=specs,
-        config=load_config(),
-        num_blocks=_NUM_BLOCKS,
+    if hasattr(coordinator, "plan"):
+        return coordinator.plan
+    plan = plan_cache(
+        specs,
+        load_config(),
+        SchedulerFacts(has_connector=scheduler.vllm_config.kv_transfer_config is not None),
         max_model_len=max_model_len,
-        granule=sizes.granule,
-        alignment=sizes.alignment,
-        interval=None,
-        changes_caching=False,
-        has_connector=scheduler.vllm_config.kv_transfer_config is not None,
         max_num_batched_tokens=scheduler.scheduler_config.max_num_batched_tokens,
-        connector_knows_granules=False,
+        enable_caching=False,
     )
+    return replace(plan, interval=None)
 
 
-def _warnings(scheduler: Scheduler, facts: PrefixCacheFacts) -> tuple[str, ...]:
+def _warnings(scheduler: Scheduler, plan: CachePlan) -> tuple[str, ...]:
     from vllm_ascend.core.reporting import startup_report
 
-    ours = hasattr(scheduler.kv_cache_manager.coordinator, "startup_facts")
-    if not ours and facts.config.profile == "best":
+    ours = hasattr(scheduler.kv_cache_manager.coordinator, "plan")
+    if not ours and plan.config.profile == "best":
         return ()  # meant for every model; this one has nothing that it could change
-    return tuple(startup_report.warnings(facts))
+    return tuple(startup_report.warnings(plan))
 
 
 def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[GroupRow, ...]:

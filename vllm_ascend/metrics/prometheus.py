@@ -15,12 +15,14 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.pool.free_queue import TIERS as FREE_RANKS
+from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheUpdate
 
-FREE_TIERS = tuple(tier.name.lower() for tier in Tier)
+# Dashboards know kept blocks as cached ones.
+FREE_TIERS = tuple("cached" if r is Rank.KEPT else r.name.lower() for r in FREE_RANKS)
 TIERS = ("used", *FREE_TIERS)
-EVICTED_TIERS = FREE_TIERS[Tier.SPARE :]
+EVICTED_TIERS = FREE_TIERS[FREE_RANKS.index(Rank.SPARE) :]
 KINDS = tuple(kind.name.lower() for kind in BoundaryKind)
 
 # A miss is in the first one; DeepSeek-V4's longest prompt is a million tokens.

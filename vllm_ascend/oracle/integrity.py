@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import get_group_id
 
@@ -60,7 +60,7 @@ def check_drained(kv_cache_manager: KVCacheManager) -> None:
             raise IntegrityError(
                 f"group {manager.kv_cache_group_id} remembers {sorted(leftover)} after the end"
             )
-    remembered = getattr(kv_cache_manager.coordinator, "_records", {})
+    remembered = getattr(_ranked_caching(kv_cache_manager), "records", {})
     if remembered:
         raise IntegrityError(f"the coordinator remembers {sorted(remembered)} after the end")
     granules = getattr(pool, "granules", ())
@@ -107,8 +107,13 @@ def _walk(queue: FreeKVCacheBlockQueue, num_blocks: int) -> list[int]:
     return forward
 
 
-# Tier -> why its blocks are cached.
-_RANKS = {
+def _ranked_caching(kv_cache_manager: KVCacheManager) -> Any:
+    """Return the part that remembers requests and copies; vLLM's coordinators have none."""
+    return getattr(kv_cache_manager.coordinator, "caching", None)
+
+
+# What each tier behind the scratch blocks is called, and the ranks whose blocks it holds.
+_TIERS = {
     "spare": {"SPARE"},
     "cached": {"KEPT", "ROLLING"},
     "protected": {"PROTECTED"},
@@ -122,7 +127,7 @@ def _check_tiers(pool: BlockPool, tiers: Sequence[FreeKVCacheBlockQueue]) -> Non
     for block in scratch.get_all_free_blocks():
         if block.block_hash is not None or block in pool.granules:
             raise IntegrityError(f"block {block.block_id} is cached, but among the scratch blocks")
-    for tier, (name, ranks) in zip(others, _RANKS.items(), strict=True):
+    for tier, (name, ranks) in zip(others, _TIERS.items(), strict=True):
         for block in tier.get_all_free_blocks():
             rank = pool.rank(block).name
             if rank not in ranks:
@@ -143,8 +148,8 @@ def _count_references(kv_cache_manager: KVCacheManager) -> Counter[int]:
 
 def _copy_sources(kv_cache_manager: KVCacheManager) -> list[KVCacheBlock]:
     """Blocks that are referenced because a worker is to copy them."""
-    copies = getattr(kv_cache_manager.coordinator, "_copies", None)
-    return [] if copies is None else copies.sources()
+    partial_hits = getattr(_ranked_caching(kv_cache_manager), "partial_hits", None)
+    return [] if partial_hits is None else partial_hits.copies.sources()
 
 
 def _check_reference_counts(

@@ -51,7 +51,7 @@ def build(switch, connected: bool) -> Engine:
 
 
 def held(engine: Engine) -> int:
-    return len(engine.manager.coordinator._copies)
+    return len(engine.manager.coordinator.caching.partial_hits.copies)
 
 
 def step_twice(engine: Engine, between: Callable[[], None] = lambda: None) -> list[int]:

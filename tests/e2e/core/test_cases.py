@@ -229,7 +229,7 @@ def test_u13_reuse_starts_at_the_second_request(spare: bool, make_engine: MakeEn
     reused = 3000 // 16 * 16
     assert hits == [0, reused if spare else 0, reused]
     # What retention did not keep is told at the start, and counted.
-    told = startup_report.summary(engine.manager.coordinator.startup_facts())
+    told = startup_report.summary(engine.manager.coordinator.plan, 1000)
     assert ("the third one hits, not the second" in told) == (not spare)
     assert engine.manager.coordinator.stats.junction_misses == (0 if spare else 1)
     engine.drain()

@@ -111,7 +111,7 @@ def test_events_tell_what_is_cached(
 
     def compare() -> None:
         pool.take_events()
-        for group in coordinator._groups:
+        for group in coordinator.groups.all:
             cached = cached_in(engine, group.id)
             if group.is_downward_closed:
                 # In granules, and so by more names than blocks have; but never one in vain.

@@ -31,7 +31,7 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.scraping import difference, own_metrics
-from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions
@@ -147,7 +147,7 @@ def test_counts_are_exact_behind_the_real_encoder(make_engine: MakeEngine):
     assert sum(blocks.values()) == pool.num_gpu_blocks - 1
     assert "kv_cache_blocks.used" not in blocks, "all requests have ended"
     queue = pool.free_block_queue
-    assert blocks["kv_cache_blocks.cached"] == queue.tiers[Tier.CACHED].num_free_blocks > 0
+    assert blocks["kv_cache_blocks.cached"] == queue.tier(Rank.KEPT).num_free_blocks > 0
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tests.e2e.core.configurations import MIN_DROP, PIN, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
-from vllm_ascend.core.pool import tiered_block_pool as ascend_block_pool
-from vllm_ascend.core.pool.free_queue import Tier
-from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.pool import tiered_block_pool
+from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.tail_cache import TailCache
 from vllm_ascend.oracle import IntegrityError
 from vllm_ascend.replay.scheduler import SchedulerOptions
@@ -39,7 +39,7 @@ def make_bench(
 
 def pinned_ids(bench: Bench) -> list[int]:
     queue = bench.engine.manager.block_pool.free_block_queue
-    return [block.block_id for block in queue.tiers[Tier.PINNED].get_all_free_blocks()]
+    return [block.block_id for block in queue.tier(Rank.PINNED).get_all_free_blocks()]
 
 
 def hits_in_turn(bench: Bench, num_prefixes: int, num_rounds: int) -> list[set[int]]:
@@ -185,7 +185,7 @@ def test_a_model_without_windows_is_refused(
 
 def free_pinned_blocks_as_others(patch: pytest.MonkeyPatch) -> None:
     """Pins are noted, but make no difference to the order."""
-    patch.setitem(ascend_block_pool._TIERS, Rank.PINNED, Tier.CACHED)
+    patch.setattr(tiered_block_pool, "shares_tier", lambda one, other: True)
     free_blocks = AscendBlockPool.free_blocks
 
     def free_without_pins(self, *args, **kwargs) -> None:

@@ -20,9 +20,10 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
+from vllm_ascend.core import kv_cache_coordinator
+from vllm_ascend.core.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.specs import is_downward_closed, tokens_per_block
-from vllm_ascend.core.lookup import hybrid_lookup
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
@@ -99,18 +100,17 @@ def look_up_tails_one_block_short(patch: pytest.MonkeyPatch) -> None:
 
 def end_hits_inside_compressed_blocks(patch: pytest.MonkeyPatch) -> None:
     """Align hits to half of what the coarsest block covers, without copying it."""
-    original = AscendHybridKVCacheCoordinator.__init__
 
-    def __init__(self, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        self.lcm_block_size //= 2
+    def plan_with_half_the_alignment(*args, **kwargs) -> CachePlan:
+        plan = plan_cache(*args, **kwargs)
+        return replace(plan, alignment=plan.alignment // 2)
 
-    patch.setattr(AscendHybridKVCacheCoordinator, "__init__", __init__)
+    patch.setattr(kv_cache_coordinator, "plan_cache", plan_with_half_the_alignment)
 
 
 def forget_the_eagle_drop(patch: pytest.MonkeyPatch) -> None:
     """Treat groups with draft layers like all others."""
-    patch.setattr(hybrid_lookup, "find_draft_groups", lambda *args, **kwargs: set())
+    patch.setattr(kv_cache_coordinator, "find_draft_groups", lambda *args, **kwargs: set())
 
 
 def ignore_successors(patch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def lend_states_of_this_step(patch: pytest.MonkeyPatch) -> None:
 
     def cache_blocks(self, request, num_computed_tokens) -> None:
         original(self, request, num_computed_tokens)
-        self._state_blocks_entered_this_step.clear()
+        self.caching.unwritten_block_ids.clear()
 
     patch.setattr(AscendHybridKVCacheCoordinator, "cache_blocks", cache_blocks)
 

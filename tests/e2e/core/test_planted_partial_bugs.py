@@ -15,7 +15,8 @@ from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
 from vllm_ascend.core.admission.hit_blocks import copied_groups
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.lookup.copy_queue import BlockCopies
+from vllm_ascend.core.lookup.copy_queue import CopyQueue
+from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.lookup.unwritten_granules import UnwrittenGranules
 from vllm_ascend.core.pool.block_names import BlockNames
@@ -38,14 +39,14 @@ def share_instead_of_copying(patch: pytest.MonkeyPatch) -> None:
         table[-1] = source
         self._pool.free_blocks([private])
 
-    original = AscendHybridKVCacheCoordinator.__init__
+    original = PartialHits.__init__
 
-    def __init__(self, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        self._copies.managers = self.single_type_managers
+    def __init__(self, pool, groups, plan) -> None:
+        original(self, pool, groups, plan)
+        self.copies.managers = [group.manager for group in groups.all]
 
-    patch.setattr(AscendHybridKVCacheCoordinator, "__init__", __init__)
-    patch.setattr(BlockCopies, "queue", queue)
+    patch.setattr(PartialHits, "__init__", __init__)
+    patch.setattr(CopyQueue, "queue", queue)
 
 
 def copy_a_block_that_ends_before_the_hit(patch: pytest.MonkeyPatch) -> None:
@@ -70,16 +71,16 @@ def copy_a_block_that_ends_before_the_hit(patch: pytest.MonkeyPatch) -> None:
 
 def free_the_source_before_dispatch(patch: pytest.MonkeyPatch) -> None:
     """Give the source up as soon as the copy is queued."""
-    original = BlockCopies.queue
+    original = CopyQueue.queue
 
     def queue(self, request_id, source, private) -> None:
         original(self, request_id, source, private)
         self._pool.free_blocks([source])
         self._pool.give_up(source)
 
-    patch.setattr(BlockCopies, "queue", queue)
-    patch.setattr(BlockCopies, "new_step_starts", lambda self: self._dispatched.clear())
-    patch.setattr(BlockCopies, "forget", no_op)
+    patch.setattr(CopyQueue, "queue", queue)
+    patch.setattr(CopyQueue, "new_step_starts", lambda self: self._dispatched.clear())
+    patch.setattr(CopyQueue, "forget", no_op)
 
 
 def enter_granules_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def count_no_block_for_the_copy(patch: pytest.MonkeyPatch) -> None:
 
     def get_num_blocks_to_allocate(self, **kwargs) -> int:
         blocks, total = kwargs["new_computed_blocks"], kwargs["total_computed_tokens"]
-        return original(self, **kwargs) - len(copied_groups(self._downward_closed, blocks, total))
+        return original(self, **kwargs) - len(copied_groups(self.groups.prefix, blocks, total))
 
     patch.setattr(
         AscendHybridKVCacheCoordinator, "get_num_blocks_to_allocate", get_num_blocks_to_allocate
@@ -120,12 +121,12 @@ def count_no_block_for_the_copy(patch: pytest.MonkeyPatch) -> None:
 
 def never_make_the_copies(patch: pytest.MonkeyPatch) -> None:
     """Forget to tell the worker."""
-    original = BlockCopies.take
+    original = CopyQueue.take
 
     def take(self) -> None:
         original(self)
 
-    patch.setattr(BlockCopies, "take", take)
+    patch.setattr(CopyQueue, "take", take)
 
 
 def keep_granules_of_evicted_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -163,8 +164,9 @@ def trust_drafts_in_sparse_state(patch: pytest.MonkeyPatch) -> None:
     """Keep the state for the case that no draft is rejected."""
     original = SparseState.__init__
 
-    def __init__(self, *args, num_draft_tokens: int, **kwargs) -> None:
-        original(self, *args, num_draft_tokens=-num_draft_tokens, **kwargs)
+    def __init__(self, *args) -> None:
+        original(self, *args)
+        self._num_unconfirmed = -self._num_unconfirmed
 
     patch.setattr(SparseState, "__init__", __init__)
 
@@ -175,7 +177,7 @@ def release_spare_state_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def allocate_new_blocks(self, *args, **kwargs):
         new_blocks = original(self, *args, **kwargs)
-        self._sparse_state.release_spares()
+        self.caching.sparse_state.release_spares()
         return new_blocks
 
     patch.setattr(AscendHybridKVCacheCoordinator, "allocate_new_blocks", allocate_new_blocks)

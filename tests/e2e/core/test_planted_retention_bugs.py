@@ -9,8 +9,8 @@ import pytest
 
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import Bench, check_churn, random_prompt
+from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.retention import tail_cache
 from vllm_ascend.core.retention.request_record import Tail
 from vllm_ascend.core.retention.tail_cache import TailCache
 
@@ -22,8 +22,8 @@ def edit_tails(edit: Callable[[range], range]) -> Plant:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
-            tail_cache,
-            "_ordinals",
+            Group,
+            "tails",
             lambda group, boundaries: [i for b in boundaries for i in edit(group.tail(b))],
         )
         # Bookkeeping of what was entered would notice.

@@ -10,8 +10,8 @@ import pytest
 from tests.e2e.core.configurations import PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
-from vllm_ascend.core.pool.free_queue import Tier
-from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
+from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 
 SHARED, OWN = 192, 8
@@ -36,9 +36,9 @@ def flood(bench: Bench, seed: int = 0, num_prompts: int = 20, repeats: int = 1) 
             bench.hit(random_prompt(10_000 + 100 * seed + number, 300))
 
 
-def tier(bench: Bench, which: Tier) -> list[int]:
+def tier(bench: Bench, which: Rank) -> list[int]:
     queue = bench.engine.manager.block_pool.free_block_queue
-    return [block.block_id for block in queue.tiers[which].get_all_free_blocks()]
+    return [block.block_id for block in queue.tier(which).get_all_free_blocks()]
 
 
 def flood_until_lost(bench: Bench, boundary: int) -> int:
@@ -69,8 +69,8 @@ def test_however_long_a_flood_is_it_protects_nothing_of_its_own(
     bench = make_bench(make_engine, layout, True)
     for seed in range(3):
         flood(bench, seed)
-        assert tier(bench, Tier.PROTECTED) == []
-        assert bench.engine.manager.coordinator._returning is not None
+        assert tier(bench, Rank.PROTECTED) == []
+        assert bench.engine.manager.coordinator.caching.returning is not None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -81,7 +81,7 @@ def test_who_repeats_himself_gets_half_of_the_free_memory_at_most(
     bench = make_bench(make_engine, layout, True)
     flood(bench, repeats=2)
     pool = bench.engine.manager.block_pool
-    num_protected = len(tier(bench, Tier.PROTECTED))
+    num_protected = len(tier(bench, Rank.PROTECTED))
     assert 0 < 2 * num_protected <= pool.get_num_free_blocks()
     assert ask(bench, 1) == 0
     assert ask(bench, 2) > SHARED // 2
@@ -97,7 +97,7 @@ def test_a_prompt_that_was_given_up_is_remembered(make_engine: MakeEngine) -> No
     assert ask(bench, 3) > SHARED // 2
     bench.fresh()
     assert ask(bench, 4) == 0
-    assert tier(bench, Tier.PROTECTED) == [], "a reset forgets the names as well"
+    assert tier(bench, Rank.PROTECTED) == [], "a reset forgets the names as well"
 
 
 def test_a_prompt_that_shares_its_smaller_half_is_like_others(make_engine: MakeEngine) -> None:
@@ -105,7 +105,7 @@ def test_a_prompt_that_shares_its_smaller_half_is_like_others(make_engine: MakeE
     system = random_prompt(1, 64)
     for number in range(4):
         bench.hit(system + random_prompt(number, 80))
-    assert tier(bench, Tier.PROTECTED) == []
+    assert tier(bench, Rank.PROTECTED) == []
 
 
 def test_the_next_turn_of_a_conversation_is_protected_with_its_answers(
@@ -131,7 +131,7 @@ def test_preempted_requests_do_not_return(make_engine: MakeEngine) -> None:
     engine.run()
     engine.check()
     assert engine.num_preemptions, "the pool is too small for all of them"
-    assert tier(bench, Tier.PROTECTED) == []
+    assert tier(bench, Rank.PROTECTED) == []
 
 
 def protect_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def forget_what_was_lent(patch: pytest.MonkeyPatch) -> None:
     set_rank = AscendBlockPool.set_rank
 
     def keep(self, block, rank) -> None:
-        set_rank(self, block, max(rank, Rank.KEPT))
+        set_rank(self, block, min(rank, Rank.KEPT))
 
     patch.setattr(AscendBlockPool, "set_rank", keep)
 

@@ -70,7 +70,7 @@ class Bench:
             self.step()
         self.add("again", prompt + self.prompt(CHUNK_TOKENS))
         self.step()
-        found = self.scheduler.kv_cache_manager.coordinator._records["again"].hit
+        found = self.scheduler.kv_cache_manager.coordinator.caching.records["again"].hit
         assert found, "it has found a hit, and no memory to go on behind it"
         hit = self.run()["again"]
         assert hit < found
@@ -95,6 +95,6 @@ def test_a_window_that_keeps_everything_is_noticed(switch: Callable) -> None:
     bench = Bench(2000)
     bench.add("first", bench.prompt(PROMPT_TOKENS))
     bench.step()
-    bench.scheduler.kv_cache_manager.coordinator._records["first"].next_free = 1 << 62
+    bench.scheduler.kv_cache_manager.coordinator.caching.records["first"].next_free = 1 << 62
     with pytest.raises(IntegrityError, match=r"first holds .* blocks of group 2, whose window"):
         bench.run()

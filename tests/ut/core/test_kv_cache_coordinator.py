@@ -17,7 +17,7 @@ import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
-from vllm_ascend.core.scheduler_facts import coordinators_told
+from vllm_ascend.core.scheduler_facts import building_scheduler
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.patch.platform.patch_kv_cache_coordinator import (
     AscendHybridKVCacheCoordinator,
@@ -314,7 +314,7 @@ def test_partial_hits_align_to_the_granule(monkeypatch):
 def test_a_connector_that_does_not_know_granules_keeps_hits_to_whole_blocks(monkeypatch):
     """Its scheduler half may take every hit for one of whole blocks."""
     monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
-    with coordinators_told(has_connector=True):
+    with building_scheduler(has_connector=True):
         cache = Cache(compressed(4, 4), window(8, 4))
     assert cache.coordinator.lcm_block_size == 16
     cache.run(request("a", tokens(30)))
@@ -324,7 +324,7 @@ def test_a_connector_that_does_not_know_granules_keeps_hits_to_whole_blocks(monk
 def cache_beside_a_connector(monkeypatch, answers: list) -> tuple[Cache, list]:
     """Return a cache with one prompt in it, and a list of what the connector is asked."""
     monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
-    with coordinators_told(has_connector=True, connector_knows_granules=True):
+    with building_scheduler(has_connector=True, connector_knows_granules=True):
         cache = Cache(compressed(4, 4), window(8, 4))
     asked: list[int] = []
     query = ConnectorQuery(lambda request, num: (asked.append(num), answers.pop(0))[1])

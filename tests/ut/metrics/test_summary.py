@@ -4,11 +4,11 @@
 import re
 
 from tests.pages import blocks
-from vllm_ascend.core.pool.free_queue import Tier
+from vllm_ascend.core.pool.free_queue import TIERS, Rank
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats, CacheUpdate
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 
-NUM_EVICTED_TIERS = len(Tier) - Tier.SPARE
+NUM_EVICTED_TIERS = len(TIERS) - TIERS.index(Rank.SPARE)
 
 
 def update(used: int, free: int, *, evicted: int = 0, requests: int = 0) -> CacheUpdate:
@@ -16,7 +16,7 @@ def update(used: int, free: int, *, evicted: int = 0, requests: int = 0) -> Cach
     for _ in range(requests):
         stats.note_start(1000, 250, missed_junction=False)
     stats.kept[BoundaryKind.FINISH] += requests
-    taken = stats.take((used, free, *[0] * (len(Tier) - 1)), [evicted] * NUM_EVICTED_TIERS)
+    taken = stats.take((used, free, *[0] * (len(TIERS) - 1)), [evicted] * NUM_EVICTED_TIERS)
     assert taken is not None
     return taken
 

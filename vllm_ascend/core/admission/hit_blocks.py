@@ -34,6 +34,17 @@ def tail_of_hit(groups: Iterable[Group], blocks: Blocks, hit: int) -> list[TailB
     return tail
 
 
+def blocks_in_windows(
+    groups: Iterable[Group], blocks: Blocks, num_tokens: int
+) -> list[KVCacheBlock]:
+    """Return those blocks of a hit that no window has left behind at ``num_tokens`` tokens."""
+    held: list[KVCacheBlock] = []
+    for group in groups:
+        skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
+        held += blocks[group.id][skipped:]
+    return held
+
+
 def blocks_for_next_chunk(
     group: Group,
     request_id: str,

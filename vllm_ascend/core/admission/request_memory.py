@@ -17,8 +17,8 @@ from vllm_ascend.core.admission.request_footprint import (
     SparseRows,
     StepLimits,
 )
-from vllm_ascend.core.layout.block_sizes import Granularity
-from vllm_ascend.core.layout.groups import hits_end_inside, tail_length
+from vllm_ascend.core.cache_plan import CachePlan, plan_cache
+from vllm_ascend.core.layout.groups import hits_end_inside, tail_length, tail_spec
 from vllm_ascend.core.layout.specs import (
     compress_ratio,
     counts_rows,
@@ -28,46 +28,18 @@ from vllm_ascend.core.layout.specs import (
     tokens_per_block,
     unpack_uniform,
 )
-from vllm_ascend.core.retention.boundaries import resolve_retention_interval
-from vllm_ascend.core.retention.sparse_manager import is_sparse_state
+from vllm_ascend.core.retention.sparse_state_manager import is_sparse_state
 from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config
+from vllm_ascend.prefix_cache_config import load_config
 
 
-def tails_interval(config: PrefixCacheConfig, interval: int | None) -> int | None:
-    """Return the interval at which tails are kept.
-
-    Kept like prefixes, the tails of all boundaries would push out the prefixes that pinned ones
-    belong to: without an interval those that are not pinned are spare.
-    """
-    return 0 if config.pin_swa_tokens and interval is None else interval
-
-
-def request_footprint(
-    specs: Sequence[KVCacheSpec],
-    config: PrefixCacheConfig,
-    facts: SchedulerFacts,
-    *,
-    alignment: int,
-    interval: int | None,
-    changes_caching: bool,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-) -> RequestFootprint:
-    """Return what one request holds at most.
-
-    Args:
-        specs: Of all groups, unpacked.
-        alignment: Hits are multiples of this, in tokens.
-        interval: The retention interval in tokens; ``None``: all tails are kept.
-        changes_caching: A switch that changes what is cached is in force.
-    """
-    ends_inside = changes_caching and config.partial_hits and facts.hits_may_end_inside_blocks
-    drafts = facts.num_draft_tokens if changes_caching else 0
+def request_footprint(plan: CachePlan) -> RequestFootprint:
+    """Return what one request holds at most."""
+    facts, config = plan.facts, plan.config
     step = StepLimits(
-        max_num_batched_tokens,
+        plan.max_num_batched_tokens,
         num_draft_tokens=facts.num_draft_tokens,
-        num_unconfirmed=drafts + facts.num_unconfirmed_tokens,
+        num_unconfirmed=plan.num_unconfirmed_tokens,
     )
     # Replay boundary, junction, and where the next turn would resume: with drafts one more.
     num_singled_out = 3 + (facts.num_draft_tokens > 0) + (config.retention == "auto")
@@ -78,22 +50,24 @@ def request_footprint(
             return GroupFootprint(
                 block_tokens,
                 row_tokens=compress_ratio(spec) if counts_rows(spec) else 1,
-                is_copied=ends_inside and hits_end_inside(spec, alignment),
+                is_copied=plan.ends_inside_blocks
+                and not plan.is_stock
+                and hits_end_inside(spec, plan.alignment),
             )
         if not is_windowed(spec):
             return None
         sparse = None
-        if changes_caching and is_sparse_state(spec, config, facts):
+        if is_sparse_state(spec, plan):
             sparse = SparseRows(
-                _end_blocks(spec, specs, step),
-                tail_length(spec, specs, alignment),
-                alignment,
-                tails_interval(config, interval),
+                _end_blocks(spec, plan.specs, step),
+                tail_length(tail_spec(spec, plan.specs, plan.alignment)),
+                plan.alignment,
+                plan.tails_interval,
                 num_singled_out,
             )
         return GroupFootprint(block_tokens, window=spec.sliding_window, sparse=sparse)
 
-    return RequestFootprint(tuple(map(footprint, specs)), step, max_model_len)
+    return RequestFootprint(tuple(map(footprint, plan.specs)), step, plan.max_model_len)
 
 
 def _end_blocks(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], step: StepLimits) -> int:
@@ -127,18 +101,14 @@ def blocks_of_longest_request(
     # As the coordinator is chosen: without windows vLLM's own is left in charge.
     if not (is_cached and config.changes_caching and any(map(is_windowed, specs))):
         return None
-    facts = SchedulerFacts(**facts_of(vllm_config))
-    ends_inside = config.partial_hits and facts.hits_may_end_inside_blocks
-    alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
     footprint = request_footprint(
-        specs,
-        config,
-        facts,
-        alignment=alignment,
-        interval=resolve_retention_interval(config.retention, alignment, has_windowed_group=True),
-        changes_caching=True,
-        max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
-        max_model_len=vllm_config.model_config.max_model_len,
+        plan_cache(
+            specs,
+            config,
+            SchedulerFacts(**facts_of(vllm_config, config)),
+            max_model_len=vllm_config.model_config.max_model_len,
+            max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        )
     )
 
     def blocks(group_id: int, spec: KVCacheSpec) -> int:

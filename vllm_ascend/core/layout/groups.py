@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -21,7 +21,15 @@ from vllm_ascend.core.layout.specs import (
     tail_start,
     tokens_per_block,
 )
-from vllm_ascend.core.retention.boundaries import align_down, tail_blocks
+from vllm_ascend.core.retention.block_ranks import tail_ordinals
+from vllm_ascend.core.retention.boundaries import (
+    align_down,
+    contiguous_blocks_for_hit,
+    tail_blocks,
+)
+
+if TYPE_CHECKING:
+    from vllm_ascend.core.cache_plan import CachePlan
 
 
 def group_suffix(group_id: int) -> bytes:
@@ -37,6 +45,7 @@ class Group:
         window: Tokens of a retained group's window.
         tail_start: Boundary -> first token whose row is read there (groups that forget).
         tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
+        tail_spec: A retained group's spec, its window cut to what is read behind a boundary.
         ends_inside: Whether a hit may end inside a block, which is then copied.
         is_retained: Whether retention decides which tails are kept.
         suffix: Turns a block's name into its key in the index.
@@ -52,6 +61,7 @@ class Group:
     ends_inside: bool
     tail_start: TailStart
     tail_length: int | None = None
+    tail_spec: KVCacheSpec | None = None
     window: int = 0
     suffix: bytes = field(init=False)
 
@@ -65,52 +75,78 @@ class Group:
         end = boundary // self.block_tokens
         return range(max(end - self.tail_length, 0), end)
 
+    def tails(self, boundaries: Sequence[int]) -> Sequence[int]:
+        """Ordinals of the blocks of the tails of ascending boundaries, each once."""
+        return tail_ordinals(
+            boundaries, self.tail, block_tokens=self.block_tokens, tail_length=self.tail_length
+        )
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All groups of a model, and those of each kind.
+
+    Attributes:
+        all: In the order of their ids.
+        prefix: Downward closed: a hit needs all of their rows from the first token on.
+        windowed: Those of which a hit needs a tail.
+        retained: Those of them whose tails retention decides about.
+    """
+
+    all: tuple[Group, ...]
+    prefix: tuple[Group, ...] = field(init=False)
+    windowed: tuple[Group, ...] = field(init=False)
+    retained: tuple[Group, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefix", tuple(g for g in self.all if g.is_downward_closed))
+        object.__setattr__(self, "windowed", tuple(g for g in self.all if not g.is_downward_closed))
+        object.__setattr__(self, "retained", tuple(g for g in self.all if g.is_retained))
+
 
 def describe_groups(
-    specs: Sequence[KVCacheSpec],
-    managers: Sequence[SingleTypeKVCacheManager],
-    draft_groups: Set[int],
-    *,
-    alignment: int,
-    ends_inside_blocks: bool,
-    changes_caching: bool,
-) -> list[Group]:
-    """Return one description per group, in the order of the groups.
+    managers: Sequence[SingleTypeKVCacheManager], draft_groups: Set[int], plan: CachePlan
+) -> Groups:
+    """Return one description per group.
 
     Args:
+        managers: Of all groups, in their order.
         draft_groups: Groups that may hold layers of a draft model.
-        alignment: Hits are multiples of this, in tokens.
-        ends_inside_blocks: Whether hits may end inside blocks of compressed rows.
-        changes_caching: Without it tails are what the managers say, as in stock vLLM.
     """
 
     def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
-        if not (changes_caching and is_windowed(spec)):
+        if plan.is_stock or not is_windowed(spec):
             return {"tail_start": manager.get_num_skipped_tokens}
+        read = tail_spec(spec, plan.specs, plan.alignment)
         return {
-            "tail_start": tail_start(spec, specs),
-            "tail_length": tail_length(spec, specs, alignment),
+            "tail_start": tail_start(spec, plan.specs),
+            "tail_length": tail_length(read),
+            "tail_spec": read,
             "window": spec.sliding_window,
         }
 
-    return [
-        Group(
-            id=i,
-            manager=manager,
-            block_tokens=tokens_per_block(spec),
-            is_downward_closed=is_downward_closed(spec),
-            is_retained=is_windowed(spec),
-            is_compressor_state=is_compressor_state(spec),
-            is_eagle=i in draft_groups,
-            ends_inside=ends_inside_blocks and hits_end_inside(spec, alignment),
-            **tails(spec, manager),
+    return Groups(
+        tuple(
+            Group(
+                id=i,
+                manager=manager,
+                block_tokens=tokens_per_block(spec),
+                is_downward_closed=is_downward_closed(spec),
+                is_retained=is_windowed(spec),
+                is_compressor_state=is_compressor_state(spec),
+                is_eagle=i in draft_groups,
+                ends_inside=plan.ends_inside_blocks and hits_end_inside(spec, plan.alignment),
+                **tails(spec, manager),
+            )
+            for i, (manager, spec) in enumerate(zip(managers, plan.specs, strict=True))
         )
-        for i, (manager, spec) in enumerate(zip(managers, specs, strict=True))
-    ]
+    )
 
 
-def tail_length(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -> int:
-    """Return the blocks of a windowed group's tail, at all boundaries but the first few.
+def tail_spec(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -> KVCacheSpec:
+    """Return a windowed group's spec with the window that is read to resume at a boundary.
+
+    It differs from the group's own window where compressor state is read to its open window only.
 
     Args:
         specs: Those of all groups.
@@ -118,8 +154,17 @@ def tail_length(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int)
     """
     # Far enough that no tail reaches over the first token.
     boundary = align_down(spec.sliding_window, alignment) + alignment
-    start = tail_start(spec, specs)(boundary)
-    return len(tail_blocks(boundary, start, tokens_per_block(spec)))
+    # +1: a window counts the token to be computed, too.
+    return replace(spec, sliding_window=boundary - tail_start(spec, specs)(boundary) + 1)
+
+
+def tail_length(read: KVCacheSpec) -> int:
+    """Return the blocks of a tail, at all boundaries but the first few.
+
+    Args:
+        read: What :func:`tail_spec` returns.
+    """
+    return contiguous_blocks_for_hit(read.sliding_window, tokens_per_block(read), peek_block=False)
 
 
 def hits_end_inside(spec: KVCacheSpec, alignment: int) -> bool:

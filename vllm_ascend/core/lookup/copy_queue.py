@@ -24,7 +24,7 @@ class _DispatchedStep(NamedTuple):
     sources: dict[str, list[KVCacheBlock]]
 
 
-class BlockCopies:
+class CopyQueue:
     """Copies from the moment they are decided until nothing can overtake them.
 
     Every source is referenced by its caller when it is queued, and released here. Where one stream

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
@@ -15,6 +14,7 @@ from vllm.v1.core.kv_cache_utils import (
     KVCacheBlock,
 )
 
+from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.block_names import BlockNames
@@ -22,31 +22,41 @@ from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.core.retention.boundaries import align_down
 
 
-@dataclass(frozen=True)
 class CacheView:
     """What look-ups read; the same objects for all of them.
 
     Attributes:
+        pool: Whose index is searched.
         hash_tokens: Tokens per request hash.
         alignment: Hits are multiples of this, in tokens.
         granules: Entries of blocks that a hit may end inside; ``None`` if none may.
-        concatenates: Name coarse blocks as stock vLLM does, by all of their hashes.
+        successors: What followed the blocks of draft layers.
         unwritten_block_ids: Blocks that are cached but must not be read in this step.
     """
 
-    pool: BlockPool
-    hash_tokens: int
-    alignment: int
-    granules: GranuleIndex | None
-    concatenates: bool
-    successors: SuccessorHashes
-    unwritten_block_ids: Set[int]
+    def __init__(
+        self,
+        pool: BlockPool,
+        plan: CachePlan,
+        successors: SuccessorHashes,
+        unwritten_block_ids: Set[int],
+    ) -> None:
+        self.pool = pool
+        self.hash_tokens = plan.hash_tokens
+        self.alignment = plan.alignment
+        self.granules: GranuleIndex | None = getattr(pool, "granules", None)
+        self.successors = successors
+        self.unwritten_block_ids = unwritten_block_ids
+        self._is_stock = plan.is_stock
 
     def names(self, block_hashes: list[BlockHash], block_tokens: int) -> BlockNames | BlockHashList:
-        """Return the names of a request's blocks of one size, by ordinal."""
+        """Return the names of a request's blocks of one size, by ordinal.
+
+        In stock vLLM coarse blocks are named by all of their hashes.
+        """
         if block_tokens == self.hash_tokens:
             return block_hashes
-        if self.concatenates:
+        if self._is_stock:
             return BlockHashListWithBlockSize(block_hashes, self.hash_tokens, block_tokens)
         return BlockNames(block_hashes, self.hash_tokens, block_tokens)
 

@@ -1,87 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look-up made for a request: what the coordinator knows of it, and remembers of the outcome."""
+"""A look-up on behalf of a request: how far it may go, and what a KV connector would bring."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
+from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery, look_up_limit
-from vllm_ascend.core.layout.specs import group_specs, is_compressed
-from vllm_ascend.core.lookup.hybrid_lookup import HybridLookupCoordinator
-from vllm_ascend.core.retention.boundaries import align_down
-from vllm_ascend.core.retention.request_record import RequestRecord
+from vllm_ascend.core.layout.specs import is_compressed
+from vllm_ascend.core.lookup.hit_search import Hit, HitSearch
 
 
-class RequestLookupCoordinator(HybridLookupCoordinator):
-    """Looks up on behalf of requests, and asks a KV connector what it would bring.
+class RequestLookup:
+    """Looks up for the request that is named, as vLLM hands on its hashes only.
 
-    For the arguments see the base class.
+    Attributes:
+        request: Whose hashes are looked up; ``None`` outside of :meth:`on_behalf_of`.
     """
 
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self._records: dict[str, RequestRecord] = {}
-        self._looking_up: RequestRecord | None = None
-        self._request_looked_up: Request | None = None
+    def __init__(self, plan: CachePlan, search: HitSearch) -> None:
+        """Prepare; no request is named, and no connector known yet."""
+        self.request: Request | None = None
+        self._search = search
+        self._has_connector = plan.facts.has_connector
         self._connector: ConnectorQuery | None = None
-        self._compressed = [is_compressed(spec) for spec in group_specs(self.kv_cache_config)]
-        self._lookahead = self.hash_block_size if self.eagle_group_ids else 0
+        self._shortens_prompts = any(map(is_compressed, plan.specs))
 
     @contextmanager
-    def looking_up(self, request: Request) -> Iterator[None]:
+    def on_behalf_of(self, request: Request) -> Iterator[None]:
         """Say whose hashes are looked up inside."""
-        self._request_looked_up = request
+        self.request = request
         if self._connector is not None:
             self._connector.forget()
-        if self._changes_caching:
-            self._looking_up = record = self._record(request.request_id)
-            record.request = request
-            # It may be let in behind another hit than the one before, which found no memory.
-            record.next_free = 0
         try:
             yield
         finally:
-            self._looking_up = self._request_looked_up = None
+            self.request = None
 
     def ask_connector(self, query: ConnectorQuery) -> None:
         """Ask before a hit ends inside a block; without it none does where there is a connector."""
         self._connector = query
 
-    def find_longest_cache_hit(
-        self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Return the longest hit; see the base class."""
-        request = self._request_looked_up
+    def find(self, block_hashes: list[BlockHash], limit: int) -> Hit:
+        """Return the longest hit of at most ``limit`` tokens."""
+        request = self.request
         # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
-        if request is not None and any(self._compressed):
-            limit = look_up_limit(request.num_tokens, request.kv_transfer_params)
-            max_cache_hit_length = min(max_cache_hit_length, limit)
-        return super().find_longest_cache_hit(block_hashes, max_cache_hit_length)
+        if request is not None and self._shortens_prompts:
+            limit = min(limit, look_up_limit(request.num_tokens, request.kv_transfer_params))
+        return self._search.find(block_hashes, limit, self._external_tokens_follow())
 
-    def _external_tokens_follow(self, num_local_tokens: int) -> bool:
-        request = self._request_looked_up
-        if self._connector is None or request is None:
-            return super()._external_tokens_follow(num_local_tokens)
-        return self._connector.brings_tokens(request, num_local_tokens)
-
-    def _record(self, request_id: str) -> RequestRecord:
-        record = self._records.get(request_id)
-        if record is None:
-            record = self._records[request_id] = RequestRecord()
-        return record
-
-    def _note_look_up(self, matched: int, resumable: int, hit: int) -> None:
-        """Remember where the request leaves what is cached; its tail there is worth keeping."""
-        record = self._looking_up
-        if record is None:
-            return
-        record.hit = hit
-        record.matched = matched
-        if self._downward_closed:
-            junction = max(matched - self._lookahead, 0)
-            record.junction = align_down(junction, self.lcm_block_size)
-            record.missed_junction = record.junction > resumable
+    def _external_tokens_follow(self) -> Callable[[int], bool] | None:
+        connector, request = self._connector, self.request
+        if connector is None or request is None:
+            # Nobody to be asked: it may.
+            return (lambda _: True) if self._has_connector else None
+        return lambda num_local_tokens: connector.brings_tokens(request, num_local_tokens)

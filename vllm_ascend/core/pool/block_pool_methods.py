@@ -127,18 +127,3 @@ def _cacheable_runs(
     if start is not None:
         yield start, first_block + len(block_mask)
 
-
-def cached_copies(
-    pool: BlockPool, block_hash: BlockHash, kv_cache_group_id: int
-) -> Sequence[KVCacheBlock]:
-    """Return every block that is cached under a key, the one that vLLM would take first.
-
-    vLLM keeps duplicates (requests that computed the same prefix side by side) under one key.
-    """
-    key = make_block_hash_with_group_id(block_hash, kv_cache_group_id)
-    found = pool.cached_block_hash_to_block._cache.get(key)
-    if found is None:
-        return ()
-    if isinstance(found, KVCacheBlock):
-        return (found,)
-    return tuple(found.values())

@@ -7,8 +7,8 @@ A subclass, built by the coordinator itself: vLLM's own pools stay what they are
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from enum import IntEnum
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.block_pool import BlockPool
@@ -21,28 +21,9 @@ from vllm.v1.request import Request
 from vllm_ascend.core.events.kv_event_log import KVEventLog
 from vllm_ascend.core.layout.groups import group_suffix
 from vllm_ascend.core.pool.block_names import BlockNames
-from vllm_ascend.core.pool.free_queue import Tier, TieredFreeQueue
+from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue, shares_tier
 from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.core.retention.returning_prompts import GivenUpNames, num_overflowing
-
-
-class Rank(IntEnum):
-    """Why a block is cached, and so how long."""
-
-    PINNED = 0  # until everything else is given up
-    PROTECTED = 1  # the same prompt came again: until only such blocks are left
-    KEPT = 2  # until it is the least recently used
-    ROLLING = 3  # as long as its request would resume there, were it to end now
-    SPARE = 4  # until its memory is needed
-
-
-_TIERS: dict[int, Tier] = {
-    Rank.PINNED: Tier.PINNED,
-    Rank.PROTECTED: Tier.PROTECTED,
-    Rank.KEPT: Tier.CACHED,
-    Rank.ROLLING: Tier.CACHED,
-    Rank.SPARE: Tier.SPARE,
-}
 
 
 class AscendBlockPool(BlockPool):
@@ -128,7 +109,7 @@ class AscendBlockPool(BlockPool):
                 insert(key, block)
                 ranks[block.block_id] = rank
                 entered.append(ordinal)
-            elif ranks[block.block_id] > rank:
+            elif ranks[block.block_id] < rank:
                 self.set_rank(block, rank)
         if self.event_log is not None and entered:
             self.event_log.blocks_stored(group_id, request, names, blocks, entered, block_tokens)
@@ -136,16 +117,16 @@ class AscendBlockPool(BlockPool):
     # Ranks
 
     def rank(self, block: KVCacheBlock) -> Rank:
-        """Return why a cached block is cached."""
+        """Return how long a cached block stays."""
         return Rank(self._ranks[block.block_id])
 
     def set_rank(self, block: KVCacheBlock, rank: Rank) -> None:
         """Change a cached block's rank; if it is free, it changes its tier with it."""
-        old, tier = self._ranks[block.block_id], _TIERS[rank]
+        old = self._ranks[block.block_id]
         self._ranks[block.block_id] = rank
-        if block.ref_cnt == 0 and _TIERS[old] is not tier:
+        if block.ref_cnt == 0 and not shares_tier(old, rank):
             self.free_block_queue.remove(block)
-            self.free_block_queue.append_n([block], tier)
+            self.free_block_queue.append_n([block], rank)
 
     def protect(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Let cached blocks outlive others, once they are free. All of them must be in use."""
@@ -153,21 +134,18 @@ class AscendBlockPool(BlockPool):
         for block in blocks:
             block_id = block.block_id
             is_cached = block._block_hash is not None or block_id in with_granules
-            if is_cached and ranks[block_id] > Rank.PROTECTED:
+            if is_cached and ranks[block_id] < Rank.PROTECTED:
                 ranks[block_id] = Rank.PROTECTED
 
-    def demote_n(self, n: int) -> int:
-        """Unpin the ``n`` oldest free pinned blocks: from now on they are kept like others.
+    def demote_n(self, n: int, rank: Rank = Rank.PINNED) -> int:
+        """Let the ``n`` oldest free blocks of a rank be kept like others from now on.
 
         Returns:
             How many there were, at most ``n``. Their content stays cached.
 
         Source: vllm-project/vllm#40676 ``BlockPool.demote_n``.
         """
-        return self._demote(n, Tier.PINNED)
-
-    def _demote(self, n: int, tier: Tier) -> int:
-        demoted = self.free_block_queue.demote_n(n, tier)
+        demoted = self.free_block_queue.demote_n(n, rank)
         for block in demoted:
             self._ranks[block.block_id] = Rank.KEPT
         return len(demoted)
@@ -181,8 +159,20 @@ class AscendBlockPool(BlockPool):
 
     # Freeing and evicting
 
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Hand out blocks, the one given up first at the head; see vLLM's base class.
+
+        Pins are released once nothing else is left: that is why they count as free.
+        """
+        queue = self.free_block_queue
+        if num_pinned := queue.tier(Rank.PINNED).num_free_blocks:
+            missing = num_blocks - (queue.num_free_blocks - num_pinned)
+            if 0 < missing <= num_pinned:
+                queue.note_lost(Rank.PINNED, self.demote_n(missing))
+        return super().get_new_blocks(num_blocks)
+
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False) -> None:
-        """Drop one reference of every block; those without any left join the tier they belong to.
+        """Drop one reference of every block; those without any left join the tier of their rank.
 
         Args:
             ordered_blocks: Blocks, within a tier the one to be reused first at the head.
@@ -190,37 +180,28 @@ class AscendBlockPool(BlockPool):
         """
         with_granules, ranks = self.granules.known, self._ranks
         scratch: list[KVCacheBlock] = []
-        spare: list[KVCacheBlock] = []
-        cached: list[KVCacheBlock] = []
-        protected: list[KVCacheBlock] = []
-        pinned: list[KVCacheBlock] = []
+        kept: list[KVCacheBlock] = []
+        others: defaultdict[Rank, list[KVCacheBlock]] = defaultdict(list)
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if block.ref_cnt or block.is_null:
                 continue
             if prepend or (block._block_hash is None and block.block_id not in with_granules):
                 scratch.append(block)
-            elif (rank := ranks[block.block_id]) == Rank.SPARE:
-                spare.append(block)
-            elif rank == Rank.PROTECTED:
-                protected.append(block)
-            elif rank == Rank.PINNED:
-                pinned.append(block)
+            elif (rank := ranks[block.block_id]) == Rank.KEPT or rank == Rank.ROLLING:
+                kept.append(block)
             else:
-                cached.append(block)
+                others[Rank(rank)].append(block)
         queue = self.free_block_queue
         if scratch:
             queue.prepend_n(scratch)
-        if spare:
-            queue.append_n(spare, Tier.SPARE)
-        if cached:
-            queue.append_n(cached)
-        if pinned:
-            queue.append_n(pinned, Tier.PINNED)
-        if protected:
-            queue.append_n(protected, Tier.PROTECTED)
-            num_protected = queue.num_free_by_tier[Tier.PROTECTED]
-            self._demote(num_overflowing(num_protected, queue.num_free_blocks), Tier.PROTECTED)
+        if kept:
+            queue.append_n(kept)
+        for rank, blocks in others.items():
+            queue.append_n(blocks, rank)
+        if Rank.PROTECTED in others:
+            num_protected = queue.tier(Rank.PROTECTED).num_free_blocks
+            self.demote_n(num_overflowing(num_protected, queue.num_free_blocks), Rank.PROTECTED)
 
     def refresh(self, block: KVCacheBlock) -> None:
         """Take a free cached block out of the queue, to be freed again as used just now."""

@@ -31,8 +31,8 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     """What happened since the last update. It crosses processes as a short array.
 
     Attributes:
-        blocks: Blocks in use, then free ones by ``Tier``. A state, not a difference.
-        evicted: Blocks that were handed out with what they held, by ``Tier`` from spare on; or
+        blocks: Blocks in use, then free ones by tier. A state, not a difference.
+        evicted: Blocks that were handed out with what they held, by tier from spare on; or
             empty: none of any tier.
         kept: Boundaries whose tails were kept, by :class:`BoundaryKind`; or empty.
         partial_hits: Requests let in with a hit that ends inside a block.

@@ -12,7 +12,7 @@ Example: windows of 128 tokens, blocks of 32, alignment 4096, interval 0, a prom
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from vllm.utils.math_utils import cdiv
 
@@ -117,81 +117,6 @@ def kept_boundaries(
     if spacing:
         kept.update(range(align_down(start_tokens, spacing) + spacing, end_tokens + 1, spacing))
     return sorted(kept)
-
-
-def ordinals_of_ranges(
-    first_ordinal: int, end_ordinal: int, block_tokens: int, ranges: Iterable[tuple[int, int]]
-) -> list[int]:
-    """Return the blocks of ``[first_ordinal, end_ordinal)`` that hold a token of any range.
-
-    Args:
-        block_tokens: Tokens per block.
-        ranges: Half-open token ranges.
-    """
-    ordinals: set[int] = set()
-    for start, end in ranges:
-        if start < end:
-            first = max(start // block_tokens, first_ordinal)
-            ordinals.update(range(first, min(cdiv(end, block_tokens), end_ordinal)))
-    return sorted(ordinals)
-
-
-def spread(items: Sequence[int], count: int) -> Sequence[int]:
-    """Return at most ``count`` of the items, evenly spread, the last one among them."""
-    if count <= 0:
-        return []
-    stride = cdiv(len(items), count)
-    return items[::-1][::stride][::-1] if stride else items
-
-
-def retained_block_mask(
-    start_block: int,
-    end_block: int,
-    *,
-    block_tokens: int,
-    num_tail_blocks: int,
-    alignment_tokens: int,
-    interval_tokens: int | None,
-    replay_boundary_tokens: int | None,
-    peek_blocks: int = 0,
-) -> list[bool] | None:
-    """Say for each block in ``[start_block, end_block)`` whether it may serve a kept boundary.
-
-    Args:
-        block_tokens: Tokens per block; divides ``alignment_tokens``.
-        num_tail_blocks: Blocks in a boundary's tail, peeked ones included.
-        alignment_tokens: Boundaries are multiples of this.
-        interval_tokens: ``None`` keeps every boundary, 0 none but the replay boundary, N also
-            every multiple of N.
-        replay_boundary_tokens: The boundary that a replay of this prompt will hit, kept whenever
-            ``interval_tokens`` is given. ``None`` where the prompt is not known.
-        peek_blocks: Blocks behind the boundary that belong to its tail.
-
-    Returns:
-        One flag per block, or ``None`` when every block is kept.
-    """
-    spacing = alignment_tokens if interval_tokens is None else interval_tokens
-    if spacing and num_tail_blocks >= spacing // block_tokens:
-        return None  # the tails touch each other
-    mask = [False] * (end_block - start_block)
-
-    def keep(boundary_tokens: int) -> None:
-        tail_end = boundary_tokens // block_tokens + peek_blocks
-        first = max(tail_end - num_tail_blocks, start_block, 0)
-        for ordinal in range(first, min(tail_end, end_block)):
-            mask[ordinal - start_block] = True
-
-    if spacing:
-        # The first tail that can reach into the range ends behind its start. Boundary 0 has none.
-        boundary = align_down((start_block - peek_blocks) * block_tokens, spacing) + spacing
-        boundary = max(boundary, spacing)
-        last = (end_block - peek_blocks + num_tail_blocks) * block_tokens
-        while boundary <= last:
-            keep(boundary)
-            boundary += spacing
-    if interval_tokens is not None and replay_boundary_tokens:
-        keep(replay_boundary_tokens)
-    return mask
 
 
 def resolve_retention_interval(

@@ -8,16 +8,19 @@ the tails of boundaries that are cached.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.retention.boundaries import ordinals_of_ranges, spread
+from vllm_ascend.core.retention.block_ranks import ordinals_of_ranges, spread
 from vllm_ascend.core.retention.request_record import RequestRecord
-from vllm_ascend.core.retention.sparse_manager import RowsRead, SparseStateManager
+from vllm_ascend.core.retention.sparse_state_manager import RowsRead, SparseStateManager
 from vllm_ascend.core.retention.tail_cache import TailCache
 
 
@@ -30,26 +33,20 @@ class SparseState:
         groups: Sequence[Group],
         tails: TailCache,
         records: Mapping[str, RequestRecord],
-        *,
-        num_draft_tokens: int,
-        max_num_batched_tokens: int,
+        plan: CachePlan,
     ) -> None:
-        """Take charge of the groups whose manager is a :class:`SparseStateManager`.
-
-        Args:
-            num_draft_tokens: The next step may start that much before the end of this one.
-            max_num_batched_tokens: Tokens of one step.
-        """
+        """Take charge of the groups whose manager is a :class:`SparseStateManager`."""
         self._pool = pool
         self._sparse = [g for g in groups if isinstance(g.manager, SparseStateManager)]
         self._tails = tails
         self._records = records
-        self._num_draft_tokens = num_draft_tokens
+        self._plan = plan
+        self._num_unconfirmed = plan.num_unconfirmed_tokens
         self._spares: list[tuple[str, Group, int, KVCacheBlock]] = []
         # What the rest of a step may still allocate: a step's tokens in every group, and what
         # each running request needs at its end.
         self._blocks_per_step = sum(
-            cdiv(max_num_batched_tokens, group.block_tokens)
+            cdiv(plan.max_num_batched_tokens, group.block_tokens)
             for group in groups
             if group not in self._sparse
         )
@@ -69,24 +66,30 @@ class SparseState:
             record = self._records.get(request_id)
             if record is None or record.request is None:
                 return range(first_ordinal, end_ordinal)
-            resumed_at = max(num_main_tokens - self._num_draft_tokens, 0)
+            resumed_at = max(num_main_tokens - self._num_unconfirmed, 0)
             # +1: the next token's row is written beside those of this step, and read after it.
             ranges = [(group.tail_start(resumed_at), num_tokens + 1)]
-            boundaries = self._read_boundaries(record, num_main_tokens)
-            ranges += [(group.tail_start(boundary), boundary) for boundary in boundaries]
-            return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            # Drafts may be among the tokens; boundaries are passed by real ones.
+            end = min(num_main_tokens, record.request.num_tokens)
+            if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
+                return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
+            ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
+            read = ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            mask = group.manager.reachable_block_mask(
+                first_ordinal,
+                end_ordinal,
+                self._plan.alignment,
+                group.tail_spec,
+                use_eagle=False,
+                retention_interval=self._plan.tails_interval,
+            )
+            if mask is None:
+                return range(first_ordinal, end_ordinal)
+            reachable = itertools.compress(range(first_ordinal, end_ordinal), mask)
+            return sorted({*read, *reachable})
 
         return rows_read
-
-    def _read_boundaries(self, record: RequestRecord, num_main_tokens: int) -> list[int]:
-        """Return the boundaries whose tails the step must leave behind."""
-        assert record.request is not None
-        # Drafts may be among the tokens; boundaries are passed by real ones.
-        end = min(num_main_tokens, record.request.num_tokens)
-        if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
-            return []
-        kept = self._tails.kept(record, record.passed, end)
-        return [*kept, *(b for b in self._tails.rolling(end) if b > record.passed)]
 
     def add_spares(
         self,
@@ -135,8 +138,7 @@ class SparseState:
         holes: dict[int, list[tuple[Group, int]]] = {}
         if not self._tails.passes_boundary(record, end):
             return holes
-        read = self._read_boundaries(record, num_main_tokens)
-        boundaries = self._tails.spares(record.passed, end, read)
+        boundaries = self._tails.ranked(record, record.passed, end)[Rank.SPARE]
         for group in self._sparse:
             if not group.tail_length:
                 continue

@@ -79,11 +79,11 @@ def get_kv_cache_coordinator(
         max_num_batched_tokens=max_num_batched_tokens,
     )
     check_model_runner(
-        is_v2=is_v2, counts_rows=counts_rows, copies_blocks=coordinator.copies_blocks
+        is_v2=is_v2, counts_rows=counts_rows, copies_blocks=coordinator.plan.copies_blocks
     )
-    facts = coordinator.startup_facts()
-    _logger.info("prefix cache: %s", startup_report.summary(facts))
-    for warning in startup_report.warnings(facts):
+    summary = startup_report.summary(coordinator.plan, kv_cache_config.num_blocks)
+    _logger.info("prefix cache: %s", summary)
+    for warning in startup_report.warnings(coordinator.plan):
         _logger.warning("prefix cache: %s", warning)
     return coordinator
 
@@ -108,7 +108,7 @@ def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
         is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)
         if not is_ours:  # what means nothing to a model must not change the order of its blocks
             coordinator.block_pool.scratch_first = False
-        salted_hashes.tell_apart_from_now_on(is_ours and coordinator.changes_caching)
+        salted_hashes.tell_apart_from_now_on(is_ours and not coordinator.plan.is_stock)
         return coordinator
 
     return choose_kv_cache_coordinator

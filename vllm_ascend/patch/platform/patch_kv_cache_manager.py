@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.scheduler_facts import coordinators_told
+from vllm_ascend.core.scheduler_facts import building_scheduler
 from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION
 from vllm_ascend.patch.table import Add, Patch, Wrap
 
@@ -22,7 +22,7 @@ def wrap_init(original: Callable) -> Callable:
         self: KVCacheManager, *args, scheduler_block_size: int | None = None, **kwargs
     ) -> None:
         facts = {} if scheduler_block_size is None else {"block_size": scheduler_block_size}
-        with coordinators_told(**facts):
+        with building_scheduler(**facts):
             original(self, *args, **kwargs)
 
     return __init__

@@ -21,7 +21,7 @@ from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, is_affecte
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.specs import group_specs, is_windowed, tokens_per_block
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.scheduler_facts import coordinators_told, facts_of
+from vllm_ascend.core.scheduler_facts import building_scheduler, facts_of
 from vllm_ascend.patch.features import (
     CONNECTORS,
     KV_EVENTS,
@@ -30,6 +30,7 @@ from vllm_ascend.patch.features import (
     UNWRITTEN,
 )
 from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.prefix_cache_config import load_config
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -46,8 +47,9 @@ def wrap_init(original: Callable) -> Callable:
 
     def __init__(self: Scheduler, *args, **kwargs) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
-        with coordinators_told(
-            block_size=arguments["block_size"], **facts_of(arguments["vllm_config"])
+        with building_scheduler(
+            block_size=arguments["block_size"],
+            **facts_of(arguments["vllm_config"], load_config()),
         ):
             original(self, *args, **kwargs)
         coordinator = _our_coordinator(self)

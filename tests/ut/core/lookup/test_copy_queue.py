@@ -4,7 +4,7 @@
 import pytest
 from vllm.v1.core.block_pool import BlockPool
 
-from vllm_ascend.core.lookup.copy_queue import BlockCopies, KVCacheBlockCopy
+from vllm_ascend.core.lookup.copy_queue import CopyQueue, KVCacheBlockCopy
 
 
 @pytest.fixture
@@ -12,14 +12,14 @@ def pool():
     return BlockPool(10, True, 4)
 
 
-def queue(copies: BlockCopies, pool: BlockPool, request_id: str):
+def queue(copies: CopyQueue, pool: BlockPool, request_id: str):
     source, private = pool.get_new_blocks(2)
     copies.queue(request_id, source, private)
     return source, private
 
 
 def test_on_one_stream_the_next_step_releases(pool):
-    copies = BlockCopies(pool)
+    copies = CopyQueue(pool)
     source, _ = queue(copies, pool, "a")
     assert copies.take() == [KVCacheBlockCopy(1, 2)]
     assert copies.take() is None
@@ -29,7 +29,7 @@ def test_on_one_stream_the_next_step_releases(pool):
 
 
 def test_on_one_stream_the_end_of_the_request_releases(pool):
-    copies = BlockCopies(pool)
+    copies = CopyQueue(pool)
     sources = [queue(copies, pool, "a")[0]]
     copies.take()
     sources.append(queue(copies, pool, "a")[0])
@@ -40,7 +40,7 @@ def test_on_one_stream_the_end_of_the_request_releases(pool):
 
 
 def test_beside_a_connector_only_the_steps_output_releases(pool):
-    copies = BlockCopies(pool, until_confirmed=True)
+    copies = CopyQueue(pool, until_confirmed=True)
     (first, _), (second, _) = queue(copies, pool, "a"), queue(copies, pool, "b")
     one = copies.take()
     copies.new_step_starts()
@@ -60,14 +60,14 @@ def test_beside_a_connector_only_the_steps_output_releases(pool):
 
 
 def test_beside_a_connector_what_was_never_handed_out_is_dropped_at_once(pool):
-    copies = BlockCopies(pool, until_confirmed=True)
+    copies = CopyQueue(pool, until_confirmed=True)
     source, _ = queue(copies, pool, "a")
     copies.forget("a")
     assert source.ref_cnt == 0 and copies.take() is None
 
 
 def test_a_reset_releases_what_no_request_is_left_to_read(pool):
-    copies = BlockCopies(pool, until_confirmed=True)
+    copies = CopyQueue(pool, until_confirmed=True)
     source, private = queue(copies, pool, "a")
     step = copies.take()
     copies.prepare_reset()

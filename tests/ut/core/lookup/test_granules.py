@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from vllm_ascend.core.lookup.copy_queue import BlockCopies, KVCacheBlockCopy
+from vllm_ascend.core.lookup.copy_queue import CopyQueue, KVCacheBlockCopy
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.granule_index import GranuleIndex
 
@@ -92,7 +92,7 @@ def make_pool() -> BlockPool:
     return BlockPool(10, True, 4)
 
 
-def queue(copies: BlockCopies, pool: BlockPool, name: str) -> tuple[KVCacheBlock, KVCacheBlock]:
+def queue(copies: CopyQueue, pool: BlockPool, name: str) -> tuple[KVCacheBlock, KVCacheBlock]:
     source, private = pool.get_new_blocks(2)
     copies.queue(name, source, private)
     return source, private
@@ -100,7 +100,7 @@ def queue(copies: BlockCopies, pool: BlockPool, name: str) -> tuple[KVCacheBlock
 
 def test_a_source_is_held_until_the_next_step():
     pool = make_pool()
-    copies = BlockCopies(pool)
+    copies = CopyQueue(pool)
     source, private = queue(copies, pool, "a")
     assert copies.take() == [KVCacheBlockCopy(source.block_id, private.block_id)]
     assert copies.take() is None, "each is handed out once"
@@ -111,7 +111,7 @@ def test_a_source_is_held_until_the_next_step():
 
 def test_a_copy_that_is_never_dispatched_is_dropped_with_its_request():
     pool = make_pool()
-    copies = BlockCopies(pool)
+    copies = CopyQueue(pool)
     gone, _ = queue(copies, pool, "gone")
     stays, private = queue(copies, pool, "stays")
     copies.forget("gone")
@@ -122,7 +122,7 @@ def test_a_copy_that_is_never_dispatched_is_dropped_with_its_request():
 def test_a_request_that_ends_releases_its_source():
     """There may be no next step."""
     pool = make_pool()
-    copies = BlockCopies(pool)
+    copies = CopyQueue(pool)
     source, _ = queue(copies, pool, "a")
     copies.take()
     copies.forget("a")

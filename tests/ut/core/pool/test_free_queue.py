@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from vllm_ascend.core.pool.free_queue import Tier, TieredFreeQueue
+from vllm_ascend.core.pool.free_queue import TIERS, Rank, TieredFreeQueue
 
-_APPENDABLE = [Tier.SPARE, Tier.CACHED, Tier.PROTECTED, Tier.PINNED]
+_APPENDABLE = [Rank.SPARE, Rank.ROLLING, Rank.KEPT, Rank.PROTECTED, Rank.PINNED]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -21,13 +21,13 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         blocks = [KVCacheBlock(i) for i in range(1, 11)]
         self.queue = TieredFreeQueue(blocks)
-        self.model: dict[Tier, list[KVCacheBlock]] = {tier: [] for tier in Tier}
-        self.model[Tier.SCRATCH] = list(blocks)
+        self.model: dict[Rank, list[KVCacheBlock]] = {tier: [] for tier in TIERS}
+        self.model[Rank.SCRATCH] = list(blocks)
         self.out: list[KVCacheBlock] = []
 
     @property
     def order(self) -> list[KVCacheBlock]:
-        return [block for tier in Tier for block in self.model[tier]]
+        return [block for tier in TIERS for block in self.model[tier]]
 
     def forget(self, taken: list[KVCacheBlock]) -> None:
         for blocks in self.model.values():
@@ -58,34 +58,34 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.out)
     @rule(data=st.data(), tier=st.sampled_from(_APPENDABLE))
-    def free(self, data: st.DataObject, tier: Tier) -> None:
+    def free(self, data: st.DataObject, tier: Rank) -> None:
         blocks = self.draw_out(data)
         self.queue.append_n(blocks, tier)
-        self.model[tier] += blocks
+        self.model[Rank.KEPT if tier is Rank.ROLLING else tier] += blocks
 
     @precondition(lambda self: self.out)
     @rule(data=st.data())
     def free_scratch(self, data: st.DataObject) -> None:
         blocks = self.draw_out(data)
         self.queue.prepend_n(blocks)
-        self.model[Tier.SCRATCH][:0] = blocks
+        self.model[Rank.SCRATCH][:0] = blocks
 
-    @rule(count=st.integers(0, 12), tier=st.sampled_from([Tier.PROTECTED, Tier.PINNED]))
-    def demote(self, count: int, tier: Tier) -> None:
+    @rule(count=st.integers(0, 12), tier=st.sampled_from([Rank.PROTECTED, Rank.PINNED]))
+    def demote(self, count: int, tier: Rank) -> None:
         """The oldest blocks of a tier become the most recently used of the ordinary ones."""
         expected = self.model[tier][:count]
         assert self.queue.demote_n(count, tier) == expected
         del self.model[tier][:count]
-        self.model[Tier.CACHED] += expected
+        self.model[Rank.KEPT] += expected
 
     @invariant()
     def same_order_and_counts(self) -> None:
         assert self.queue.get_all_free_blocks() == self.order
         assert self.queue.num_free_blocks == len(self.order)
-        expendable = len(self.model[Tier.SCRATCH]) + len(self.model[Tier.SPARE])
+        expendable = len(self.model[Rank.SCRATCH]) + len(self.model[Rank.SPARE])
         assert self.queue.num_expendable_blocks == expendable
-        for tier in Tier:
-            assert self.queue.tiers[tier].num_free_blocks == len(self.model[tier])
+        for tier in TIERS:
+            assert self.queue.tier(tier).num_free_blocks == len(self.model[tier])
 
 
 TestQueue = QueueMachine.TestCase
@@ -96,7 +96,7 @@ def test_the_order_is_scratch_spare_cached_protected_and_pinned_oldest_first():
     blocks = [KVCacheBlock(i) for i in range(1, 11)]
     queue = TieredFreeQueue(blocks)
     queue.popleft_n(10)
-    for tier in (Tier.PINNED, Tier.PROTECTED, Tier.CACHED, Tier.SPARE):
+    for tier in (Rank.PINNED, Rank.PROTECTED, Rank.KEPT, Rank.SPARE):
         queue.append_n([blocks.pop()], tier)
         queue.append_n([blocks.pop()], tier)
     queue.prepend_n(blocks)
@@ -109,7 +109,7 @@ def test_no_operation_walks_the_queue(size, monkeypatch):
     blocks = [KVCacheBlock(i) for i in range(1, size + 1)]
     queue = TieredFreeQueue(blocks)
     queue.popleft_n(size)
-    queue.append_n(blocks, Tier.PINNED)
+    queue.append_n(blocks, Rank.PINNED)
     steps = 0
 
     def count(self, name):
@@ -119,7 +119,7 @@ def test_no_operation_walks_the_queue(size, monkeypatch):
 
     monkeypatch.setattr(KVCacheBlock, "__getattribute__", count, raising=False)
     queue.remove(blocks[size // 2])
-    queue.append_n([blocks[size // 2]], Tier.PINNED)
+    queue.append_n([blocks[size // 2]], Rank.PINNED)
     queue.demote_n(1)
     queue.popleft()
     assert 0 < steps < 30
@@ -137,7 +137,7 @@ def test_what_is_handed_out_is_counted_by_tier():
     queue = TieredFreeQueue(blocks)
     taken = queue.popleft_n(6)
     queue.prepend_n(taken[:1])
-    queue.append_n(taken[1:3], Tier.SPARE)
+    queue.append_n(taken[1:3], Rank.SPARE)
     queue.append_n(taken[3:])
     assert queue.num_free_by_tier[:3] == [1, 2, 3]
     queue.popleft_n(4)

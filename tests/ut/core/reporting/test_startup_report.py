@@ -9,8 +9,9 @@ import pytest
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from tests.e2e.core import layouts
-from vllm_ascend.core.layout.specs import granule_tokens
-from vllm_ascend.core.reporting.startup_report import PrefixCacheFacts, summary, warnings
+from vllm_ascend.core.cache_plan import CachePlan, plan_cache
+from vllm_ascend.core.reporting.startup_report import capacity_tokens, summary, warnings
+from vllm_ascend.core.scheduler_facts import SchedulerFacts
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig as Config
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 
@@ -18,28 +19,19 @@ PARTIAL = Config(apply_dsv4_patch=True, partial_hits=True)
 BEST = replace(PARTIAL, retention="auto", sparse_state=True, spare_tails=True, profile="best")
 
 
-def facts(layout, config: Config, **changes) -> PrefixCacheFacts:
-    specs = list(dict.fromkeys(layout.specs.values()))
-    return replace(
-        PrefixCacheFacts(
-            specs=specs,
-            config=config,
-            num_blocks=5106,
-            max_model_len=135_000,
-            granule=granule_tokens(specs),
-            alignment=128 if config.partial_hits else 16_384,
-            interval=32_768 if config.retention == "auto" else None,
-            changes_caching=config.changes_caching,
-            has_connector=False,
-            max_num_batched_tokens=8192,
-            connector_knows_granules=False,
-        ),
-        **changes,
-    )
+NUM_BLOCKS = 5106
+
+
+def plan(layout, config: Config, **changes) -> CachePlan:
+    """What is in force with these switches, as an engine decides it."""
+    sizes = {"max_model_len": 135_000, "max_num_batched_tokens": 8192}
+    sizes = {name: changes.pop(name, value) for name, value in sizes.items()}
+    specs = changes.pop("specs", list(dict.fromkeys(layout.specs.values())))
+    return plan_cache(specs, config, SchedulerFacts(**changes), **sizes)
 
 
 def test_one_line_says_what_is_in_force():
-    line = summary(facts(dsv4_flash_a3(128), BEST))
+    line = summary(plan(dsv4_flash_a3(128), BEST), NUM_BLOCKS)
     assert "\n" not in line
     for part in (
         "granule 128",
@@ -56,16 +48,16 @@ def test_one_line_says_what_is_in_force():
 
 
 def test_pinning_alone_keeps_all_other_tails_as_spares():
-    line = summary(facts(layouts.gemma_like(16, 64), Config(pin_swa_tokens=True)))
+    line = summary(plan(layouts.gemma_like(16, 64), Config(pin_swa_tokens=True)), NUM_BLOCKS)
     assert "windows left by a whole chunk (pinned)" in line
     assert "scratch, spare tails, cached (least recently used first), pinned (oldest" in line
 
 
 def test_capacity_counts_the_blocks_of_every_compressed_group():
     specs = [dsv4_flash_a3(128).specs[f"model.layers.{layer}.attn.mla"] for layer in (2, 3)]
-    told = facts(dsv4_flash_a3(128), BEST, specs=specs)
-    # A block of 512 tokens and 1/32 of one of 16,384.
-    assert told.capacity_tokens == int(5106 / (1 / 512 + 1 / 16_384))
+    # 33 of them hold 16,384 tokens: 32 blocks of 512 tokens and one of 16,384.
+    assert capacity_tokens(specs, 33) == 16_384
+    assert capacity_tokens(specs, 33 * 155) == 155 * 16_384
 
 
 @pytest.mark.parametrize(
@@ -83,11 +75,6 @@ def test_capacity_counts_the_blocks_of_every_compressed_group():
             {"has_connector": True, "connector_knows_granules": True},
             "SPARSE_STATE has no effect with a KV connector",
         ),
-        (
-            Config(partial_min_hit_tokens=256),
-            {"alignment": 128},
-            "PARTIAL_MIN_HIT_TOKENS",
-        ),
         (replace(PARTIAL, spare_tails=True), {}, "VLLM_ASCEND_SPARE_TAILS has no effect"),
         (replace(PARTIAL, pin_min_drop_size=4), {}, "without VLLM_PIN_SWA_TOKENS=1"),
         (
@@ -95,21 +82,25 @@ def test_capacity_counts_the_blocks_of_every_compressed_group():
             {"max_num_batched_tokens": 2047},
             "VLLM_PIN_MIN_DROP_SIZE=16: nothing will be pinned, a step of 2,047 tokens drops 15",
         ),
-        (replace(PARTIAL, retention=4096), {"interval": 4096, "max_model_len": 4096}, "no more"),
+        (replace(PARTIAL, retention=4096), {"max_model_len": 4096}, "no more"),
     ],
 )
 def test_a_setting_that_cannot_help_is_named(config, changes, part):
-    (warning,) = warnings(facts(dsv4_flash_a3(128), config, **changes))
-    assert part in warning
+    assert part in list(warnings(plan(dsv4_flash_a3(128), config, **changes)))[-1]
+
+
+def test_a_least_gain_without_partial_hits_is_named():
+    (warning,) = warnings(plan(layouts.gemma_like(16, 64), Config(partial_min_hit_tokens=256)))
+    assert "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS has no effect" in warning
 
 
 def test_returning_prompts_are_protected_where_some_layer_keeps_all_its_rows():
     layout, config = layouts.gemma_like(16, 64), Config(protect_returning=True)
-    told = facts(layout, config, alignment=16, granule=16)
-    assert "of returning prompts (up to half)" in summary(told)
+    told = plan(layout, config)
+    assert "of returning prompts (up to half)" in summary(told, NUM_BLOCKS)
     assert not list(warnings(told))
     windows = [spec for spec in layout.specs.values() if isinstance(spec, SlidingWindowSpec)]
-    (warning,) = warnings(facts(layout, config, specs=windows, alignment=16, granule=16))
+    (warning,) = warnings(plan(layout, config, specs=windows))
     assert "VLLM_ASCEND_PROTECT_RETURNING has no effect" in warning
 
 
@@ -117,10 +108,10 @@ def test_returning_prompts_are_protected_where_some_layer_keeps_all_its_rows():
 def test_what_a_model_has_no_use_for_is_named(variable):
     layout = layouts.gemma_like(16, 64)
     config = Config(**{variable: True})
-    (warning,) = warnings(facts(layout, config, alignment=16, granule=16))
+    (warning,) = warnings(plan(layout, config))
     assert f"DSV4_{variable.upper()} has no effect" in warning
 
 
 def test_the_profile_brings_no_warnings():
-    assert not list(warnings(facts(dsv4_flash_a3(128), BEST)))
-    assert not list(warnings(facts(layouts.gemma_like(16, 64), BEST, alignment=16, granule=16)))
+    assert not list(warnings(plan(dsv4_flash_a3(128), BEST)))
+    assert not list(warnings(plan(layouts.gemma_like(16, 64), BEST)))

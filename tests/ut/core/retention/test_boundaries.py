@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy functions, by tables and against brute force over small sizes."""
 
-import itertools
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_ascend.core.retention.boundaries import (
@@ -13,17 +11,10 @@ from vllm_ascend.core.retention.boundaries import (
     fallback_boundary,
     finish_boundary,
     kept_boundaries,
-    ordinals_of_ranges,
     replay_boundary,
     resolve_retention_interval,
-    retained_block_mask,
-    spread,
     tail_blocks,
 )
-
-
-def mask(text: str) -> list[bool]:
-    return [flag == "1" for flag in text]
 
 
 def test_contiguous_blocks_count_the_window_without_the_new_token():
@@ -89,153 +80,6 @@ def test_kept_boundaries_against_a_scan(start, length, interval, singled_out):
     assert expected == kept_boundaries(
         start, end, alignment_tokens=4, interval_tokens=interval, singled_out=singled_out
     )
-
-
-@given(
-    st.integers(0, 20),
-    st.integers(0, 20),
-    st.integers(1, 5),
-    st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=4),
-)
-def test_ordinals_of_ranges_against_a_scan(first, count, block_tokens, ranges):
-    wanted = {token // block_tokens for start, end in ranges for token in range(start, end)}
-    expected = [i for i in range(first, first + count) if i in wanted]
-    assert ordinals_of_ranges(first, first + count, block_tokens, ranges) == expected
-
-
-@given(st.integers(0, 40), st.integers(-3, 50))
-def test_spread_takes_no_more_than_asked_and_the_last_one(length, count):
-    items = list(range(length))
-    chosen = spread(items, count)
-    assert len(chosen) <= max(count, 0)
-    assert list(chosen) == sorted(set(chosen))
-    if length and count > 0:
-        assert chosen[-1] == items[-1]
-        gaps = {b - a for a, b in itertools.pairwise(chosen)}
-        assert len(gaps) <= 1, "evenly"
-
-
-# Blocks of 2 tokens, alignment 8 (4 blocks), tails of 1 or 2 blocks.
-@pytest.mark.parametrize(
-    ("interval", "replay", "num_tail_blocks", "expected"),
-    [
-        (None, None, 1, "000100010001"),
-        (None, None, 2, "001100110011"),
-        (0, 16, 2, "000000110000"),
-        (0, 24, 2, "000000000011"),
-        (0, 0, 2, "000000000000"),
-        (16, 24, 1, "000000010001"),
-        (16, 8, 2, "001100110000"),
-    ],
-)
-def test_mask_table(interval, replay, num_tail_blocks, expected):
-    assert retained_block_mask(
-        0,
-        12,
-        block_tokens=2,
-        num_tail_blocks=num_tail_blocks,
-        alignment_tokens=8,
-        interval_tokens=interval,
-        replay_boundary_tokens=replay,
-    ) == mask(expected)
-
-
-def test_mask_is_none_when_tails_touch():
-    assert (
-        retained_block_mask(
-            0,
-            12,
-            block_tokens=2,
-            num_tail_blocks=4,
-            alignment_tokens=8,
-            interval_tokens=None,
-            replay_boundary_tokens=None,
-        )
-        is None
-    )
-
-
-def test_peeked_block_lies_behind_the_boundary():
-    kept = retained_block_mask(
-        0,
-        12,
-        block_tokens=2,
-        num_tail_blocks=2,
-        alignment_tokens=8,
-        interval_tokens=None,
-        replay_boundary_tokens=None,
-        peek_blocks=1,
-    )
-    assert kept == mask("000110011001")
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    start=st.integers(0, 40),
-    length=st.integers(0, 40),
-    blocks_per_alignment=st.integers(1, 6),
-    num_tail_blocks=st.integers(0, 6),
-    interval_alignments=st.one_of(st.none(), st.integers(0, 4)),
-    replay=st.one_of(st.none(), st.integers(0, 12)),
-    peek=st.integers(0, 1),
-)
-def test_mask_equals_its_definition(
-    start, length, blocks_per_alignment, num_tail_blocks, interval_alignments, replay, peek
-):
-    """A block is kept iff it lies in the tail of a kept boundary, wherever the range starts."""
-    block_tokens = 4
-    alignment = blocks_per_alignment * block_tokens
-    interval = None if interval_alignments is None else interval_alignments * alignment
-    replay_tokens = None if replay is None else replay * alignment
-    spacing = alignment if interval is None else interval
-    kept = set()
-    if spacing:
-        kept.update(range(spacing, (start + length + 20) * block_tokens, spacing))
-    if interval is not None and replay_tokens:
-        kept.add(replay_tokens)
-    tail_size = num_tail_blocks + peek
-
-    def is_kept(ordinal: int) -> bool:
-        return any(
-            boundary // block_tokens + peek - tail_size <= ordinal < boundary // block_tokens + peek
-            for boundary in kept
-        )
-
-    flags = retained_block_mask(
-        start,
-        start + length,
-        block_tokens=block_tokens,
-        num_tail_blocks=tail_size,
-        alignment_tokens=alignment,
-        interval_tokens=interval,
-        replay_boundary_tokens=replay_tokens,
-        peek_blocks=peek,
-    )
-    if flags is None:
-        # Only where a tail is at least as long as the way to the next boundary.
-        assert spacing and tail_size >= spacing // block_tokens
-    else:
-        assert flags == [is_kept(ordinal) for ordinal in range(start, start + length)]
-
-
-@given(cut=st.integers(0, 24), replay=st.integers(0, 6))
-def test_chunking_does_not_change_what_is_kept(cut, replay):
-    """The replay boundary may fall into an earlier or a later prefill chunk."""
-
-    def kept(start: int, end: int) -> list[bool]:
-        flags = retained_block_mask(
-            start,
-            end,
-            block_tokens=2,
-            num_tail_blocks=3,
-            alignment_tokens=8,
-            interval_tokens=0,
-            replay_boundary_tokens=replay * 8,
-        )
-        assert flags is not None
-        return flags
-
-    assert kept(0, cut) + kept(cut, 24) == kept(0, 24)
 
 
 def test_align_down():

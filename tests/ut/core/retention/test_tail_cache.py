@@ -22,10 +22,10 @@ def test_a_prompt_of_a_million_tokens_remembers_a_hundred_tails(monkeypatch):
     most = 0
     while request.num_computed_tokens < 1_048_576:
         scheduler.schedule()
-        most = max(most, len(coordinator._records["long"].kept))
+        most = max(most, len(coordinator.caching.records["long"].kept))
     assert sum(coordinator.stats.kept) >= 8_192, "every boundary is kept"
     assert most <= 128
-    boundaries = [tail.boundary for tail in coordinator._records["long"].kept]
+    boundaries = [tail.boundary for tail in coordinator.caching.records["long"].kept]
     assert boundaries[-2:] == [1_048_448, 1_048_576], "the replay boundary is always among them"
     gaps = [end - start for start, end in itertools.pairwise([0, *boundaries[:-2]])]
     assert set(gaps) == {16_384}, "they are spread over the prompt"

@@ -10,26 +10,27 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout.specs import is_compressor_state
-from vllm_ascend.core.scheduler_facts import SchedulerFacts
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
 RowsRead = Callable[[str, int, int, int], Sequence[int]]
 """(request id, first new ordinal, tokens of the main model, tokens with slots) -> the ordinals
 of new blocks that will be read."""
 
 
-def is_sparse_state(spec: KVCacheSpec, config: PrefixCacheConfig, facts: SchedulerFacts) -> bool:
+def is_sparse_state(spec: KVCacheSpec, plan: CachePlan) -> bool:
     """Whether a group's tables may have holes: compressor state where the switch is on.
 
     Args:
         spec: Unpacked.
     """
+    if plan.is_stock or not plan.config.sparse_state:
+        return False
     # Only Ascend's kernels skip writes to the null block.
     is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
     # A connector may hand on any block of a table, also one that nobody here would have read.
-    return is_ascend_state and config.sparse_state and not facts.has_connector
+    return is_ascend_state and not plan.facts.has_connector
 
 
 class SparseStateManager(SlidingWindowManager):

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a hit may end, and which blocks it hands out.
+
+The longest match of the downward-closed groups (full and compressed attention) is found once; then
+boundaries are walked downwards to the first one at which every other group holds its tail. Each
+group's blocks are cut to that boundary, so no request is ever handed a block behind its hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+
+from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.layout.groups import Group, Groups
+from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
+from vllm_ascend.core.retention.boundaries import align_down
+
+Ends = dict[int, list[KVCacheBlock]]
+"""Group id -> what lies at the end of a hit: a tail, or the block to be copied."""
+
+
+class Hit(NamedTuple):
+    """What a look-up found. All numbers are tokens, and ``tokens <= resumable <= matched``.
+
+    Attributes:
+        blocks: By group, the blocks of ``[0, tokens)`` with null blocks where a window has moved
+            on. Where the hit ends inside a block, that block is the group's last one; it is to be
+            copied, not shared. Nothing is referenced yet.
+        tokens: The hit.
+        resumable: The largest boundary at which every group can resume.
+        matched: How far the rows of full and compressed groups are cached.
+    """
+
+    blocks: tuple[list[KVCacheBlock], ...]
+    tokens: int
+    resumable: int
+    matched: int
+
+
+class HitSearch:
+    """Finds hits over any number of groups of any block sizes, compressed ones included."""
+
+    def __init__(self, plan: CachePlan, groups: Groups, view: CacheView) -> None:
+        """Prepare.
+
+        Args:
+            view: What is cached.
+        """
+        self._plan = plan
+        self._groups = groups
+        self._view = view
+        # Its tails always have a last block, which is named by the boundary's hash.
+        self._probe: Group | None = None
+        if not plan.is_stock:
+            self._probe = next((g for g in groups.windowed if g.tail(plan.alignment)), None)
+
+    def find(
+        self,
+        block_hashes: list[BlockHash],
+        limit: int,
+        external_tokens_follow: Callable[[int], bool] | None,
+    ) -> Hit:
+        """Return the longest hit of at most ``limit`` tokens.
+
+        Args:
+            block_hashes: The request's hashes, one per ``plan.hash_tokens`` tokens.
+            external_tokens_follow: Whether a connector brings tokens behind so many local ones, or
+                may. Behind a hit that ends inside a block it brings none. ``None``: there is no
+                connector.
+        """
+        plan, look_up = self._plan, PrefixLookup(self._view, block_hashes)
+        prefixes: dict[int, list[KVCacheBlock]] = {}
+        for group in self._groups.prefix:
+            prefixes[group.id], limit = look_up.longest_prefix(group, limit)
+        resumable, ends = self._walk(look_up, limit, plan.alignment)
+        boundary, least_gain = resumable, plan.config.partial_min_hit_tokens
+        ends_inside = plan.ends_inside_blocks and boundary % plan.whole_blocks
+        if ends_inside and (external_tokens_follow or least_gain):
+            whole, whole_ends = self._walk(look_up, boundary, plan.whole_blocks)
+            if boundary - whole < least_gain or (
+                external_tokens_follow and external_tokens_follow(whole)
+            ):
+                boundary, ends = whole, whole_ends
+        if not boundary:
+            return Hit(tuple([] for _ in self._groups.all), 0, resumable, limit)
+        return Hit(self._blocks(boundary, prefixes, ends), boundary, resumable, limit)
+
+    def _walk(self, look_up: PrefixLookup, limit: int, step: int) -> tuple[int, Ends]:
+        """Return the largest multiple of ``step`` up to ``limit`` at which all groups can resume.
+
+        Returns:
+            The boundary, 0 if there is none, and what lies at its end.
+        """
+        boundary = align_down(limit, step)
+        while boundary > 0:
+            if self._probe is not None:
+                boundary = align_down(look_up.last_tail_end(self._probe, boundary), step)
+                if not boundary:
+                    break
+            ends, bound = self._ends_at(look_up, boundary)
+            if bound == boundary:
+                return boundary, ends
+            boundary = align_down(bound, step)
+        return 0, {}
+
+    def _ends_at(self, look_up: PrefixLookup, boundary: int) -> tuple[Ends, int]:
+        """Return what every group has at the end of a hit, and the boundary; or a smaller bound."""
+        ends: Ends = {}
+        for group in self._groups.windowed:
+            ends[group.id], bound = look_up.tail(group, boundary)
+            if bound < boundary:
+                return {}, bound
+        for group in self._groups.prefix:
+            if group.ends_inside and boundary % group.block_tokens:
+                source, bound = look_up.source(group, boundary)
+                if source is None:
+                    return {}, bound
+                ends[group.id] = [source]
+        return ends, boundary
+
+    def _blocks(
+        self, boundary: int, prefixes: dict[int, list[KVCacheBlock]], ends: Ends
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Return every group's blocks of ``[0, boundary)``, cut to exactly that."""
+        null_block = self._view.pool.null_block
+
+        def blocks_of(group: Group) -> list[KVCacheBlock]:
+            num_blocks = boundary // group.block_tokens
+            end = ends.get(group.id, [])
+            if group.is_downward_closed:
+                return prefixes[group.id][:num_blocks] + end
+            return [null_block] * (num_blocks - len(end)) + end
+
+        return tuple(map(blocks_of, self._groups.all))

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Caching with any switch on: what is entered, how long it stays, and what requests are given.
+
+Every running request passes through here in every step. So each request's record says how far it
+can go before anything has to be done for it (a new block, a window left behind, a boundary
+passed), and until then a call costs one comparison.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+from vllm_ascend.core.admission.block_allocation import BlockAllocation
+from vllm_ascend.core.admission.hit_blocks import Blocks, tail_of_hit
+from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.events.announcement import announced_groups
+from vllm_ascend.core.events.kv_event_queue import HitRules
+from vllm_ascend.core.layout.groups import Group, Groups
+from vllm_ascend.core.layout.specs import is_compressed
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
+from vllm_ascend.core.lookup.hit_search import Hit
+from vllm_ascend.core.lookup.partial_hits import PartialHits
+from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.pool.free_queue import TIERS, Rank
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
+from vllm_ascend.core.retention.boundaries import align_down
+from vllm_ascend.core.retention.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
+from vllm_ascend.core.retention.request_record import RequestRecord
+from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
+from vllm_ascend.core.retention.sparse_state import SparseState
+from vllm_ascend.core.retention.tail_cache import Entered, TailCache
+from vllm_ascend.core.stock_caching import enter_full_blocks
+
+_NEVER = 1 << 62
+
+
+class RankedCaching:
+    """Caches what can be hit, with a rank that says how long.
+
+    Attributes:
+        records: By request id, how far each request has come.
+        tails: Enters the tails of boundaries.
+        sparse_state: Decides which blocks of compressor state are real.
+        partial_hits: Hits that end inside a block.
+        allocation: Gives requests their blocks.
+        unwritten_block_ids: Cached blocks whose compressor state the step being scheduled has yet
+            to write. No hit may rest on them.
+        withdraws_freed: A request that is freed loses its part of the step being scheduled.
+    """
+
+    def __init__(
+        self,
+        pool: AscendBlockPool,
+        groups: Groups,
+        plan: CachePlan,
+        footprint: RequestFootprint,
+        successors: SuccessorHashes,
+        stats: CacheStats,
+    ) -> None:
+        """Build the parts; see :class:`BlockAllocation` for ``footprint``."""
+        self._pool = pool
+        self._groups = groups
+        self._plan = plan
+        self._successors = successors
+        self._stats = stats
+        self.unwritten_block_ids: set[int] = set()
+        self.withdraws_freed = False
+        self._compressed = [is_compressed(spec) for spec in plan.specs]
+        self.records: dict[str, RequestRecord] = {}
+        is_eagle = any(group.is_eagle for group in groups.all)
+        lookahead = plan.hash_tokens if is_eagle else 0
+        self.tails = TailCache(pool, groups.retained, plan, lookahead=lookahead, stats=stats)
+        self.sparse_state = SparseState(pool, groups.all, self.tails, self.records, plan)
+        self.partial_hits = PartialHits(pool, groups, plan)
+        self.allocation = BlockAllocation(
+            groups, plan, footprint, self.records, self.sparse_state, self.partial_hits
+        )
+        self._entered_in_step: defaultdict[str, list[Entered]] = defaultdict(list)
+        self.returning = self._returning_prompts()
+        self._describe_events()
+
+    def _returning_prompts(self) -> ReturningPrompts | None:
+        """Return who tells prompts that come again, if they are to be protected."""
+        if not (self._plan.config.protect_returning and self._groups.prefix):
+            return None
+        finest = min(self._groups.prefix, key=lambda group: group.block_tokens)
+        returning = ReturningPrompts(self._pool, finest.suffix, block_tokens=finest.block_tokens)
+        self._pool.given_up = returning.given_up
+        return returning
+
+    def _describe_events(self) -> None:
+        """Tell those who follow the cache's events what a hit takes."""
+        plan, log = self._plan, self._pool.event_log
+        if log is None:
+            return
+        rules = HitRules(
+            alignment=plan.alignment,
+            hash_tokens=plan.hash_tokens,
+            whole_blocks=plan.whole_blocks,
+            least_gain=plan.config.partial_min_hit_tokens if plan.ends_inside_blocks else 0,
+        )
+        log.describe(announced_groups(self._groups.all, plan.specs, rules), rules)
+
+    def _record(self, request_id: str) -> RequestRecord:
+        record = self.records.get(request_id)
+        if record is None:
+            record = self.records[request_id] = RequestRecord()
+        return record
+
+    # Look-up
+
+    def look_up_starts(self, request: Request) -> None:
+        """A request looks for a hit, perhaps not for the first time."""
+        record = self._record(request.request_id)
+        record.request = request
+        # It may be let in behind another hit than the one before, which found no memory.
+        record.next_free = 0
+
+    def look_up_ends(self, request: Request, hit: Hit) -> None:
+        """Remember where the request leaves what is cached; its tail there is worth keeping."""
+        record = self._record(request.request_id)
+        record.hit, record.matched = hit.tokens, hit.matched
+        if self._groups.prefix:
+            junction = max(hit.matched - self.tails.lookahead, 0)
+            record.junction = align_down(junction, self._plan.alignment)
+            record.missed_junction = record.junction > hit.resumable
+
+    # Memory
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Blocks,
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return the blocks that a request still needs; see vLLM's base class."""
+        return self.allocation.num_blocks_needed(
+            request_id,
+            num_tokens,
+            new_computed_blocks,
+            total_computed_tokens,
+            num_tokens_main_model,
+            apply_admission_cap=apply_admission_cap,
+        )
+
+    def take_hit(self, request_id: str, blocks: Blocks, num_local: int, num_external: int) -> None:
+        """Let a request in behind its hit; see vLLM's ``allocate_new_computed_blocks``."""
+        # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
+        # the blocks.
+        tail = tail_of_hit(self._groups.retained, blocks, num_local)
+        num_copies = self.allocation.take_hit(request_id, blocks, num_local, num_external)
+        self._stats.partial_hits += bool(num_copies)
+        if not num_local:
+            return
+        record = self._record(request_id)
+        record.passed = record.cached = num_local
+        for group in self._groups.retained:
+            record.freed[group.id] = group.tail(num_local).start
+        self.tails.keep_hit(record, num_local, tail)
+        self.partial_hits.start_behind(record, num_local)
+
+    def allocate_new_blocks(
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        num_encoder_tokens: int = 0,
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Make room for ``num_tokens`` tokens; see vLLM's base class."""
+        return self.allocation.make_room(request_id, num_tokens, num_tokens_main_model)
+
+    def num_blocks_held(self, group_id: int, request_id: str) -> int:
+        """Return the blocks that a request cannot do without, of those that it holds in a group."""
+        return self.allocation.num_blocks_held(group_id, request_id)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return the blocks that all running requests share, per group, for cascade attention.
+
+        Compressed rows are not read that way, so nobody has to count them in every step.
+        """
+        return [
+            0 if compressed else group.manager.get_num_common_prefix_blocks(running_request_id)
+            for group, compressed in zip(self._groups.all, self._compressed, strict=True)
+        ]
+
+    # Caching
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Enter what a request's first ``num_computed_tokens`` tokens fill and a hit can rest on.
+
+        Blocks are entered when they are scheduled, before they are computed, as in vLLM; except
+        for what a hit would copy or read before that is done.
+        """
+        record = self._record(request.request_id)
+        if num_computed_tokens < record.next_cache:
+            return
+        record.request = request
+        if not record.next_cache:
+            self._note_start(request, record)
+        # A block can be named once the hash that covers it is complete.
+        named = align_down(num_computed_tokens, self._plan.hash_tokens)
+        record.next_cache = named + self._plan.hash_tokens
+        entered = self._entered_in_step[request.request_id]
+        for group in self._groups.all:
+            if not group.is_retained:
+                ordinals = enter_full_blocks(group, request, named, self._successors)
+                entered.append(Entered(group, ordinals))
+            elif group.is_eagle:
+                self._successors.resolve_pending(group.id, request)
+        self.partial_hits.collect(record, request, named)
+        tails = self.tails.advance(record, named)
+        for group, ordinals in tails:
+            self._note_tails(request, group, ordinals)
+        entered += tails
+        record.cached = named
+
+    def _note_start(self, request: Request, record: RequestRecord) -> None:
+        """Judge a request that is scheduled for the first time, if it looked for a hit at all."""
+        if record.hit is None or request.num_preemptions:
+            return
+        self._stats.note_start(
+            request.num_prompt_tokens, record.hit, missed_junction=record.missed_junction
+        )
+        if self.returning is not None and self.returning.includes(request, record.matched):
+            self.tails.protect(record)
+
+    def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
+        """Remember of the blocks of tails what a later look-up must know."""
+        blocks = group.manager.req_to_blocks[request.request_id]
+        if group.is_eagle:
+            for ordinal in ordinals:
+                end_tokens = (ordinal + 1) * group.block_tokens
+                self._successors.remember(group.id, request, blocks[ordinal], end_tokens)
+        if group.is_compressor_state:
+            self.unwritten_block_ids.update(blocks[i].block_id for i in ordinals)
+
+    def withdraw_unwritten(self, request_id: str) -> None:
+        """Take back what a request entered in the step being scheduled and has yet to write.
+
+        Called when it is preempted: its part of the step will not run, so nobody will ever write
+        what the blocks' keys promise. What it keeps of earlier steps stays; others may hold it.
+        """
+        self.partial_hits.withdraw(request_id)
+        entered = self._entered_in_step.pop(request_id, None)
+        if entered is None:
+            return
+        request = self.records[request_id].request
+        assert request is not None, "its blocks are entered, so it has named itself"
+        for group, ordinals in entered:
+            written = request.num_computed_tokens // group.block_tokens
+            blocks = group.manager.req_to_blocks[request_id]
+            self._pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})
+
+    # Freeing
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the blocks that every window has left behind; see vLLM's base class.
+
+        A boundary passed by drafts is dealt with once they are accepted: until then its tail is
+        held as well. Prompts hold none, and a pool may have no block to spare for them.
+        """
+        record, confirmed = self.records.get(request_id), total_computed_tokens
+        request = None if record is None else record.request
+        if request is None or total_computed_tokens > request.num_prompt_tokens:
+            confirmed = max(total_computed_tokens - self._plan.num_unconfirmed_tokens, 0)
+        if record is None:
+            for group in self._groups.windowed:
+                group.manager.remove_skipped_blocks(request_id, confirmed)
+            return
+        if confirmed < record.next_free:
+            return
+        record.next_free = _NEVER
+        left: list[PlacedBlock] = []
+        for group in self._groups.windowed:
+            if group.is_retained:
+                left += leave_behind(group, record, request_id, confirmed, self._pool.null_block)
+            else:
+                group.manager.remove_skipped_blocks(request_id, confirmed)
+                record.next_free = 0
+        if left:
+            blocks = deep_first(left)
+            # Most of what a window leaves behind can never be hit: it is handed out next.
+            self._pool.free_blocks([b for b in blocks if b.block_hash is None], prepend=True)
+            self._pool.free_blocks([b for b in blocks if b.block_hash is not None])
+
+    def free(self, request_id: str) -> None:
+        """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
+        if self.withdraws_freed:
+            self.withdraw_unwritten(request_id)
+        self._successors.forget(request_id)
+        self.partial_hits.end(request_id)
+        record = self.records.pop(request_id, None)
+        held: list[PlacedBlock] = []
+        for entry in self.tails.finish(record) if record is not None else ():
+            if entry.block.ref_cnt == 0:
+                self._pool.refresh(entry.block)
+                held.append((entry.start_token, entry.block))
+        protects = record is not None and record.rank is Rank.PROTECTED
+        for group in self._groups.all:
+            blocks = take_held(group, record, request_id, self._pool.null_block)
+            if protects and group.is_downward_closed:
+                self._pool.protect(block for _, block in blocks)
+            held += blocks
+            group.manager.free(request_id)
+        if held:
+            self._pool.free_blocks(deep_first(held))
+
+    # Steps
+
+    def new_step_starts(self) -> None:
+        """The step before has been dispatched: what it writes may be read from now on."""
+        self.partial_hits.new_step_starts()
+        self.sparse_state.release_spares()
+        self._entered_in_step.clear()
+        self.unwritten_block_ids.clear()
+
+    def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
+        """Return the copies that the step just scheduled must make first, ``None`` if none."""
+        copies = self.partial_hits.copies.take()
+        if copies is not None:
+            self._stats.copied_blocks += len(copies)
+        return copies
+
+    def confirm_block_copies(self, copies: list[KVCacheBlockCopy]) -> None:
+        """The step that was told these copies has run."""
+        self.partial_hits.copies.confirm(copies)
+
+    def take_stats(self) -> CacheUpdate | None:
+        """Return what was counted since the last call; ``None`` if nothing was."""
+        queue = self._pool.free_block_queue
+        # -1: the null block is nobody's.
+        used = self._pool.num_gpu_blocks - 1 - queue.num_free_blocks
+        evicted = queue.num_handed_out[TIERS.index(Rank.SPARE) :]
+        return self._stats.take((used, *queue.num_free_by_tier), evicted)

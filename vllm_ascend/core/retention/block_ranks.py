@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks of a request may serve a hit, and with what rank: arithmetic on ints only.
+
+A boundary has a rank, and so have the blocks of its tail. Whatever is in no tail can never serve a
+hit; nobody enters it. vLLM's managers ask for the same as a mask of flags.
+
+Example: blocks of 32 tokens, tails of 4 blocks, alignment 4096, a prompt of 10,000 tokens of which
+[4096, 12288) have just been scheduled, interval 0::
+
+    boundary    rank       its tail, by ordinal
+    8192        KEPT       [252, 256)               the replay boundary, 9999 // 4096 * 4096
+    12288       ROLLING    [380, 384)               where the next turn would resume
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+from vllm.utils.math_utils import cdiv
+
+from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.retention.boundaries import align_down, kept_boundaries, replay_boundary
+
+
+def ranked_boundaries(
+    start_tokens: int,
+    end_tokens: int,
+    *,
+    alignment: int,
+    kept: Sequence[int],
+    rolling: Iterable[int],
+    keeps_spares: bool,
+    rank: Rank = Rank.KEPT,
+) -> dict[Rank, list[int]]:
+    """Return the boundaries in ``(start_tokens, end_tokens]`` that have tails, by rank.
+
+    ===================  ==========================================================
+    rank                 boundaries, each once, ascending
+    ===================  ==========================================================
+    ``SPARE``            all multiples of ``alignment`` that are none of the others
+    ``ROLLING``          ``rolling``, but for those kept
+    ``rank``             ``kept``
+    ===================  ==========================================================
+
+    Args:
+        kept: See :func:`~vllm_ascend.core.retention.boundaries.kept_boundaries`.
+        rolling: Boundaries at which the request would be resumed, were it to end now.
+        keeps_spares: Whether there are spare tails; without them the first row is missing.
+        rank: That of kept boundaries.
+    """
+    behind = [b for b in rolling if start_tokens < b <= end_tokens and b not in kept]
+    ranked = {Rank.ROLLING: behind, rank: list(kept)}
+    if not keeps_spares:
+        return ranked
+    first = align_down(start_tokens, alignment) + alignment
+    spares = set(range(first, end_tokens + 1, alignment)).difference(kept, behind)
+    return {Rank.SPARE: sorted(spares), **ranked}
+
+
+def tail_ordinals(
+    boundaries: Sequence[int],
+    tail: Callable[[int], range],
+    *,
+    block_tokens: int,
+    tail_length: int | None,
+) -> Sequence[int]:
+    """Return the blocks of the tails of ascending boundaries; one may belong to many of them.
+
+    Args:
+        tail: Boundary -> the ordinals of its tail.
+        tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
+
+    Returns:
+        Ordinals, ascending, each once.
+    """
+    if tail_length == 1:  # by far the most, and thousands in a step
+        return [boundary // block_tokens - 1 for boundary in boundaries]
+    if not boundaries:
+        return ()
+    touching = (tail_length or 0) * block_tokens
+    if all(b - a <= touching for a, b in itertools.pairwise(boundaries)):
+        # A chunk has hundreds of boundaries, and all of them are spare.
+        return range(tail(boundaries[0]).start, tail(boundaries[-1]).stop)
+    ordinals: list[int] = []
+    for span in map(tail, boundaries):
+        first = max(span.start, ordinals[-1] + 1) if ordinals else span.start
+        ordinals.extend(range(first, span.stop))
+    return ordinals
+
+
+def without_holes(
+    boundaries: Sequence[int],
+    holes: Sequence[int],
+    tail: Callable[[int], range],
+) -> list[int]:
+    """Return the boundaries none of whose tail's ordinals is among the ascending ``holes``."""
+
+    def is_whole(ordinals: range) -> bool:
+        following = bisect_left(holes, ordinals.start)
+        return following == len(holes) or holes[following] >= ordinals.stop
+
+    return [boundary for boundary in boundaries if is_whole(tail(boundary))]
+
+
+def reachable_blocks(
+    start_block: int,
+    end_block: int,
+    *,
+    block_tokens: int,
+    tail_length: int,
+    alignment: int,
+    interval: int | None,
+    num_prompt_tokens: int | None,
+    peek_blocks: int = 0,
+) -> list[bool] | None:
+    """Say for each block in ``[start_block, end_block)`` whether it may serve a kept boundary.
+
+    Args:
+        block_tokens: Tokens per block; divides ``alignment``.
+        tail_length: Blocks in a boundary's tail, peeked ones included.
+        alignment: Boundaries are multiples of this, in tokens.
+        interval: ``None`` keeps every boundary, 0 none but the replay boundary, N also every
+            multiple of N.
+        num_prompt_tokens: Its replay boundary is kept whenever there is an interval. ``None``
+            where the prompt is not known.
+        peek_blocks: Blocks behind the boundary that belong to its tail.
+
+    Returns:
+        One flag per block, or ``None`` when every block is kept.
+    """
+    spacing = alignment if interval is None else interval
+    if spacing and tail_length >= spacing // block_tokens:
+        return None  # the tails touch each other
+
+    def tail(boundary: int) -> range:
+        end = boundary // block_tokens + peek_blocks
+        return range(max(end - tail_length, 0), end)
+
+    replay = 0
+    if interval is not None and num_prompt_tokens is not None:
+        replay = replay_boundary(num_prompt_tokens, alignment, lookahead_tokens=1)
+    # The tails of these, and of no others, reach into the range.
+    first = max((start_block - peek_blocks) * block_tokens, 0)
+    last = (end_block - peek_blocks + tail_length) * block_tokens
+    boundaries = kept_boundaries(
+        first, last, alignment_tokens=alignment, interval_tokens=interval, singled_out=(replay,)
+    )
+    mask = [False] * (end_block - start_block)
+    for ordinal in tail_ordinals(
+        boundaries,
+        tail,
+        block_tokens=block_tokens,
+        tail_length=None if peek_blocks else tail_length,
+    ):
+        if start_block <= ordinal < end_block:
+            mask[ordinal - start_block] = True
+    return mask
+
+
+def ordinals_of_ranges(
+    first_ordinal: int, end_ordinal: int, block_tokens: int, ranges: Iterable[tuple[int, int]]
+) -> list[int]:
+    """Return the blocks of ``[first_ordinal, end_ordinal)`` that hold a token of any range.
+
+    Args:
+        block_tokens: Tokens per block.
+        ranges: Half-open token ranges.
+    """
+    ordinals: set[int] = set()
+    for start, end in ranges:
+        if start < end:
+            first = max(start // block_tokens, first_ordinal)
+            ordinals.update(range(first, min(cdiv(end, block_tokens), end_ordinal)))
+    return sorted(ordinals)
+
+
+def spread(items: Sequence[int], count: int) -> Sequence[int]:
+    """Return at most ``count`` of the items, evenly spread, the last one among them."""
+    if count <= 0:
+        return []
+    stride = cdiv(len(items), count)
+    return items[::-1][::stride][::-1] if stride else items

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Caching with every switch unset: vLLM's own, over groups of any block sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.request import Request
+
+from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.layout.groups import Group, Groups
+from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
+from vllm_ascend.core.lookup.hit_search import Hit
+from vllm_ascend.core.lookup.successors import SuccessorHashes
+
+
+class StockCaching:
+    """What vLLM does, corrected where it reads rows of other tokens.
+
+    vLLM counts a draft layer's last row as good for any continuation and gives a block of every hit
+    up for it; here blocks know what followed them. And it frees windows as if the drafts of the
+    step in flight were accepted.
+
+    Attributes:
+        get_num_blocks_to_allocate, take_hit, allocate_new_blocks, get_num_common_prefix_blocks:
+            vLLM's own.
+        unwritten_block_ids: None: nothing is kept from hits, as in vLLM.
+        withdraws_freed: Without effect: nothing is withdrawn, as in vLLM.
+    """
+
+    def __init__(
+        self,
+        vllms: HybridKVCacheCoordinator,
+        groups: Groups,
+        plan: CachePlan,
+        successors: SuccessorHashes,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            vllms: vLLM's coordinator over the same managers.
+        """
+        self._vllms = vllms
+        self._groups = groups
+        self._successors = successors
+        self._num_unconfirmed = plan.num_unconfirmed_tokens
+        self.unwritten_block_ids: set[int] = set()
+        self.withdraws_freed = False
+        self.get_num_blocks_to_allocate = vllms.get_num_blocks_to_allocate
+        self.take_hit = vllms.allocate_new_computed_blocks
+        self.allocate_new_blocks = vllms.allocate_new_blocks
+        self.get_num_common_prefix_blocks = vllms.get_num_common_prefix_blocks
+
+    def look_up_starts(self, request: Request) -> None:
+        """Nothing is remembered of look-ups."""
+
+    def look_up_ends(self, request: Request, hit: Hit) -> None:
+        """Nothing is remembered of look-ups."""
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Enter the full blocks of a request's first ``num_computed_tokens`` tokens."""
+        for group in self._groups.all:
+            enter_full_blocks(group, request, num_computed_tokens, self._successors)
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the blocks that every window has left behind.
+
+        Under async scheduling the count may include drafts of the step in flight. Should they be
+        rejected, the next step starts that much earlier, and so does its window.
+        Source: vllm-project/vllm#47728.
+        """
+        confirmed = max(total_computed_tokens - self._num_unconfirmed, 0)
+        self._vllms.remove_skipped_blocks(request_id, confirmed)
+
+    def free(self, request_id: str) -> None:
+        """Free a request's blocks."""
+        self._successors.forget(request_id)
+        self._vllms.free(request_id)
+
+    def withdraw_unwritten(self, request_id: str) -> None:
+        """What a preempted request entered stays."""
+
+    def new_step_starts(self) -> None:
+        """Nothing waits for steps."""
+
+    def take_block_copies(self) -> None:
+        """Hits end with whole blocks: none is copied."""
+
+    def confirm_block_copies(self, copies: Sequence[KVCacheBlockCopy]) -> None:
+        """None was told."""
+
+    def take_stats(self) -> None:
+        """Nothing is counted."""
+
+    def num_blocks_held(self, group_id: int, request_id: str) -> int:
+        """Return the blocks that a request holds in a group."""
+        blocks = self._groups.all[group_id].manager.req_to_blocks.get(request_id, ())
+        return sum(not block.is_null for block in blocks)
+
+
+def enter_full_blocks(
+    group: Group, request: Request, num_tokens: int, successors: SuccessorHashes
+) -> Sequence[int]:
+    """Enter what ``num_tokens`` tokens fill in one group; return the ordinals entered."""
+    manager = group.manager
+    first_new = manager.num_cached_block.get(request.request_id, 0)
+    manager.cache_blocks(request, num_tokens)
+    if group.is_eagle:
+        successors.resolve_pending(group.id, request)
+    end = manager.num_cached_block.get(request.request_id, 0)
+    if first_new >= end:
+        return ()
+    blocks = manager.req_to_blocks[request.request_id]
+    entered = [i for i in range(first_new, end) if blocks[i].block_hash is not None]
+    if group.is_eagle:
+        for i in entered:
+            successors.remember(group.id, request, blocks[i], (i + 1) * group.block_tokens)
+    return entered
