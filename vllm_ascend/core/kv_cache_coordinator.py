@@ -174,26 +174,9 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     # Memory
 
-    def get_num_blocks_to_allocate(
-        self,
-        request_id: str,
-        num_tokens: int,
-        new_computed_blocks: Blocks,
-        num_encoder_tokens: int,
-        total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
-    ) -> int:
+    def get_num_blocks_to_allocate(self, *args, **kwargs) -> int:
         """Return the blocks that a request still needs; see vLLM's base class."""
-        return self.caching.get_num_blocks_to_allocate(
-            request_id,
-            num_tokens,
-            new_computed_blocks,
-            num_encoder_tokens,
-            total_computed_tokens,
-            num_tokens_main_model,
-            apply_admission_cap,
-        )
+        return self.caching.get_num_blocks_to_allocate(*args, **kwargs)
 
     def allocate_new_computed_blocks(
         self,
@@ -221,17 +204,9 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         )
         self.block_pool.free_blocks(held)
 
-    def allocate_new_blocks(
-        self,
-        request_id: str,
-        num_tokens: int,
-        num_tokens_main_model: int,
-        num_encoder_tokens: int = 0,
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for ``num_tokens`` tokens; see vLLM's base class."""
-        return self.caching.allocate_new_blocks(
-            request_id, num_tokens, num_tokens_main_model, num_encoder_tokens
-        )
+    def allocate_new_blocks(self, *args, **kwargs) -> tuple[list[KVCacheBlock], ...]:
+        """Make room for more tokens; see vLLM's base class."""
+        return self.caching.allocate_new_blocks(*args, **kwargs)
 
     def num_blocks_held(self, group_id: int, request_id: str) -> int:
         """Return the blocks that a request cannot do without, of those that it holds in a group."""

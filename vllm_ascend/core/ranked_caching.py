@@ -133,25 +133,9 @@ class RankedCaching:
 
     # Memory
 
-    def get_num_blocks_to_allocate(
-        self,
-        request_id: str,
-        num_tokens: int,
-        new_computed_blocks: Blocks,
-        num_encoder_tokens: int,
-        total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
-    ) -> int:
+    def get_num_blocks_to_allocate(self, *args, **kwargs) -> int:
         """Return the blocks that a request still needs; see vLLM's base class."""
-        return self.allocation.num_blocks_needed(
-            request_id,
-            num_tokens,
-            new_computed_blocks,
-            total_computed_tokens,
-            num_tokens_main_model,
-            apply_admission_cap=apply_admission_cap,
-        )
+        return self.allocation.get_num_blocks_to_allocate(*args, **kwargs)
 
     def take_hit(self, request_id: str, blocks: Blocks, num_local: int, num_external: int) -> None:
         """Let a request in behind its hit; see vLLM's ``allocate_new_computed_blocks``."""
@@ -169,15 +153,9 @@ class RankedCaching:
         self.tails.keep_hit(record, num_local, tail)
         self.partial_hits.start_behind(record, num_local)
 
-    def allocate_new_blocks(
-        self,
-        request_id: str,
-        num_tokens: int,
-        num_tokens_main_model: int,
-        num_encoder_tokens: int = 0,
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for ``num_tokens`` tokens; see vLLM's base class."""
-        return self.allocation.make_room(request_id, num_tokens, num_tokens_main_model)
+    def allocate_new_blocks(self, *args, **kwargs) -> tuple[list[KVCacheBlock], ...]:
+        """Make room for more tokens; see vLLM's base class."""
+        return self.allocation.allocate_new_blocks(*args, **kwargs)
 
     def num_blocks_held(self, group_id: int, request_id: str) -> int:
         """Return the blocks that a request cannot do without, of those that it holds in a group."""

@@ -49,17 +49,17 @@ class BlockAllocation:
         # Groups of other kinds (Mamba, chunked local) know themselves what they need in a step.
         self._knows_needs = len(groups.prefix) + len(groups.retained) == len(groups.all)
 
-    def num_blocks_needed(
+    def get_num_blocks_to_allocate(
         self,
         request_id: str,
         num_tokens: int,
-        hit_blocks: Blocks,
+        new_computed_blocks: Blocks,
+        num_encoder_tokens: int,
         total_computed_tokens: int,
         num_tokens_main_model: int,
-        *,
-        apply_admission_cap: bool,
+        apply_admission_cap: bool = False,
     ) -> int:
-        """Return the blocks that a request still needs; see vLLM's ``get_num_blocks_to_allocate``.
+        """Return the blocks that a request still needs; see vLLM's coordinator.
 
         A hit that ends inside a block needs one more for the copy.
         """
@@ -74,14 +74,14 @@ class BlockAllocation:
             )
         # vLLM lets requests in without the slots of drafts; they would preempt themselves.
         num_slots = self._num_draft_tokens if apply_admission_cap else 0
-        need = len(copied_groups(self._groups.prefix, hit_blocks, total_computed_tokens))
+        need = len(copied_groups(self._groups.prefix, new_computed_blocks, total_computed_tokens))
         for group in self._groups.all:
             most = self._most_blocks(group, record, num_tokens) if apply_admission_cap else None
             need += blocks_for_next_chunk(
                 group,
                 request_id,
                 min(num_tokens + num_slots, self._max_model_len),
-                hit_blocks[group.id],
+                new_computed_blocks[group.id],
                 total_computed_tokens,
                 num_tokens_main_model,
                 most=most,
@@ -147,10 +147,14 @@ class BlockAllocation:
         self._partial_hits.copy(request_id, sources)
         return len(sources)
 
-    def make_room(
-        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    def allocate_new_blocks(
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        num_encoder_tokens: int = 0,
     ) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for ``num_tokens`` tokens; see vLLM's ``allocate_new_blocks``."""
+        """Make room for ``num_tokens`` tokens; see vLLM's coordinator."""
         record = self._records.get(request_id)
         if record is None or not self._knows_needs:
             return tuple(

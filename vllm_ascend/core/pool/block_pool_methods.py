@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
-    make_block_hash_with_group_id,
 )
 from vllm.v1.request import Request
 
@@ -126,4 +124,3 @@ def _cacheable_runs(
             start = None
     if start is not None:
         yield start, first_block + len(block_mask)
-
