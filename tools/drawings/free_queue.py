@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiers of free blocks: what enters which, and which is handed out first."""
+"""The queues of free blocks by rank: what enters which, and which is handed out first."""
 
 from __future__ import annotations
 
 from tools.drawings.canvas import SMALL, Canvas
 
-_TIERS = (
+_RANKS = (
     ("scratch", "scratch", ("blocks that no hit", "can use")),
     ("spare", "state", ("tails that nothing", "asks to keep")),
-    ("cached", "c4", ("prefixes, kept tails,", "least recent first")),
+    ("kept", "c4", ("prefixes, kept tails,", "least recent first")),
     ("protected", "c128", ("what came again", "(optional)")),
     ("pinned", "pinned", ("windows just left,", "oldest first (opt.)")),
 )
@@ -17,17 +17,17 @@ _WIDTH, _GAP = 124, 15
 
 
 def draw() -> Canvas:
-    """Draw the tiers from the one given up first to the one given up last."""
+    """Draw the ranks from the one given up first to the one given up last."""
     canvas = Canvas(
         326,
-        "Tiers of free blocks",
-        "Free blocks are handed out in this order: scratch, spare, cached, protected, pinned. "
-        "Scratch holds nothing of use, spare holds tails nothing asked to keep, cached holds "
+        "Ranks of free blocks",
+        "Free blocks are handed out in this order: scratch, spare, kept, protected, pinned. "
+        "Scratch holds nothing of use, spare holds tails nothing asked to keep, kept holds "
         "prefixes and kept tails, protected those of prompts that came again, pinned holds window "
         "blocks and is given up last. A hit takes a block out again.",
     )
     canvas.text(20, 30, "a request ends, or its window moves on: its blocks are freed", bold=True)
-    for number, (name, kind, enters) in enumerate(_TIERS):
+    for number, (name, kind, enters) in enumerate(_RANKS):
         x = 20 + number * (_WIDTH + _GAP)
         canvas.lines(x, 58, enters, size=SMALL, role="faint")
         canvas.line((x + _WIDTH / 2, 86), (x + _WIDTH / 2, 108), arrow=True)
@@ -50,8 +50,8 @@ def draw() -> Canvas:
     )  # fmt: skip
     canvas.lines(
         20, 282, [
-            "Within a tier a request's deep blocks go before its shallow ones: a prefix shrinks",
-            "from its end. A spare tail that is hit is cached from then on.",
+            "Within a rank a request's deep blocks go before its shallow ones: a prefix shrinks",
+            "from its end. A spare tail that is hit is kept from then on.",
         ], size=SMALL, role="faint",
     )  # fmt: skip
     return canvas
