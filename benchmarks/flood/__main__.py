@@ -25,9 +25,9 @@ from benchmarks.flood.traffic import (
     SHARED_TOKENS,
 )
 from vllm_ascend.replay.commands import GIB, make_job
-from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.outputs import partial_name, prepare_files
 from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend.replay.runs.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
 

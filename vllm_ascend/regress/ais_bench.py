@@ -24,7 +24,7 @@ from vllm_ascend.regress.results import (
     Target,
     Times,
 )
-from vllm_ascend.replay.http_access import API_KEY_VARIABLE, HttpAccess
+from vllm_ascend.replay.http.access import API_KEY_VARIABLE, HttpAccess
 
 NAME = "ais_bench"
 _CONFIG = "config.py"

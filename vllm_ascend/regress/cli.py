@@ -19,8 +19,8 @@ from vllm_ascend.regress.options import (
 )
 from vllm_ascend.regress.results import ACCURACY, PERFORMANCE, AccuracySettings, PerformanceSettings
 from vllm_ascend.replay.commands import bad_input_ends
-from vllm_ascend.replay.http_access import ApiKey, HttpAccess, Insecure
-from vllm_ascend.replay.http_client import base_url
+from vllm_ascend.replay.http.access import ApiKey, HttpAccess, Insecure
+from vllm_ascend.replay.http.client import base_url
 from vllm_ascend.replay.trace import BadInputError
 
 _TOLERANCES = ", ".join(f"{m.name} {m.tolerance:g} {m.tolerance_unit}" for m in METRICS)

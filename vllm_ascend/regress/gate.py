@@ -30,8 +30,8 @@ from vllm_ascend.replay.commands import (
     bad_input_ends,
     say,
 )
-from vllm_ascend.replay.http_access import without_api_key
-from vllm_ascend.replay.http_client import ServerError
+from vllm_ascend.replay.http.access import without_api_key
+from vllm_ascend.replay.http.client import ServerError
 from vllm_ascend.replay.report.json_file import write_json
 from vllm_ascend.replay.trace import BadInputError
 

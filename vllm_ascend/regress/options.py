@@ -24,7 +24,7 @@ from vllm_ascend.regress.results import (
 )
 from vllm_ascend.regress.server import ServedModel
 from vllm_ascend.regress.tokenizer import find_tokenizer
-from vllm_ascend.replay.http_access import HttpAccess
+from vllm_ascend.replay.http.access import HttpAccess
 from vllm_ascend.replay.trace import BadInputError
 
 AUTO = "auto"

@@ -30,8 +30,8 @@ from vllm_ascend.replay.commands import (
     say,
     write_and_end,
 )
-from vllm_ascend.replay.http_access import ApiKey, HttpAccess, Insecure
-from vllm_ascend.replay.http_options import (
+from vllm_ascend.replay.http.access import ApiKey, HttpAccess, Insecure
+from vllm_ascend.replay.http.options import (
     HttpOptions,
     MaxPromptTokens,
     Model,
@@ -43,12 +43,12 @@ from vllm_ascend.replay.http_options import (
     VocabSize,
     check_together,
 )
-from vllm_ascend.replay.http_prompts import PromptShape
-from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS, CostModel, WorkloadSource
+from vllm_ascend.replay.http.prompts import PromptShape
 from vllm_ascend.replay.outputs import prepare_folder
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
 from vllm_ascend.replay.results import ReplayReport
-from vllm_ascend.replay.runner import no_interrupts
+from vllm_ascend.replay.runs.job import CLOSED_LOOP, TIMESTAMPS, CostModel, WorkloadSource
+from vllm_ascend.replay.runs.runner import no_interrupts
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import (
     ASCEND_LAYOUT,
@@ -139,7 +139,7 @@ def replay(
             raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
         check_together(context, arrivals=arrivals)
     if url is not None:
-        from vllm_ascend.replay.http_replay import replay_http  # costs the others nothing
+        from vllm_ascend.replay.http.replay import replay_http  # costs the others nothing
 
         shape = PromptShape(
             vocab_size, seed, scale, max_prompt_tokens, max_requests, max_output_tokens

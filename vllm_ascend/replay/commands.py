@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from vllm_ascend.replay.bounds import survey
-from vllm_ascend.replay.http_access import without_api_key
-from vllm_ascend.replay.job import CostModel, Job, WorkloadSource
+from vllm_ascend.replay.http.access import without_api_key
 from vllm_ascend.replay.outputs import spare_finished
-from vllm_ascend.replay.progress import watched
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
-from vllm_ascend.replay.runner import Outcome, Runner
+from vllm_ascend.replay.runs.job import CostModel, Job, WorkloadSource
+from vllm_ascend.replay.runs.progress import watched
+from vllm_ascend.replay.runs.runner import Outcome, Runner
 from vllm_ascend.replay.trace import BadInputError, Workload
 from vllm_ascend.replay.variants import Variant, check_layout, fit_block_size
 

@@ -21,8 +21,8 @@ from vllm_ascend.replay.commands import (
     Seed,
     bad_input_ends,
 )
-from vllm_ascend.replay.curve import BOUND_BLOCK_SIZE, BOUND_BLOCK_TOKENS
-from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.curves.lines import BOUND_BLOCK_SIZE, BOUND_BLOCK_TOKENS
+from vllm_ascend.replay.runs.job import WorkloadSource
 from vllm_ascend.replay.statistics import Spread, TrafficStatistics, measure
 from vllm_ascend.replay.workloads import MODELS
 

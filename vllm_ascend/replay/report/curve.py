@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vllm_ascend.replay.curve import BOUND_BLOCK_TOKENS, Line, MemoryCurve
+from vllm_ascend.replay.curves.lines import BOUND_BLOCK_TOKENS, Line, MemoryCurve
 from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
 from vllm_ascend.replay.report.table import print_heading, print_variants
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vllm_ascend.replay.http_results import HttpReport, HttpRun, HttpWorkload, Times
+from vllm_ascend.replay.http.results import HttpReport, HttpRun, HttpWorkload, Times
 from vllm_ascend.replay.report.page import write_page
 from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
 from vllm_ascend.replay.report.rows import bound_lines

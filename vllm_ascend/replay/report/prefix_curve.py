@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vllm_ascend.replay.curve import PrefixCurve
+from vllm_ascend.replay.curves.lines import PrefixCurve
 from vllm_ascend.replay.report.plots import FAINT, STYLE, colours, write_png
 from vllm_ascend.replay.report.table import print_variants
 
