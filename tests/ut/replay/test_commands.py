@@ -20,8 +20,8 @@ from tests.ut.replay.test_report import make_run
 from vllm_ascend.__main__ import app
 from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend.replay import commands
-from vllm_ascend.replay.runs.job import WorkloadSource
 from vllm_ascend.replay.runs.runner import Outcome
+from vllm_ascend.replay.sources import WorkloadSource
 
 SMALL = ("--workload", "2:100:50:1")
 GIB = 1 << 30

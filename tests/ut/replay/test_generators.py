@@ -18,7 +18,7 @@ from vllm_ascend.replay.generators.agentic import MAX_TOKENS, agentic
 from vllm_ascend.replay.generators.chat import MAX_PROMPT_TOKENS, chat
 from vllm_ascend.replay.generators.draws import LogNormal, Zipf
 from vllm_ascend.replay.generators.sessions import Draft, num_tokens
-from vllm_ascend.replay.runs.job import WorkloadSource
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 
 BLOCK = 512

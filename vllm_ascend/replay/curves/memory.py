@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,16 +14,6 @@ from rich.console import Console
 
 from vllm_ascend.replay.commands import (
     GIB,
-    MAX_KV_GIB,
-    Concurrency,
-    Jobs,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    MaxOutputTokens,
-    MaxRequests,
-    Seed,
-    Verify,
     bad_input_ends,
     load_workloads,
     make_job,
@@ -37,10 +30,27 @@ from vllm_ascend.replay.curves.lines import (
     policy_lines,
 )
 from vllm_ascend.replay.curves.policies import PrefixTrace
+from vllm_ascend.replay.options import (
+    MAX_KV_GIB,
+    Concurrency,
+    Jobs,
+    Json,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MaxOutputTokens,
+    MaxRequests,
+    Mtp,
+    Png,
+    Seed,
+    Verify,
+)
 from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import curve_png, print_curve, write_json
-from vllm_ascend.replay.runs.job import CLOSED_LOOP, WorkloadSource
+from vllm_ascend.replay.results import ReplayReport
+from vllm_ascend.replay.runs.job import Job, RunSettings
 from vllm_ascend.replay.runs.runner import no_interrupts
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import Workload
 from vllm_ascend.replay.variants import (
     ASCEND_LAYOUT,
@@ -53,28 +63,26 @@ from vllm_ascend.replay.variants import (
 
 _KV_GIB = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
+_WorkloadName = Annotated[str, typer.Option(help="As of replay, one.")]
+_KvGib = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="KV cache memory of one rank in GiB, several times.",
+        show_default=", ".join(f"{gib:g}" for gib in _KV_GIB),
+        min=0.001,
+        max=MAX_KV_GIB,
+    ),
+]
+_BlockSize = Annotated[int, typer.Option(help="--block-size of our lines: 32, 64 or 128.")]
+
 
 def memory_curve(
-    workload: Annotated[str, typer.Option(help="As of replay, one.")] = "chat",
-    kv_gib: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="KV cache memory of one rank in GiB, several times.",
-            show_default=", ".join(f"{gib:g}" for gib in _KV_GIB),
-            min=0.001,
-            max=MAX_KV_GIB,
-        ),
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(help="--block-size of our lines: 32, 64 or 128.")
-    ] = BOUND_BLOCK_SIZE,
-    mtp: Annotated[
-        int, typer.Option(help="Draft tokens per step of the MTP layer; 0: no drafting.", min=0)
-    ] = 0,
-    json: Annotated[Path, typer.Option(help="All results, to process.")] = Path(
-        "replay-out/memory-curve.json"
-    ),
-    png: Annotated[Path, typer.Option(help="The picture.")] = Path("replay-out/memory-curve.png"),
+    workload: _WorkloadName = "chat",
+    kv_gib: _KvGib = None,
+    block_size: _BlockSize = BOUND_BLOCK_SIZE,
+    mtp: Mtp = 0,
+    json: Json = Path("replay-out/memory-curve.json"),
+    png: Png = Path("replay-out/memory-curve.png"),
     verify: Verify = False,
     concurrency: Concurrency = None,
     max_requests: MaxRequests = None,
@@ -90,39 +98,39 @@ def memory_curve(
         source = WorkloadSource(workload, seed, concurrency, max_requests, max_output_tokens)
         workloads = load_workloads([source], max_model_len=max_model_len)
         memories = sorted({int(gib * GIB) for gib in kv_gib or _KV_GIB})
+        settings = RunSettings(
+            layout=ASCEND_LAYOUT,
+            block_size=block_size,
+            num_speculative_tokens=mtp,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            verify=verify,
+        )
         plan = [
-            make_job(
-                source,
-                variant,
-                layout=ASCEND_LAYOUT,
-                block_size=block_size,
-                num_speculative_tokens=mtp,
-                kv_memory_bytes=memory,
-                arrivals=CLOSED_LOOP,
-                cost_model=None,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-                verify=verify,
-            )
+            make_job(source, variant, replace(settings, kv_memory_bytes=memory))
             for memory in memories
             for variant in _variants()
         ]
         prepare_files({"--json": json, "--png": png})
         outcome, refused = run_what_can_be_run(plan, jobs, workloads)
     with no_interrupts():
-        replay = make_report(workloads, outcome, seed=seed)
-        refusals = tuple(
-            Refusal(plan[index].variant, plan[index].kv_memory_bytes, reason)
-            for index, reason in sorted(refused.items())
-        )
+        report = make_report(workloads, outcome, seed=seed)
+        write = partial(_write, report, workloads[source], memories, _refusals(plan, refused))
+        write_and_end(report, (json, png), write)
 
-        def write(json: Path, png: Path) -> None:
-            block_bytes = bytes_per_block(replay.workloads[0].runs)
-            bounds = policy_lines(_prefix_trace(workloads[source]), memories, block_bytes)
-            _write(MemoryCurve(replay, block_bytes, bounds, refusals), json, png)
 
-        write_and_end(replay, (json, png), write)
+def _refusals(plan: Sequence[Job], refused: Mapping[int, str]) -> tuple[Refusal, ...]:
+    """Return the points that are missing.
+
+    Args:
+        plan: The runs.
+        refused: Index of a run -> why it was refused.
+    """
+    return tuple(
+        Refusal(plan[index].variant, plan[index].kv_memory_bytes, reason)
+        for index, reason in sorted(refused.items())
+    )
 
 
 def _variants() -> list[Variant]:
@@ -139,7 +147,17 @@ def _prefix_trace(workload: Workload) -> PrefixTrace:
     return PrefixTrace.of(prompts, BOUND_BLOCK_TOKENS)
 
 
-def _write(curve: MemoryCurve, json: Path, png: Path) -> None:
+def _write(
+    report: ReplayReport,
+    workload: Workload,
+    memories: Sequence[int],
+    refusals: tuple[Refusal, ...],
+    json: Path,
+    png: Path,
+) -> None:
+    block_bytes = bytes_per_block(report.workloads[0].runs)
+    bounds = policy_lines(_prefix_trace(workload), memories, block_bytes)
+    curve = MemoryCurve(report, block_bytes, bounds, refusals)
     write_json(curve, json)
     print_curve(curve, Console(emoji=False))
     curve_png(curve, png)

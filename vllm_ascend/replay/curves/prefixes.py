@@ -11,13 +11,6 @@ import typer
 from rich.console import Console
 
 from vllm_ascend.replay.commands import (
-    Concurrency,
-    Jobs,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    Seed,
-    Verify,
     bad_input_ends,
     load_workloads,
     make_job,
@@ -26,48 +19,68 @@ from vllm_ascend.replay.commands import (
     write_and_end,
 )
 from vllm_ascend.replay.curves.lines import PrefixCurve
+from vllm_ascend.replay.options import (
+    Concurrency,
+    Jobs,
+    Json,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Png,
+    Seed,
+    Verify,
+)
 from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import prefix_curve_png, print_prefix_curve, write_json
-from vllm_ascend.replay.runs.job import CLOSED_LOOP, WorkloadSource
+from vllm_ascend.replay.runs.job import RunSettings
 from vllm_ascend.replay.runs.runner import no_interrupts
-from vllm_ascend.replay.variants import BUILT_IN_NAMES, Variant, check_layout, parse_variant
+from vllm_ascend.replay.sources import WorkloadSource
+from vllm_ascend.replay.variants import BUILT_IN_NAMES, check_layout, parse_variant
 
 GEMMA = str(Path(__file__).parents[1] / "data" / "gemma-3-27b.json")
 _PREFIXES = (15, 20, 25, 30, 40, 50, 60)
 _VARIANTS = ("stock", "pinned", "retention-auto", "best")
 
 
-def prefix_curve(
-    prefixes: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Number of prefixes, several times.",
-            min=1,
-            show_default=", ".join(map(str, _PREFIXES)),
-        ),
-    ] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"As of replay: {', '.join(BUILT_IN_NAMES)}, ...",
-            show_default=", ".join(_VARIANTS),
-        ),
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="A Hugging Face config.json.", show_default="Gemma-3-27B's")
-    ] = GEMMA,
-    block_size: Annotated[int, typer.Option(help="--block-size of the engine.", min=1)] = 16,
-    kv_tokens: Annotated[
-        int, typer.Option(help="What vLLM logs as 'GPU KV cache size', in tokens.", min=1)
-    ] = 1_470_000,
-    shared: Annotated[int, typer.Option(help="Tokens of a prefix.", min=1)] = 28_672,
-    own: Annotated[int, typer.Option(help="Tokens of a prompt behind it.", min=1)] = 512,
-    output: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 64,
-    rounds: Annotated[int, typer.Option(help="How often each prefix is asked for.", min=2)] = 3,
-    json: Annotated[Path, typer.Option(help="All results, to process.")] = Path(
-        "replay-out/prefix-curve.json"
+_Prefixes = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="Number of prefixes, several times.",
+        min=1,
+        show_default=", ".join(map(str, _PREFIXES)),
     ),
-    png: Annotated[Path, typer.Option(help="The picture.")] = Path("replay-out/prefix-curve.png"),
+]
+_Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"As of replay: {', '.join(BUILT_IN_NAMES)}, ...", show_default=", ".join(_VARIANTS)
+    ),
+]
+_Layout = Annotated[
+    str, typer.Option(help="A Hugging Face config.json.", show_default="Gemma-3-27B's")
+]
+_BlockSize = Annotated[int, typer.Option(help="--block-size of the engine.", min=1)]
+_KvTokens = Annotated[
+    int, typer.Option(help="What vLLM logs as 'GPU KV cache size', in tokens.", min=1)
+]
+_Shared = Annotated[int, typer.Option(help="Tokens of a prefix.", min=1)]
+_Own = Annotated[int, typer.Option(help="Tokens of a prompt behind it.", min=1)]
+_Output = Annotated[int, typer.Option(help="Tokens of an answer.", min=1)]
+_Rounds = Annotated[int, typer.Option(help="How often each prefix is asked for.", min=2)]
+
+
+def prefix_curve(
+    prefixes: _Prefixes = None,
+    variant: _Variants = None,
+    layout: _Layout = GEMMA,
+    block_size: _BlockSize = 16,
+    kv_tokens: _KvTokens = 1_470_000,
+    shared: _Shared = 28_672,
+    own: _Own = 512,
+    output: _Output = 64,
+    rounds: _Rounds = 3,
+    json: Json = Path("replay-out/prefix-curve.json"),
+    png: Png = Path("replay-out/prefix-curve.png"),
     verify: Verify = False,
     concurrency: Concurrency = None,
     seed: Seed = 0,
@@ -79,31 +92,22 @@ def prefix_curve(
     """Ask for long shared prefixes in turn and draw hit rate over their number."""
     with bad_input_ends():
         check_layout(layout)
-        variants = _variants(variant or _VARIANTS, layout)
-        numbers = sorted(set(prefixes or _PREFIXES))
+        variants = [parse_variant(text, layout)[0] for text in variant or _VARIANTS]
         sources = {
             WorkloadSource(f"{number}x{rounds}:{shared}:{own}:{output}", seed, concurrency): number
-            for number in numbers
+            for number in sorted(set(prefixes or _PREFIXES))
         }
         workloads = load_workloads(sources, max_model_len=max_model_len)
-        plan = [
-            make_job(
-                source,
-                chosen,
-                layout=layout,
-                block_size=block_size,
-                kv_memory_bytes=0,
-                kv_tokens=kv_tokens,
-                arrivals=CLOSED_LOOP,
-                cost_model=None,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-                verify=verify,
-            )
-            for source in workloads
-            for chosen in variants
-        ]
+        settings = RunSettings(
+            layout=layout,
+            block_size=block_size,
+            kv_tokens=kv_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            verify=verify,
+        )
+        plan = [make_job(source, chosen, settings) for source in workloads for chosen in variants]
         prepare_files({"--json": json, "--png": png})
         outcome = run_jobs(plan, jobs, workloads)
     with no_interrupts():
@@ -117,7 +121,3 @@ def _write(curve: PrefixCurve, json: Path, png: Path) -> None:
     write_json(curve, json)
     print_prefix_curve(curve, Console(emoji=False))
     prefix_curve_png(curve, png)
-
-
-def _variants(texts: tuple[str, ...] | list[str], layout: str) -> list[Variant]:
-    return [parse_variant(text, layout)[0] for text in texts]

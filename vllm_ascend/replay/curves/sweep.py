@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +15,19 @@ from rich.console import Console
 from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES
 from vllm_ascend.replay.commands import (
     GIB,
+    bad_input_ends,
+    load_workloads,
+    make_job,
+    make_report,
+    run_what_can_be_run,
+    sources_of,
+    write_and_end,
+)
+from vllm_ascend.replay.curves.grid import UNSET, Grid, Row, SweepReport
+from vllm_ascend.replay.options import (
     Concurrency,
     Jobs,
+    Json,
     KvGib,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -23,19 +36,12 @@ from vllm_ascend.replay.commands import (
     MaxRequests,
     Seed,
     Verify,
-    bad_input_ends,
-    load_workloads,
-    make_job,
-    make_report,
-    run_what_can_be_run,
-    write_and_end,
 )
-from vllm_ascend.replay.curves.grid import UNSET, Grid, SweepReport
 from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import print_sweep, write_json, write_sweep_markdown
-from vllm_ascend.replay.runs.job import CLOSED_LOOP, Job, WorkloadSource
+from vllm_ascend.replay.runs.job import Job, RunSettings
 from vllm_ascend.replay.runs.runner import no_interrupts
-from vllm_ascend.replay.trace import Workload
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.variants import ASCEND_LAYOUT
 
 # Of the models of traffic one: the others take hours.
@@ -43,39 +49,43 @@ _WORKLOADS = ("W1", "W2", "W3", "W5", "W5f", "chat")
 _INTERVALS = (UNSET, "0", "auto", "4096")
 
 
-def sweep(
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(help="As of replay, several times.", show_default="W1 to W5f and chat"),
-    ] = None,
-    block_size: Annotated[
-        list[int] | None,
-        typer.Option(help="32, 64 or 128, several times.", show_default="all"),
-    ] = None,
-    interval: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Retention interval: unset, 0, auto or tokens, several times.",
-            show_default=", ".join(_INTERVALS),
-        ),
-    ] = None,
-    partial: Annotated[
-        list[int] | None,
-        typer.Option(help="Partial hits: 0 or 1, twice.", show_default="both"),
-    ] = None,
-    mtp: Annotated[
-        list[int] | None,
-        typer.Option(help="Draft tokens per step, several times.", min=0, show_default="0, 1"),
-    ] = None,
-    best: Annotated[bool, typer.Option(help="Add a column for the profile 'best'.")] = True,
-    kv_gib: KvGib = 16.0,
-    json: Annotated[Path, typer.Option(help="All results, to process.")] = Path(
-        "replay-out/sweep.json"
+_Workloads = Annotated[
+    list[str] | None,
+    typer.Option(help="As of replay, several times.", show_default="W1 to W5f and chat"),
+]
+_BlockSizes = Annotated[
+    list[int] | None, typer.Option(help="32, 64 or 128, several times.", show_default="all")
+]
+_Intervals = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Retention interval: unset, 0, auto or tokens, several times.",
+        show_default=", ".join(_INTERVALS),
     ),
-    markdown: Annotated[
-        Path | None,
-        typer.Option(help="Also write the tables for a document.", show_default="none"),
-    ] = None,
+]
+_Partial = Annotated[
+    list[int] | None, typer.Option(help="Partial hits: 0 or 1, twice.", show_default="both")
+]
+_Mtp = Annotated[
+    list[int] | None,
+    typer.Option(help="Draft tokens per step, several times.", min=0, show_default="0, 1"),
+]
+_Best = Annotated[bool, typer.Option(help="Add a column for the profile 'best'.")]
+_Markdown = Annotated[
+    Path | None, typer.Option(help="Also write the tables for a document.", show_default="none")
+]
+
+
+def sweep(
+    workload: _Workloads = None,
+    block_size: _BlockSizes = None,
+    interval: _Intervals = None,
+    partial: _Partial = None,
+    mtp: _Mtp = None,
+    best: _Best = True,
+    kv_gib: KvGib = 16.0,
+    json: Json = Path("replay-out/sweep.json"),
+    markdown: _Markdown = None,
     verify: Verify = False,
     concurrency: Concurrency = None,
     max_requests: MaxRequests = None,
@@ -87,14 +97,10 @@ def sweep(
     jobs: Jobs = 2,
 ) -> None:
     """Replay traffic on every combination of settings, and print hit rates as tables."""
+    names = workload or _WORKLOADS
     with bad_input_ends():
-        workloads = load_workloads(
-            (
-                WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens)
-                for name in workload or _WORKLOADS
-            ),
-            max_model_len=max_model_len,
-        )
+        sources = sources_of(names, seed, concurrency, max_requests, max_output_tokens)
+        workloads = load_workloads(sources, max_model_len=max_model_len)
         grid = Grid.of(
             block_sizes=block_size or DSV4_COMPRESSED_BLOCK_SIZES,
             mtp=mtp or (0, 1),
@@ -102,17 +108,15 @@ def sweep(
             intervals=interval or _INTERVALS,
             best=best,
         )
-        plan = _plan(
-            grid,
-            workloads,
+        settings = RunSettings(
+            layout=ASCEND_LAYOUT,
             kv_memory_bytes=int(kv_gib * GIB),
-            arrivals=CLOSED_LOOP,
-            cost_model=None,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             verify=verify,
         )
+        plan = _plan(grid, workloads, settings)
         prepare_files({"--json": json, "--markdown": markdown})
         outcome, refused = run_what_can_be_run(plan, jobs, workloads)
     with no_interrupts():
@@ -123,22 +127,20 @@ def sweep(
         write_and_end(replay, (json, markdown), functools.partial(_write, sweep_report))
 
 
-def _plan(grid: Grid, workloads: dict[WorkloadSource, Workload], **common) -> list[Job]:
+def _plan(grid: Grid, sources: Iterable[WorkloadSource], settings: RunSettings) -> list[Job]:
     """Return the run of every cell on every workload.
 
     Raises:
         BadInputError: A value on an axis is not allowed by itself.
     """
+
+    def of(row: Row) -> RunSettings:
+        drafts = row.num_speculative_tokens
+        return replace(settings, block_size=row.block_size, num_speculative_tokens=drafts)
+
     return [
-        make_job(
-            source,
-            cell.variant(),
-            layout=ASCEND_LAYOUT,
-            block_size=cell.row.block_size,
-            num_speculative_tokens=cell.row.num_speculative_tokens,
-            **common,
-        )
-        for source in workloads
+        make_job(source, cell.variant(), of(cell.row))
+        for source in sources
         for cell in grid.cells()
     ]
 

@@ -33,8 +33,8 @@ from vllm_ascend.replay.http.results import HttpReport, HttpRun, HttpWorkload, c
 from vllm_ascend.replay.outputs import check_folder, prepare_folder, spare_finished
 from vllm_ascend.replay.report.http import http_png, print_http_report, write_http_html
 from vllm_ascend.replay.report.json_file import write_json
-from vllm_ascend.replay.runs.job import WorkloadSource
 from vllm_ascend.replay.runs.runner import no_interrupts
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import Workload
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -4,31 +4,13 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
-from vllm_ascend.replay.readers.jsonl import read_records
-from vllm_ascend.replay.readers.mooncake import mooncake_workload
-from vllm_ascend.replay.readers.token_ids import token_id_workload
-from vllm_ascend.replay.trace import BadInputError, Workload
-from vllm_ascend.replay.workloads import (
-    MODELS,
-    W4,
-    WORKLOAD_NAMES,
-    modelled,
-    named_workload,
-    round_robin,
-    shared_prefix,
-)
+from vllm_ascend.replay.sources import WorkloadSource
+from vllm_ascend.replay.trace import BadInputError
 
 CLOSED_LOOP = "closed"
 TIMESTAMPS = "timestamps"
-_CONCURRENCY = 32
-_SHARED_PREFIX = re.compile(r"(\d+):(\d+):(\d+)(%?):(\d+)", re.ASCII)
-_MODEL = re.compile(rf"({'|'.join(MODELS)}):(\d{{1,9}})", re.ASCII)
-_ROUND_ROBIN = re.compile(r"(\d+)x(\d+):(\d+):(\d+):(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -49,156 +31,65 @@ class CostModel:
 
 
 @dataclass(frozen=True)
-class WorkloadSource:
-    """Where requests come from.
+class RunSettings:
+    """How an engine is started and fed, whatever the variant and the workload are.
 
     Attributes:
-        source: A name (``W1``, ``chat`` ...), ``chat:REQUESTS`` and the other models alike, a JSONL
-            file, ``REQUESTS:INPUT:SHARED:OUTPUT`` for generated prompts that share a prefix
-            (``SHARED`` in tokens or as ``90%``), or ``PREFIXESxROUNDS:SHARED:OWN:OUTPUT`` for
-            several prefixes asked for in turn.
-        seed: Seed of generated prompts.
-        concurrency: Requests in flight; the workload's own if ``None``.
-        max_requests: Only so many from the start.
-        max_output_tokens: Cap on answers.
+        layout: ``dsv4-flash-a3``, ``dsv4-flash-gpu`` or the path of a Hugging Face config.
+        max_num_seqs: As of ``vllm serve``.
+        max_num_batched_tokens: As of ``vllm serve``.
+        max_model_len: As of ``vllm serve``, in tokens.
+        verify: Let the content oracle watch.
+        block_size: ``--block-size``.
+        num_speculative_tokens: Draft tokens per step of the MTP layer, 0 for no drafting.
+        kv_memory_bytes: KV cache memory of the rank.
+        arrivals: ``closed`` (loop) or ``timestamps``.
+        cost_model: Modelled step times; needed for timestamps.
+        kv_tokens: If given, decides about the memory: what vLLM, without patches, would log as the
+            size of the KV cache in tokens.
     """
 
-    source: str
-    seed: int = 0
-    concurrency: int | None = None
-    max_requests: int | None = None
-    max_output_tokens: int | None = None
+    layout: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    verify: bool
+    block_size: int = 128
+    num_speculative_tokens: int = 0
+    kv_memory_bytes: int = 0
+    arrivals: str = CLOSED_LOOP
+    cost_model: CostModel | None = None
+    kv_tokens: int | None = None
 
-    def load(self) -> Workload:
-        """Open and check the source.
+    def check(self) -> None:
+        """Check that the limits fit each other.
 
         Raises:
-            BadInputError: Names the source and what is wrong with it.
+            BadInputError: They do not; names the options.
         """
-        workload = self._generated()
-        if workload is None:
-            return self._file()
-        if self.concurrency is not None:
-            workload = replace(workload, concurrency=self.concurrency)
-        return workload.cut(self.max_requests, self.max_output_tokens)
-
-    def _generated(self) -> Workload | None:
-        """Return what is made here, ``None`` if the source is none of that."""
-        if self.source in WORKLOAD_NAMES:
-            return named_workload(self.source, seed=self.seed)
-        model = _MODEL.fullmatch(self.source)
-        if model is not None:
-            return modelled(model[1], name=self.source, num_requests=int(model[2]), seed=self.seed)
-        shape = _SHARED_PREFIX.fullmatch(self.source)
-        if shape is not None:
-            return self._shared_prefix(*shape.groups())
-        turns = _ROUND_ROBIN.fullmatch(self.source)
-        if turns is not None:
-            return self._round_robin(*map(int, turns.groups()))
-        return None
-
-    def _file(self) -> Workload:
-        path = Path(self.source)
-        if self.source == "W4":
-            raise BadInputError(f"--workload W4: {W4}")
-        if not path.is_file():
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise BadInputError(
-                f"--workload {self.source}: neither a file, nor REQUESTS:INPUT:SHARED:OUTPUT, nor "
-                "PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor MODEL:REQUESTS "
-                f"({', '.join(MODELS)}), nor one of {', '.join(WORKLOAD_NAMES)}"
+                f"--max-num-batched-tokens {self.max_num_batched_tokens}: expected at least "
+                f"--max-num-seqs ({self.max_num_seqs})"
             )
-        return _reader(path)(
-            path,
-            max_requests=self.max_requests,
-            max_output_tokens=self.max_output_tokens,
-            concurrency=self.concurrency or _CONCURRENCY,
-        )
-
-    def _shared_prefix(
-        self, requests: str, inputs: str, shared: str, unit: str, outputs: str
-    ) -> Workload:
-        share = int(shared)
-        return shared_prefix(
-            self.source,
-            num_requests=int(requests),
-            input_tokens=int(inputs),
-            shared_tokens=int(inputs) * share // 100 if unit else share,
-            output_tokens=int(outputs),
-            concurrency=self.concurrency or _CONCURRENCY,
-            seed=self.seed,
-        )
-
-    def _round_robin(
-        self, prefixes: int, rounds: int, shared: int, own: int, outputs: int
-    ) -> Workload:
-        return round_robin(
-            self.source,
-            num_prefixes=prefixes,
-            num_rounds=rounds,
-            shared_tokens=shared,
-            own_tokens=own,
-            output_tokens=outputs,
-            concurrency=self.concurrency or 1,
-            seed=self.seed,
-        )
 
 
-def _reader(path: Path) -> Callable[..., Workload]:
-    """Tell the formats apart by the first record; one of no format's is left to a reader's message.
-
-    Raises:
-        BadInputError: The record has no prompt that a reader knows.
-    """
-    try:
-        place, record = next(read_records(path, 1))
-    except (BadInputError, StopIteration):
-        return mooncake_workload
-    if "prompt_token_ids" in record:
-        return token_id_workload
-    if "hash_ids" not in record:
-        raise BadInputError(
-            f"--workload {place}: has neither hash_ids (a Mooncake trace) nor prompt_token_ids "
-            "(text has to be tokenized before)"
-        )
-    return mooncake_workload
-
-
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Job(RunSettings):
     """One workload on one variant.
 
     Attributes:
         variant: Name of the variant.
         patched: Install the patches.
         environment: The project's variables of the child process.
-        layout: ``dsv4-flash-a3``, ``dsv4-flash-gpu`` or the path of a Hugging Face config.
-        block_size: ``--block-size``.
-        kv_memory_bytes: KV cache memory of the rank.
         workload: Where the requests come from.
-        arrivals: ``closed`` (loop) or ``timestamps``.
-        cost_model: Modelled step times; needed for timestamps.
-        verify: Let the content oracle watch.
-        num_speculative_tokens: Draft tokens per step of the MTP layer, 0 for no drafting.
-        kv_tokens: If given, decides about the memory: what vLLM, without patches, would log as the
-            size of the KV cache in tokens.
         description: What the variant is, in words.
     """
 
     variant: str
     patched: bool
     environment: dict[str, str]
-    layout: str
-    block_size: int
-    kv_memory_bytes: int
     workload: WorkloadSource
-    arrivals: str
-    cost_model: CostModel | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    verify: bool
-    num_speculative_tokens: int = 0
-    kv_tokens: int | None = None
     description: str = ""
 
     def to_json(self) -> str:

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vllm_ascend.replay.results import RunResult
-from vllm_ascend.replay.runs.job import Job, WorkloadSource
+from vllm_ascend.replay.runs.job import Job
 from vllm_ascend.replay.runs.runner import Watcher
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import Workload
 
 # A screen holds so many rows; with more jobs only those at work show theirs.

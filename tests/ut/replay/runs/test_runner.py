@@ -11,8 +11,9 @@ import time
 import pytest
 
 from vllm_ascend.replay.runs import runner
-from vllm_ascend.replay.runs.job import CLOSED_LOOP, Job, WorkloadSource
+from vllm_ascend.replay.runs.job import CLOSED_LOOP, Job
 from vllm_ascend.replay.runs.runner import Runner
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 
 # The real server, with other runs: what they do is the name of their variant.
