@@ -142,8 +142,7 @@ class HttpReport:
         for entry, workload in zip(data["workloads"], self.workloads, strict=True):
             entry["notes"] = workload.notes
             for values, run in zip(entry["runs"], workload.runs, strict=True):
-                values["hit_rate_percent"] = round(run.hit_rate, 4)
-                values["request_hit_rate_percent"] = round(run.request_hit_rate, 4)
+                values.update(run.rates_in_json())
                 values["requests_per_s"] = round(run.per_second(run.num_requests), 4)
                 values["prompt_tokens_per_s"] = round(run.per_second(run.prompt_tokens), 2)
                 values["output_tokens_per_s"] = round(run.per_second(run.output_tokens), 2)

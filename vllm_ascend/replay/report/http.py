@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,8 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_ascend.replay.http.results import HttpReport, HttpRun, HttpWorkload, Times
+from vllm_ascend.replay.report.figures import FAINT, INK, colours, draw_samples, picture, svg
 from vllm_ascend.replay.report.page import write_page
-from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
 from vllm_ascend.replay.report.rows import bound_lines
 
 # A bar so high, in percent, has room for its number inside.
@@ -131,28 +128,17 @@ def write_http_html(report: HttpReport, path: Path) -> None:
 
 
 def _svg(workload: HttpWorkload, draw: Callable[[Axes, HttpWorkload], None]) -> str:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.1), layout="constrained")
-        axes = figure.subplots()
+    def draw_rates(axes: Axes) -> None:
         draw(axes, workload)
         axes.set_ylabel("hit rate, % of prompt tokens")
         axes.set_ylim(0, max(workload.bounds.granule_1 * 1.15, axes.get_ylim()[1], 5))
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+
+    return svg(draw_rates)
 
 
 def _draw_over_time(axes: Axes, workload: HttpWorkload) -> None:
     for run, colour in zip(workload.runs, _colours(workload), strict=True):
-        samples = [sample for sample in run.samples if sample.prompt_tokens]
-        axes.plot(
-            [sample.num_requests for sample in samples],
-            [100 * sample.hit_tokens / sample.prompt_tokens for sample in samples],
-            color=colour,
-            linewidth=2,
-            marker="o" if len(samples) < 3 else None,
-        )
+        draw_samples(axes, run.samples, color=colour)
     axes.axhline(workload.bounds.granule_1, color=FAINT, linestyle="--", linewidth=1)
     axes.set(xlabel="requests answered", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -183,8 +169,7 @@ def http_png(report: HttpReport, path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(8.4, 3.9), dpi=150, layout="constrained")
+    with picture(path, height=3.9) as figure:
         axes = figure.subplots()
         for place, workload in enumerate(report.workloads):
             for run, colour in zip(workload.runs, _colours(workload), strict=True):
@@ -203,7 +188,6 @@ def http_png(report: HttpReport, path: Path) -> None:
         axes.set_ylabel("hit rate, % of prompt tokens")
         axes.set_ylim(0, 105)
         axes.grid(visible=False, axis="x")
-        write_png(figure, path)
 
 
 def _model(workload: HttpWorkload) -> str:
