@@ -7,15 +7,17 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vllm_ascend.replay.http.results import HttpSample
 from vllm_ascend.replay.report.json_file import write_whole
 from vllm_ascend.replay.results import Sample
+
+if TYPE_CHECKING:  # the client in there costs every command its start
+    from vllm_ascend.replay.http.results import HttpSample
 
 # Okabe and Ito's palette: told apart with any colour vision.
 _COLOURS = ("#8a97a3", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00")

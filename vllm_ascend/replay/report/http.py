@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -18,21 +17,10 @@ from rich.table import Table
 from vllm_ascend.replay.http.results import HttpReport, HttpRun, HttpWorkload, Times
 from vllm_ascend.replay.report.figures import FAINT, INK, colours, draw_samples, picture, svg
 from vllm_ascend.replay.report.page import write_page
-from vllm_ascend.replay.report.rows import bound_lines
+from vllm_ascend.replay.report.rows import HIT_RATES, NAME, Column, bound_lines, name_of
 
 # A bar so high, in percent, has room for its number inside.
 _ROOM_INSIDE = 12
-
-
-class Column(NamedTuple):
-    """One column: its heading, and how a run fills it."""
-
-    heading: str
-    cell: Callable[[HttpRun], str]
-
-
-def _name(run: HttpRun) -> str:
-    return run.variant if run.complete else f"{run.variant} (partial)"
 
 
 def _ttft(times: Times | None) -> str:
@@ -43,23 +31,21 @@ def _tpot(times: Times | None) -> str:
     return f"{times.avg:,.1f} / {times.p90:,.1f}" if times else "-"
 
 
-NAME = Column("", _name)
-HITS = (
-    Column("hits\n% tokens", lambda run: f"{run.hit_rate:.2f}"),
-    Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
-    Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
+HITS: tuple[Column[HttpRun], ...] = (
+    *HIT_RATES,
     Column("prompt tokens", lambda run: f"{run.prompt_tokens:,}"),
     Column("requests", lambda run: f"{run.num_requests:,}"),
 )
-TIMES = (
+TIMES: tuple[Column[HttpRun], ...] = (
     Column("TTFT, ms\navg / p50 / p90", lambda run: _ttft(run.ttft_ms)),
     Column("TPOT, ms\navg / p90", lambda run: _tpot(run.tpot_ms)),
 )
-RATES = (
+RATES: tuple[Column[HttpRun], ...] = (
     Column("requests\nper s", lambda run: f"{run.per_second(run.num_requests):,.2f}"),
     Column("prompt\ntokens/s", lambda run: f"{run.per_second(run.prompt_tokens):,.0f}"),
     Column("output\ntokens/s", lambda run: f"{run.per_second(run.output_tokens):,.0f}"),
 )
+_TABLES: tuple[tuple[Column[HttpRun], ...], ...] = ((NAME, *HITS), (NAME, *TIMES, *RATES))
 
 
 def header(report: HttpReport, workload: HttpWorkload, run: HttpRun) -> str:
@@ -85,14 +71,14 @@ def print_http_report(report: HttpReport, console: Console) -> None:
             f"{rate} % ({granule})" for granule, rate in bound_lines(workload.bounds)
         )
         console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
-        for columns in ((NAME, *HITS), (NAME, *TIMES, *RATES)):
+        for columns in _TABLES:
             console.print()
             console.print(_table(workload, columns))
         for note in workload.notes:
             console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
 
 
-def _table(workload: HttpWorkload, columns: tuple[Column, ...]) -> Table:
+def _table(workload: HttpWorkload, columns: tuple[Column[HttpRun], ...]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
     table.add_column(columns[0].heading, overflow="fold", min_width=10)
     for column in columns[1:]:
@@ -191,7 +177,7 @@ def http_png(report: HttpReport, path: Path) -> None:
 
 
 def _model(workload: HttpWorkload) -> str:
-    return ", ".join(_name(run) for run in workload.runs)
+    return ", ".join(name_of(run) for run in workload.runs)
 
 
 def _number(axes: Axes, x: float, rate: float, text: str, *, va: str, **look) -> None:
