@@ -165,13 +165,9 @@ def memory_png(memory: Memory, path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    from vllm_ascend.replay.report.figures import FAINT, colours, picture
 
-    from vllm_ascend.replay.report.plots import FAINT, STYLE, colours, write_png
-
-    with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(8.4, 3.6), dpi=150, layout="constrained")
+    with picture(path, height=3.6) as figure:
         axes = figure.subplots()
         slopes = memory.bytes_per_request()
         lines = zip(memory.resident.items(), colours(len(slopes)), strict=True)
@@ -183,7 +179,6 @@ def memory_png(memory: Memory, path: Path) -> None:
         axes.set(xlabel="requests", ylabel="resident memory, MiB", xlim=(0, None), ylim=(0, None))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        write_png(figure, path)
 
 
 def run(num_requests: int, num_clients: int, switches: dict[str, str], console: Console) -> Memory:

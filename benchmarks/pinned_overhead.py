@@ -27,8 +27,8 @@ SHARED, OWN, OUTPUT = 28_672, 512, 64
 
 def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
     """Child: serve a round per question; answer [tokens of the step, seconds] of its steps."""
+    from vllm_ascend.replay.curves.prefixes import GEMMA
     from vllm_ascend.replay.layouts import from_hf_config
-    from vllm_ascend.replay.prefix_curve import GEMMA
     from vllm_ascend.replay.scheduler import (
         SchedulerOptions,
         build_scheduler,

@@ -42,10 +42,10 @@ COMMANDS = {
     "overlay": "vllm_ascend.overlay.cli:app",
     "regress": "vllm_ascend.regress.cli:regress",
     "replay": "vllm_ascend.replay.cli:replay",
-    "sweep": "vllm_ascend.replay.sweep:sweep",
+    "sweep": "vllm_ascend.replay.curves.sweep:sweep",
     "traffic": "vllm_ascend.replay.traffic:traffic",
-    "memory-curve": "vllm_ascend.replay.memory_curve:memory_curve",
-    "prefix-curve": "vllm_ascend.replay.prefix_curve:prefix_curve",
+    "memory-curve": "vllm_ascend.replay.curves.memory:memory_curve",
+    "prefix-curve": "vllm_ascend.replay.curves.prefixes:prefix_curve",
     "tiny-model": "vllm_ascend.models.tiny.cli:tiny_model",
 }
 

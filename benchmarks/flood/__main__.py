@@ -25,9 +25,10 @@ from benchmarks.flood.traffic import (
     SHARED_TOKENS,
 )
 from vllm_ascend.replay.commands import GIB, make_job
-from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
 from vllm_ascend.replay.outputs import partial_name, prepare_files
 from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend.replay.runs.job import Job, RunSettings
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
 
@@ -47,19 +48,16 @@ _err = Console(stderr=True, emoji=False)
 
 def _job(text: str, block_size: int, kv_gib: float, max_model_len: int) -> Job:
     variant, _ = parse_variant(text, ASCEND_LAYOUT)
-    return make_job(
-        WorkloadSource("flood"),
-        variant,
+    settings = RunSettings(
         layout=ASCEND_LAYOUT,
         block_size=block_size,
         kv_memory_bytes=int(kv_gib * GIB),
-        arrivals=CLOSED_LOOP,
-        cost_model=None,
         max_num_seqs=32,
         max_num_batched_tokens=8192,
         max_model_len=max_model_len,
         verify=False,
     )
+    return make_job(WorkloadSource("flood"), variant, settings)
 
 
 def _run(

@@ -54,10 +54,7 @@ def _count(tokens: int | None) -> str:
 
 def flood_png(floods: Sequence[Flood], path: Path) -> None:
     """Draw the hit rate over the tokens of a flood of the shortest prompts, per block size."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from vllm_ascend.replay.report.plots import STYLE, colours, write_png
+    from vllm_ascend.replay.report.figures import colours, picture
 
     shortest = min(flood.prompt_tokens for flood in floods)
     lines = [flood for flood in floods if flood.prompt_tokens == shortest and flood.before]
@@ -67,8 +64,7 @@ def flood_png(floods: Sequence[Flood], path: Path) -> None:
         name: {"color": colour, "linestyle": "--" if name.count("+") else "-"}
         for name, colour in zip(names, colours(len(names)), strict=True)
     }
-    with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(9.6, 4.2), dpi=150, layout="constrained")
+    with picture(path, width=9.6) as figure:
         panels = figure.subplots(1, len(sizes) or 1, sharey=True, squeeze=False)[0]
         for axes, size in zip(panels, sizes or [None], strict=True):
             for flood in lines:
@@ -85,7 +81,6 @@ def flood_png(floods: Sequence[Flood], path: Path) -> None:
         figure.legend(
             handles.values(), handles, loc="outside upper left", ncols=4, frameon=False, fontsize=9
         )
-        write_png(figure, path)
 
 
 def _is_ours(flood: Flood) -> bool:

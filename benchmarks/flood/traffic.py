@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.children import answer_all
 from benchmarks.flood.results import Cell, Flood, Mixture
 from vllm_ascend.replay.commands import GIB
-from vllm_ascend.replay.job import Job
+from vllm_ascend.replay.runs.job import Job
 from vllm_ascend.replay.trace import BadInputError
 
 SHARED_TOKENS, OWN_TOKENS, ROUNDS = 28_672, 512, 3
@@ -36,7 +36,7 @@ class _Traffic:
     """A scheduler, and who talks to it."""
 
     def __init__(self, job: Job, num_prefixes: int) -> None:
-        from vllm_ascend.replay.child import build_job_scheduler
+        from vllm_ascend.replay.runs.child import build_job_scheduler
         from vllm_ascend.replay.worker import SamplingWorker
 
         self.scheduler = build_job_scheduler(job)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from vllm_ascend.__main__ import COMMANDS, app
 from vllm_ascend.doctor import cli as doctor_cli
 from vllm_ascend.replay import commands
-from vllm_ascend.replay.runner import Outcome
+from vllm_ascend.replay.runs.runner import Outcome
 
 NOBODY = "http://127.0.0.1:9"
 GENERATED = ("--workload", "2:100:50:1")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from vllm_ascend.regress.results import (
     Target,
     Times,
 )
-from vllm_ascend.replay.http_access import API_KEY_VARIABLE, HttpAccess
+from vllm_ascend.replay.http.access import API_KEY_VARIABLE, HttpAccess
 
 NAME = "ais_bench"
 _CONFIG = "config.py"
@@ -49,10 +50,8 @@ def measure(
     folder.mkdir(parents=True)
     config = performance_config(target, settings, tokenizer)
     run = _run(config, "perf", WARM_UPS, access=access, folder=folder, tick=tick)
-    try:
+    with _bad_results_are_errors(run):
         return parse_performance(run, settings)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ToolError(f"{NAME}: {run}: {error!r}") from error
 
 
 def ask(
@@ -85,8 +84,14 @@ def ask(
     folder.mkdir(parents=True, exist_ok=True)
     config = accuracy_config(target, settings, tokenizer=tokenizer, questions=questions)
     run = _run(config, "all", 0, access=access, folder=folder, tick=tick)
-    try:
+    with _bad_results_are_errors(run):
         return parse_accuracy(run, settings)
+
+
+@contextmanager
+def _bad_results_are_errors(run: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ToolError(f"{NAME}: {run}: {error!r}") from error
 

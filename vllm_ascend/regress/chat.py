@@ -12,7 +12,7 @@ from vllm_ascend.regress.gpqa import Question, find_answer
 from vllm_ascend.regress.journal import Answer
 from vllm_ascend.regress.results import AccuracySettings, Target
 from vllm_ascend.regress.server import server_errors
-from vllm_ascend.replay.http_access import HttpAccess
+from vllm_ascend.replay.http.access import HttpAccess
 
 NAME = "chat completions"
 _CONNECT_S = 30.0

@@ -30,8 +30,8 @@ from vllm_ascend.replay.commands import (
     bad_input_ends,
     say,
 )
-from vllm_ascend.replay.http_access import without_api_key
-from vllm_ascend.replay.http_client import ServerError
+from vllm_ascend.replay.http.access import without_api_key
+from vllm_ascend.replay.http.client import ServerError
 from vllm_ascend.replay.report.json_file import write_json
 from vllm_ascend.replay.trace import BadInputError
 
@@ -44,11 +44,11 @@ def run_gate(options: Options) -> None:
     """
     with bad_input_ends(), _failures_end(""):
         options.check_access()
-        options.check_files()
+        options.files.check()
         baseline = options.read_baseline()
-        journal = Journal(options.out, restart=options.restart)
+        journal = Journal(options.out, restart=options.earlier.restart)
         _check_journal(journal, options)
-        run = None if options.rejudge else _begin(journal, options)
+        run = None if options.earlier.rejudge else _begin(journal, options)
         kept = _kept(journal.measured, options)
     with bad_input_ends(), _failures_end(f"; {_go_on(options)}"):
         if run is not None:
@@ -76,9 +76,9 @@ def _check_journal(journal: Journal, options: Options) -> None:
     for step, settings in options.steps.items():
         journal.check(step, settings)
     missing = [step for step in options.steps if getattr(journal.measured, step) is None]
-    if options.rejudge and missing:
+    if options.earlier.rejudge and missing:
         raise BadInputError(f"--rejudge: {options.out} holds no finished {missing[0]}")
-    if options.rejudge:
+    if options.earlier.rejudge:
         journal.check_url(options.url)
     elif not missing:
         raise BadInputError(
@@ -99,7 +99,7 @@ def _begin(journal: Journal, options: Options) -> Run:
     options.check_fits(model)
     tokenizer = options.find_tokenizer(model)
     server.counters()  # if they cannot be read, say so before the load and not behind it
-    journal.open(server.target(model), same_server=options.same_server)
+    journal.open(server.target(model), same_server=options.earlier.same_server)
     return Run(server, journal, tokenizer, options.timeout_s)
 
 
@@ -131,8 +131,8 @@ def _kept(measured: Measured, options: Options) -> list[str]:
 
 
 def _go_on(options: Options) -> str:
-    command = "the same command without --restart" if options.restart else "the same command"
-    return f"what is finished is kept in {options.out}; {command} goes on with it"
+    other = " without --restart" if options.earlier.restart else ""
+    return f"what is finished is kept in {options.out}; the same command{other} goes on with it"
 
 
 @contextlib.contextmanager
@@ -163,15 +163,15 @@ def _failures_end(what_now: str) -> Iterator[None]:
 
 
 def _write(report: RegressReport, options: Options) -> None:
-    files = write_report(report, options.out)
-    for path, write in ((options.junit, write_junit), (options.markdown, write_markdown)):
+    files, wanted = write_report(report, options.out), options.files
+    for path, write in ((wanted.junit, write_junit), (wanted.markdown, write_markdown)):
         if path is not None:
             write(report, path)
             files.append(path)
     print_report(report, Console(emoji=False))
-    if options.save_baseline is not None and report.regressions:
-        say("[yellow]not saved:[/]", f"{options.save_baseline}: there is a regression")
-    elif options.save_baseline is not None:
-        write_json(report.measured, options.save_baseline)
-        files.append(options.save_baseline)
+    if wanted.save_baseline is not None and report.regressions:
+        say("[yellow]not saved:[/]", f"{wanted.save_baseline}: there is a regression")
+    elif wanted.save_baseline is not None:
+        write_json(report.measured, wanted.save_baseline)
+        files.append(wanted.save_baseline)
     say("written:", ", ".join(map(str, files)))

@@ -24,10 +24,70 @@ from vllm_ascend.regress.results import (
 )
 from vllm_ascend.regress.server import ServedModel
 from vllm_ascend.regress.tokenizer import find_tokenizer
-from vllm_ascend.replay.http_access import HttpAccess
+from vllm_ascend.replay.http.access import HttpAccess
 from vllm_ascend.replay.trace import BadInputError
 
 AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class OutputFiles:
+    """Where results go besides the folder of the run; ``None`` for what is not wanted.
+
+    Attributes:
+        save_baseline: Where to keep what was measured.
+        junit: Where to write the verdicts as JUnit's XML.
+        markdown: The same as Markdown.
+    """
+
+    save_baseline: Path | None
+    junit: Path | None
+    markdown: Path | None
+
+    def check(self) -> None:
+        """Make sure that they can be written where they shall be.
+
+        Raises:
+            BadInputError: They cannot; names the option.
+        """
+        files = {
+            "--save-baseline": self.save_baseline,
+            "--junit": self.junit,
+            "--markdown": self.markdown,
+        }
+        for option, path in files.items():
+            if path is None:
+                continue
+            if path.is_dir():
+                raise BadInputError(f"{option} {path}: is a folder, not a file to write")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInputError(f"{option} {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """What becomes of a run that is in the folder already.
+
+    Attributes:
+        restart: Forget it.
+        rejudge: Judge it, and measure nothing.
+        same_server: Whether the user says that it was of this very server, if it was interrupted.
+    """
+
+    restart: bool
+    rejudge: bool
+    same_server: bool
+
+    def check(self) -> None:
+        """Check that the answers fit each other.
+
+        Raises:
+            BadInputError: They do not.
+        """
+        if self.restart and self.rejudge:
+            raise BadInputError("--rejudge and --restart: choose one")
 
 
 @dataclass(frozen=True)
@@ -44,14 +104,10 @@ class Options:
         model: Name of the model; by default the server's first.
         tokenizer: Folder or repository; by default what the server was started with.
         baseline_file: What to compare with.
-        save_baseline: Where to keep what was measured.
-        junit: Where to write the verdicts as JUnit's XML.
-        markdown: The same as Markdown.
+        files: Where else to write.
         tolerances: How much worse a metric may be.
         timeout_s: Longest time for the answer to one question.
-        restart: Forget what is in ``out``.
-        rejudge: Judge what is in ``out``, and measure nothing.
-        same_server: Whether the user says that an interrupted run was of this very server.
+        earlier: What becomes of a run that is in ``out`` already.
     """
 
     url: str
@@ -63,14 +119,10 @@ class Options:
     model: str | None
     tokenizer: str | None
     baseline_file: Path | None
-    save_baseline: Path | None
-    junit: Path | None
-    markdown: Path | None
+    files: OutputFiles
     tolerances: Tolerances
     timeout_s: float
-    restart: bool
-    rejudge: bool
-    same_server: bool
+    earlier: EarlierRun
 
     @property
     def steps(self) -> dict[str, PerformanceSettings | AccuracySettings]:
@@ -90,27 +142,6 @@ class Options:
                 f"--insecure: {ais_bench.NAME} verifies certificates and cannot be told not to; "
                 f"choose --tool {VLLM}, or name the certificate in SSL_CERT_FILE"
             )
-
-    def check_files(self) -> None:
-        """Make sure that results can be written where they shall be.
-
-        Raises:
-            BadInputError: They cannot; names the option.
-        """
-        files = {
-            "--save-baseline": self.save_baseline,
-            "--junit": self.junit,
-            "--markdown": self.markdown,
-        }
-        for option, path in files.items():
-            if path is None:
-                continue
-            if path.is_dir():
-                raise BadInputError(f"{option} {path}: is a folder, not a file to write")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise BadInputError(f"{option} {path}: {error.strerror}") from error
 
     def read_baseline(self) -> Measured | None:
         """Return what to compare with, if there is anything.

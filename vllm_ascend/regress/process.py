@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vllm_ascend.prefix_cache_config import process_environment
-from vllm_ascend.replay.http_access import API_KEY_VARIABLE
+from vllm_ascend.replay.http.access import API_KEY_VARIABLE
 
 _TICK_S = 2.0
 _GRACE_S = 5.0

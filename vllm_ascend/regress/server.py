@@ -14,8 +14,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_ascend.regress.results import CacheUse, Target
-from vllm_ascend.replay.http_access import API_KEY_VARIABLE, HttpAccess
-from vllm_ascend.replay.http_client import ServerError
+from vllm_ascend.replay.http.access import API_KEY_VARIABLE, HttpAccess
+from vllm_ascend.replay.http.client import ServerError
 from vllm_ascend.replay.trace import BadInputError
 
 QUERIES = "vllm:prefix_cache_queries_total"
@@ -83,7 +83,7 @@ class Server:
         """Prepare; nothing is sent yet.
 
         Args:
-            url: As :func:`vllm_ascend.replay.http_client.base_url` returns it.
+            url: As :func:`vllm_ascend.replay.http.client.base_url` returns it.
             access: API key and TLS.
         """
         self.url = url

@@ -26,7 +26,7 @@ from vllm_ascend.regress.results import (
     PerformanceSettings,
 )
 from vllm_ascend.regress.server import ANSWERED, Server, cache_use
-from vllm_ascend.replay.http_client import ServerError
+from vllm_ascend.replay.http.client import ServerError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_ascend.regress.process import ToolError, run_tool
 from vllm_ascend.regress.results import WARM_UPS, PerformanceSettings, Target, Times
-from vllm_ascend.replay.http_access import HttpAccess
+from vllm_ascend.replay.http.access import HttpAccess
 
 NAME = "vllm bench serve"
 _RESULT = "result.json"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,26 +13,17 @@ from rich.console import Console
 
 from vllm_ascend.replay.commands import (
     GIB,
-    Concurrency,
-    Jobs,
-    KvGib,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    MaxOutputTokens,
-    MaxRequests,
-    Seed,
-    Verify,
     bad_input_ends,
     load_workloads,
     make_job,
     make_report,
     run_jobs,
     say,
+    sources_of,
     write_and_end,
 )
-from vllm_ascend.replay.http_access import ApiKey, HttpAccess, Insecure
-from vllm_ascend.replay.http_options import (
+from vllm_ascend.replay.http.access import ApiKey, HttpAccess, Insecure
+from vllm_ascend.replay.http.options import (
     HttpOptions,
     MaxPromptTokens,
     Model,
@@ -43,12 +35,26 @@ from vllm_ascend.replay.http_options import (
     VocabSize,
     check_together,
 )
-from vllm_ascend.replay.http_prompts import PromptShape
-from vllm_ascend.replay.job import CLOSED_LOOP, TIMESTAMPS, CostModel, WorkloadSource
+from vllm_ascend.replay.http.prompts import PromptShape
+from vllm_ascend.replay.options import (
+    Concurrency,
+    Jobs,
+    KvGib,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MaxOutputTokens,
+    MaxRequests,
+    Mtp,
+    Seed,
+    Verify,
+)
 from vllm_ascend.replay.outputs import prepare_folder
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
 from vllm_ascend.replay.results import ReplayReport
-from vllm_ascend.replay.runner import no_interrupts
+from vllm_ascend.replay.runs.job import CLOSED_LOOP, TIMESTAMPS, CostModel, RunSettings
+from vllm_ascend.replay.runs.runner import no_interrupts
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import (
     ASCEND_LAYOUT,
@@ -58,57 +64,60 @@ from vllm_ascend.replay.variants import (
     parse_variant,
 )
 
+_Workloads = Annotated[
+    list[str] | None,
+    typer.Option(
+        show_default="W1",
+        help="chat, agentic or mix (models of real traffic; chat:REQUESTS for more or fewer "
+        "than 1000); W1, W2, W3, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
+        "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%); or "
+        "PREFIXESxROUNDS:SHARED:OWN:OUTPUT (prefixes in turn). "
+        "May be given several times.",
+    ),
+]
+_Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        show_default="upstream-like, best; with another --layout stock, best",
+        help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too; "
+        "behind a built-in name: on top of it); @LAYOUT at the end overrides the layout. "
+        "May be given several times.",
+    ),
+]
+_Layout = Annotated[
+    str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
+]
+_BlockSize = Annotated[int, typer.Option(help="--block-size of the engine.")]
+_Out = Annotated[Path, typer.Option(help="Folder for report.json and report.html.")]
+_SummaryPng = Annotated[
+    Path | None, typer.Option(help="Also write the summary picture.", show_default="none")
+]
+_Arrivals = Annotated[
+    str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
+]
+_ModelTtft = Annotated[bool, typer.Option(help="Model times to first token in a closed loop, too.")]
+_StepMs = Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)]
+_TokenUs = Annotated[float, typer.Option(help="Cost model: time per scheduled token.", min=0)]
+
 
 def replay(
     context: typer.Context,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            show_default="W1",
-            help="chat, agentic or mix (models of real traffic; chat:REQUESTS for more or fewer "
-            "than 1000); W1, W2, W3, W5, W5f; a Mooncake or token-id JSONL file (.gz too); or "
-            "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%); or "
-            "PREFIXESxROUNDS:SHARED:OWN:OUTPUT (prefixes in turn). "
-            "May be given several times.",
-        ),
-    ] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            show_default="upstream-like, best; with another --layout stock, best",
-            help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too; "
-            "behind a built-in name: on top of it); @LAYOUT at the end overrides the layout. "
-            "May be given several times.",
-        ),
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
-    ] = ASCEND_LAYOUT,
-    block_size: Annotated[int, typer.Option(help="--block-size of the engine.")] = 128,
-    mtp: Annotated[
-        int, typer.Option(help="Draft tokens per step of the MTP layer; 0: no drafting.", min=0)
-    ] = 0,
+    workload: _Workloads = None,
+    variant: _Variants = None,
+    layout: _Layout = ASCEND_LAYOUT,
+    block_size: _BlockSize = 128,
+    mtp: Mtp = 0,
     kv_gib: KvGib = 16.0,
-    out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path(
-        "replay-out"
-    ),
-    png: Annotated[
-        Path | None, typer.Option(help="Also write the summary picture.", show_default="none")
-    ] = None,
+    out: _Out = Path("replay-out"),
+    png: _SummaryPng = None,
     verify: Verify = False,
-    arrivals: Annotated[
-        str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
-    ] = CLOSED_LOOP,
+    arrivals: _Arrivals = CLOSED_LOOP,
     concurrency: Concurrency = None,
     max_requests: MaxRequests = None,
     max_output_tokens: MaxOutputTokens = None,
-    model_ttft: Annotated[
-        bool, typer.Option(help="Model times to first token in a closed loop, too.")
-    ] = False,
-    step_ms: Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)] = 20.0,
-    token_us: Annotated[
-        float, typer.Option(help="Cost model: time per scheduled token.", min=0)
-    ] = 60.0,
+    model_ttft: _ModelTtft = False,
+    step_ms: _StepMs = 20.0,
+    token_us: _TokenUs = 60.0,
     seed: Seed = 0,
     max_num_seqs: MaxNumSeqs = 32,
     max_num_batched_tokens: MaxNumBatchedTokens = 8192,
@@ -129,58 +138,99 @@ def replay(
 
     With --url: send it to a server that runs, and report the hits that it tells.
     """
-    sources = [
-        WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens)
-        for name in workload or ["W1"]
-    ]
-    with bad_input_ends():
-        arrivals = TIMESTAMPS if timestamps else arrivals
-        if arrivals not in (CLOSED_LOOP, TIMESTAMPS):
-            raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
-        check_together(context, arrivals=arrivals)
+    arrivals = _checked_arrivals(context, TIMESTAMPS if timestamps else arrivals)
+    names = workload or ["W1"]
+    sources = sources_of(names, seed, concurrency, max_requests, max_output_tokens)
     if url is not None:
-        from vllm_ascend.replay.http_replay import replay_http  # costs the others nothing
-
         shape = PromptShape(
             vocab_size, seed, scale, max_prompt_tokens, max_requests, max_output_tokens
         )
-        with bad_input_ends():
-            access = HttpAccess.of(api_key, insecure=insecure)
-        replay_http(
-            sources,
-            HttpOptions(url, model, shape, arrivals, speed, timeout, out, png, access),
-        )
+        server = partial(HttpOptions, url, model, shape, arrivals, speed, timeout, out, png)
+        _send(sources, server, api_key, insecure=insecure)
         return
+    settings = RunSettings(
+        *(layout, max_num_seqs, max_num_batched_tokens, max_model_len, verify),
+        *(block_size, mtp, int(kv_gib * GIB), arrivals),
+        CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None,
+    )
+    variants = variant or default_variants(layout)
+    _replay(sources, variants, settings, seed=seed, out=out, png=png, jobs=jobs)
+
+
+def _checked_arrivals(context: typer.Context, arrivals: str) -> str:
+    """Return how requests come in, once the options fit it and each other.
+
+    Raises:
+        typer.Exit: They do not.
+    """
     with bad_input_ends():
-        cost_model = CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None
+        if arrivals not in (CLOSED_LOOP, TIMESTAMPS):
+            raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
+        check_together(context, arrivals=arrivals)
+    return arrivals
+
+
+def _send(
+    sources: list[WorkloadSource],
+    server: Callable[[HttpAccess], HttpOptions],
+    api_key: str | None,
+    *,
+    insecure: bool,
+) -> None:
+    """Send the workloads to a server that runs.
+
+    Args:
+        sources: The workloads.
+        server: Which one, and how; is told how to be let in.
+        api_key: ``--api-key``.
+        insecure: ``--insecure``.
+
+    Raises:
+        typer.Exit: Something went wrong or was interrupted; carries the exit code.
+    """
+    from vllm_ascend.replay.http.replay import replay_http  # costs the others nothing
+
+    with bad_input_ends():
+        access = HttpAccess.of(api_key, insecure=insecure)
+    replay_http(sources, server(access))
+
+
+def _replay(
+    sources: list[WorkloadSource],
+    variants: list[str],
+    settings: RunSettings,
+    *,
+    seed: int,
+    out: Path,
+    png: Path | None,
+    jobs: int,
+) -> None:
+    """Run every workload on every variant, and report.
+
+    Args:
+        sources: The workloads.
+        variants: As of ``--variant``.
+        settings: Of all runs.
+        seed: Of all workloads.
+        out: ``--out``.
+        png: ``--png``.
+        jobs: Processes at a time.
+
+    Raises:
+        typer.Exit: Something is wrong or was interrupted; carries the exit code.
+    """
+    with bad_input_ends():
         workloads = load_workloads(
             sources,
-            needs_arrivals=arrivals == TIMESTAMPS,
-            max_model_len=max_model_len,
+            needs_arrivals=settings.arrivals == TIMESTAMPS,
+            max_model_len=settings.max_model_len,
         )
-        variants = _variants(variant or default_variants(layout), layout)
-        plan = [
-            make_job(
-                source,
-                chosen,
-                layout=layout,
-                block_size=block_size,
-                num_speculative_tokens=mtp,
-                kv_memory_bytes=int(kv_gib * GIB),
-                arrivals=arrivals,
-                cost_model=cost_model,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-                verify=verify,
-            )
-            for source in workloads
-            for chosen in variants
-        ]
+        parsed = _variants(variants, settings.layout)
+        plan = [make_job(source, chosen, settings) for source in workloads for chosen in parsed]
         prepare_folder(out, {"--png": png})
         outcome = run_jobs(plan, jobs, workloads)
     with no_interrupts():
-        report = make_report(workloads, outcome, seed=seed, cost_model=cost_model)
+        report = make_report(workloads, outcome, seed=seed, cost_model=settings.cost_model)
         files = (out / "report.json", out / "report.html", png)
         write_and_end(report, files, partial(_write, report))
 

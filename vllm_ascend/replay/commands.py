@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: options, loading, running with progress bars, ends and exit codes."""
+"""What the commands share: loading, running with progress bars, ends and exit codes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from vllm_ascend.replay.bounds import survey
-from vllm_ascend.replay.http_access import without_api_key
-from vllm_ascend.replay.job import CostModel, Job, WorkloadSource
+from vllm_ascend.replay.http.access import without_api_key
 from vllm_ascend.replay.outputs import spare_finished
-from vllm_ascend.replay.progress import watched
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
-from vllm_ascend.replay.runner import Outcome, Runner
+from vllm_ascend.replay.runs.job import CostModel, Job, RunSettings
+from vllm_ascend.replay.runs.progress import watched
+from vllm_ascend.replay.runs.runner import Outcome, Runner
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError, Workload
 from vllm_ascend.replay.variants import Variant, check_layout, fit_block_size
 
@@ -32,36 +33,6 @@ EXIT_INTERRUPTED = 130
 GIB = 1 << 30
 # emoji=False: "2:100:50:1" is a workload, not a picture.
 _err = Console(stderr=True, emoji=False)
-
-MAX_KV_GIB = 1_000_000
-KvGib = Annotated[
-    float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001, max=MAX_KV_GIB)
-]
-Seed = Annotated[int, typer.Option(help="Seed of generated prompts.", min=0)]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(help="Requests in flight.", min=1, show_default="the workload's own"),
-]
-MaxRequests = Annotated[
-    int | None,
-    typer.Option(
-        *("--max-requests", "--requests"),
-        help="Take so many of each workload.",
-        min=1,
-        show_default="all",
-    ),
-]
-MaxOutputTokens = Annotated[
-    int | None, typer.Option(help="Cap the answers.", min=1, show_default="no cap")
-]
-MaxNumSeqs = Annotated[int, typer.Option(help="As of vllm serve.", min=1)]
-MaxNumBatchedTokens = Annotated[int, typer.Option(help="As of vllm serve.", min=1)]
-# The longest that vLLM's configuration for the scheduler alone has.
-MaxModelLen = Annotated[int, typer.Option(help="As of vllm serve.", min=1, max=1 << 21)]
-Jobs = Annotated[int, typer.Option(help="Processes at a time.", min=1)]
-Verify = Annotated[
-    bool, typer.Option(help="Let the content oracle check every row that would be read.")
-]
 
 
 def say(what: str, text: str) -> None:
@@ -103,38 +74,50 @@ def load_workloads(
     return workloads
 
 
-def make_job(
-    source: WorkloadSource, variant: Variant, *, layout: str, block_size: int, **common
-) -> Job:
+def sources_of(
+    names: Iterable[str],
+    seed: int,
+    concurrency: int | None = None,
+    max_requests: int | None = None,
+    max_output_tokens: int | None = None,
+) -> list[WorkloadSource]:
+    """Return where the requests of some workloads come from.
+
+    Args:
+        names: As ``--workload`` takes them.
+        seed: See :class:`WorkloadSource`, as for the others.
+        concurrency: Requests in flight.
+        max_requests: Of each workload.
+        max_output_tokens: Cap on answers.
+    """
+    return [
+        WorkloadSource(name, seed, concurrency, max_requests, max_output_tokens) for name in names
+    ]
+
+
+def make_job(source: WorkloadSource, variant: Variant, settings: RunSettings) -> Job:
     """Return the run of a workload on a variant.
 
     Args:
         source: The workload.
-        variant: Its layout and block size, if it has any, come before the given ones.
-        layout: Layout of the command.
-        block_size: Block size of the command.
-        common: The other fields of :class:`Job`.
+        variant: Its layout and block size, if it has any, come before those of the settings.
+        settings: Of the command.
 
     Raises:
         BadInputError: There is no such layout, it has no such block size, or limits contradict each
             other.
     """
-    if common["max_num_batched_tokens"] < common["max_num_seqs"]:
-        raise BadInputError(
-            f"--max-num-batched-tokens {common['max_num_batched_tokens']}: expected at least "
-            f"--max-num-seqs ({common['max_num_seqs']})"
-        )
-    layout = variant.layout or layout
+    settings.check()
+    layout = variant.layout or settings.layout
     check_layout(layout)
+    block_size = fit_block_size(layout, variant.block_size or settings.block_size)
     return Job(
+        **vars(replace(settings, layout=layout, block_size=block_size)),
         variant=variant.name,
         patched=variant.patched,
         environment=variant.environment,
-        layout=layout,
-        block_size=fit_block_size(layout, variant.block_size or block_size),
         workload=source,
         description=variant.description,
-        **common,
     )
 
 

@@ -85,6 +85,13 @@ class HitRates:
         """Requests with a hit in percent of all."""
         return 100.0 * self.num_requests_hit / self.num_requests if self.num_requests else 0.0
 
+    def rates_in_json(self) -> dict[str, float]:
+        """Return the rates as reports name them."""
+        return {
+            "hit_rate_percent": round(self.hit_rate, 4),
+            "request_hit_rate_percent": round(self.request_hit_rate, 4),
+        }
+
 
 def length_buckets(
     requests: Iterable[tuple[int, int]], edges: Sequence[int]
@@ -234,8 +241,7 @@ class ReplayReport:
         data = {"schema_version": SCHEMA_VERSION, **asdict(self)}
         for workload, report in zip(data["workloads"], self.workloads, strict=True):
             for run, result in zip(workload["runs"], report.runs, strict=True):
-                run["hit_rate_percent"] = round(result.hit_rate, 4)
-                run["request_hit_rate_percent"] = round(result.request_hit_rate, 4)
+                run.update(result.rates_in_json())
         return data
 
     @property

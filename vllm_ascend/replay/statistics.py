@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_ascend.replay.policies import PrefixTrace, belady, lru
+from vllm_ascend.replay.curves.policies import PrefixTrace, belady, lru
 from vllm_ascend.replay.trace import Workload
 
 _EVERYTHING = 1 << 60

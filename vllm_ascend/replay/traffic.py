@@ -13,16 +13,9 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from vllm_ascend.replay.commands import (
-    GIB,
-    MAX_KV_GIB,
-    MaxOutputTokens,
-    MaxRequests,
-    Seed,
-    bad_input_ends,
-)
-from vllm_ascend.replay.curve import BOUND_BLOCK_SIZE, BOUND_BLOCK_TOKENS
-from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.commands import GIB, bad_input_ends, sources_of
+from vllm_ascend.replay.curves.lines import BOUND_BLOCK_SIZE, BOUND_BLOCK_TOKENS
+from vllm_ascend.replay.options import MAX_KV_GIB, MaxOutputTokens, MaxRequests, Seed
 from vllm_ascend.replay.statistics import Spread, TrafficStatistics, measure
 from vllm_ascend.replay.workloads import MODELS
 
@@ -48,12 +41,8 @@ def traffic(
 ) -> None:
     """Describe workloads: lengths, sessions, and what LRU, Belady and no limit would hit."""
     with bad_input_ends():
-        workloads = [
-            WorkloadSource(
-                name, seed, max_requests=max_requests, max_output_tokens=max_output_tokens
-            ).load()
-            for name in workload or MODELS
-        ]
+        sources = sources_of(workload or MODELS, seed, None, max_requests, max_output_tokens)
+        workloads = [source.load() for source in sources]
         block_bytes = _bytes_per_block()
         capacities = {gib: int(gib * GIB) // block_bytes for gib in kv_gib or _KV_GIB}
         progress = Console(stderr=True, emoji=False)

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, Sup
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.v1.request import RequestStatus
 
+from tests.e2e.connectors.worker_hooks import EmptyWorkerHooks
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.oracle.contents import digests_of
 from vllm_ascend.oracle.digests import GARBAGE, PrefixDigests
@@ -53,7 +54,7 @@ class Orders(KVConnectorMetadata):
     sends: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
-class FakeConnector(KVConnectorBase_V1, SupportsHMA):
+class FakeConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
     """``extra_config``: ``seed``, ``failures`` (share of loads), ``unit`` (tokens)."""
 
     knows_granules = True
@@ -208,15 +209,6 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self):
         invalid, self.invalid = self.invalid, set()
         return invalid
-
-    def wait_for_layer_load(self, layer_name):
-        pass
-
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-        pass
-
-    def wait_for_save(self):
-        pass
 
 
 class WholeBlockConnector(FakeConnector):

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, Sup
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.v1.request import RequestStatus
 
+from tests.e2e.connectors.worker_hooks import EmptyWorkerHooks
 from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 
@@ -39,7 +40,7 @@ class Transfers(KVConnectorMetadata):
     load: dict[str, tuple[str, Placed]] = field(default_factory=dict)
 
 
-class FileConnector(KVConnectorBase_V1, SupportsHMA):
+class FileConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
     """Both roles; ``extra_config``: ``folder``, ``timeout_s``, ``pause_s`` (within every file)."""
 
     knows_granules = True
@@ -157,15 +158,6 @@ class FileConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self):
         failed, self.failed_block_ids = self.failed_block_ids, set()
         return failed
-
-    def wait_for_layer_load(self, layer_name):
-        pass
-
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-        pass
-
-    def wait_for_save(self):
-        pass
 
     def shutdown(self):
         self.executor.shutdown(wait=False, cancel_futures=True)

@@ -14,8 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from tests.e2e.connectors.worker_hooks import EmptyWorkerHooks
 
-class TraceConnector(KVConnectorBase_V1, SupportsHMA):
+
+class TraceConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
     """Decides by a request's name and how often it was asked.
 
     Attributes:
@@ -77,15 +79,3 @@ class TraceConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorOutput(
             finished_sending=sent, finished_recving=received, invalid_block_ids=invalid
         )
-
-    def start_load_kv(self, forward_context, **kwargs):
-        pass
-
-    def wait_for_layer_load(self, layer_name):
-        pass
-
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-        pass
-
-    def wait_for_save(self):
-        pass

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from vllm_ascend.__main__ import app
 from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend.replay import commands
-from vllm_ascend.replay.child import run_job
-from vllm_ascend.replay.job import Job
 from vllm_ascend.replay.results import RunResult
-from vllm_ascend.replay.runner import Outcome
+from vllm_ascend.replay.runs.child import run_job
+from vllm_ascend.replay.runs.job import Job
+from vllm_ascend.replay.runs.runner import Outcome
 from vllm_ascend.replay.trace import BadInputError
 
 

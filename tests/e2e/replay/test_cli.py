@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.replay.in_process import invoke
 from vllm_ascend.replay.bounds import survey
-from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.sources import WorkloadSource
 
 REPOSITORY = Path(__file__).parents[3]
 GEMMA = {

@@ -9,9 +9,10 @@ from tests.ut.replay.test_report import make_run
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.replay import cli, commands
-from vllm_ascend.replay.child import run_job
-from vllm_ascend.replay.job import CLOSED_LOOP, Job, WorkloadSource
-from vllm_ascend.replay.runner import Outcome
+from vllm_ascend.replay.runs.child import run_job
+from vllm_ascend.replay.runs.job import CLOSED_LOOP, Job
+from vllm_ascend.replay.runs.runner import Outcome
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 
 

@@ -4,7 +4,7 @@
 import pytest
 
 from vllm_ascend.regress.server import HITS, QUERIES, cache_use, parse_metrics
-from vllm_ascend.replay.http_client import ServerError
+from vllm_ascend.replay.http.client import ServerError
 
 PAGE = """\
 # HELP vllm:prefix_cache_queries_total Prefix cache queries, in terms of number of queried tokens.

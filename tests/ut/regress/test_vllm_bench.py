@@ -9,7 +9,7 @@ import pytest
 
 from tests.ut.regress.samples import LOAD, TARGET
 from vllm_ascend.regress.vllm_bench import bench_command, measure, parse_result
-from vllm_ascend.replay.http_access import HttpAccess
+from vllm_ascend.replay.http.access import HttpAccess
 
 # Of vLLM 0.20.2, without what is not read.
 RESULT = {

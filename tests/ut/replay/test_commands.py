@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.ut.replay.runs.test_runner import make_job
 from tests.ut.replay.test_report import make_run
-from tests.ut.replay.test_runner import make_job
 from vllm_ascend.__main__ import app
 from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend.replay import commands
-from vllm_ascend.replay.job import WorkloadSource
-from vllm_ascend.replay.runner import Outcome
+from vllm_ascend.replay.runs.runner import Outcome
+from vllm_ascend.replay.sources import WorkloadSource
 
 SMALL = ("--workload", "2:100:50:1")
 GIB = 1 << 30

@@ -13,12 +13,12 @@ from itertools import accumulate, chain, islice, takewhile
 import numpy as np
 import pytest
 
+from vllm_ascend.replay.curves.policies import PrefixTrace, belady, lru
 from vllm_ascend.replay.generators.agentic import MAX_TOKENS, agentic
 from vllm_ascend.replay.generators.chat import MAX_PROMPT_TOKENS, chat
 from vllm_ascend.replay.generators.draws import LogNormal, Zipf
 from vllm_ascend.replay.generators.sessions import Draft, num_tokens
-from vllm_ascend.replay.job import WorkloadSource
-from vllm_ascend.replay.policies import PrefixTrace, belady, lru
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 
 BLOCK = 512

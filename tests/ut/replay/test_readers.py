@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from vllm_ascend.replay.job import WorkloadSource
 from vllm_ascend.replay.readers.mooncake import mooncake_workload
 from vllm_ascend.replay.readers.token_ids import token_id_workload
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.workloads import (
     WORKLOAD_NAMES,

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from vllm_ascend.__main__ import app
 from vllm_ascend.replay import traffic
-from vllm_ascend.replay.policies import PrefixTrace
+from vllm_ascend.replay.curves.policies import PrefixTrace
 from vllm_ascend.replay.statistics import Spread, continued_requests, measure
 from vllm_ascend.replay.trace import TraceRequest, Workload
 

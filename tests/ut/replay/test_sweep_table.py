@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.ut.replay.test_grid import make_grid
+from tests.ut.replay.curves.test_grid import make_grid
 from tests.ut.replay.test_report import make_report, make_run
-from vllm_ascend.replay.grid import Cell, SweepReport
+from vllm_ascend.replay.curves.grid import Cell, SweepReport
 from vllm_ascend.replay.report import print_sweep, write_sweep_markdown
 
 REFUSED = "INTERVAL=4096 is invalid"

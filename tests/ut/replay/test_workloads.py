@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from vllm_ascend.replay.job import WorkloadSource
+from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.workloads import (
     WORKLOAD_NAMES,

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as a table to read, JSON to process, a page and a picture to look at."""
+"""Results as a table to read, JSON to process, a page and a picture to look at.
+
+Here: whatever prints, draws or writes records; it measures and decides nothing.
+Not here: the records themselves (``results``, ``http/results.py``, ``curves``).
+"""
 
 from __future__ import annotations
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from vllm_ascend.replay.curve import BOUND_BLOCK_TOKENS, Line, MemoryCurve
-from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
+from vllm_ascend.replay.curves.lines import BOUND_BLOCK_TOKENS, Line, MemoryCurve
+from vllm_ascend.replay.report.figures import INK, colours, draw_unlimited, picture
+from vllm_ascend.replay.report.lines import places, print_lines
 from vllm_ascend.replay.report.table import print_heading, print_variants
 
 _GIB = 1 << 30
@@ -28,14 +25,7 @@ def print_curve(curve: MemoryCurve, console: Console) -> None:
     """Print a row per memory, a column per line."""
     print_heading(curve.replay, curve.workload, console)
     lines = (*curve.lines, *curve.bounds)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("GiB", justify="right", no_wrap=True)
-    for line in lines:
-        table.add_column(escape(line.name), justify="right", overflow="fold")
-    for memory in _memories(lines):
-        table.add_row(f"{memory / _GIB:g}", *(_rate(line, memory) for line in lines))
-    console.print()
-    console.print(table)
+    print_lines(console, "GiB", lines, lambda memory: f"{memory / _GIB:g}")
     if curve.bytes_per_block is not None:
         _explain_bounds(curve.bytes_per_block, console)
     print_variants(curve.replay, console)
@@ -54,14 +44,6 @@ def _explain_bounds(bytes_per_block: int, console: Console) -> None:
     )
 
 
-def _memories(lines: tuple[Line, ...]) -> list[int]:
-    return sorted({memory for line in lines for memory in line.rates})
-
-
-def _rate(line: Line, memory: int) -> str:
-    return f"{line.rates[memory]:.2f}" if memory in line.rates else "-"
-
-
 def curve_png(curve: MemoryCurve, path: Path) -> None:
     """Write the picture: hit rate over memory, the bounds dashed.
 
@@ -69,16 +51,17 @@ def curve_png(curve: MemoryCurve, path: Path) -> None:
         OSError: The file cannot be written.
     """
     lines = curve.lines
-    with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(8.4, 4.2), dpi=150, layout="constrained")
+    with picture(path) as figure:
         axes = figure.subplots()
         for line, colour in zip(lines, colours(len(lines)), strict=True):
             # Not clipped: a point at 0 % would be half a point.
             _plot(axes, line, color=colour, linewidth=2, marker="o", markersize=5, clip_on=False)
         for line, dashes in zip(curve.bounds, _DASHES, strict=False):
             _plot(axes, line, color=INK, linewidth=1, linestyle=dashes)
-        _draw_unlimited(axes, curve.workload.bounds.granule_128)
-        memories = _memories((*lines, *curve.bounds))
+        unlimited = curve.workload.bounds.granule_128
+        text = f"unlimited cache, granule 128: {unlimited:.1f} %"
+        draw_unlimited(axes, unlimited, text, at=0, offset=(4, 3))
+        memories = places((*lines, *curve.bounds))
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator([memory / _GIB for memory in memories]))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -86,7 +69,6 @@ def curve_png(curve: MemoryCurve, path: Path) -> None:
         axes.set(xlabel="KV cache of a rank, GiB", ylabel="hit rate, % of prompt tokens")
         axes.set_ylim(0, axes.get_ylim()[1] * _HEADROOM)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        write_png(figure, path)
 
 
 def _plot(axes: Axes, line: Line, **look) -> None:
@@ -96,17 +78,4 @@ def _plot(axes: Axes, line: Line, **look) -> None:
         [rate for _, rate in points],
         label=line.name,
         **look,
-    )
-
-
-def _draw_unlimited(axes: Axes, rate: float) -> None:
-    axes.axhline(rate, color=FAINT, linewidth=1, linestyle=":")
-    axes.annotate(
-        f"unlimited cache, granule 128: {rate:.1f} %",
-        (0, rate),
-        xycoords=("axes fraction", "data"),
-        xytext=(4, 3),
-        textcoords="offset points",
-        fontsize=8,
-        color=FAINT,
     )

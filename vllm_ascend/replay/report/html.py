@@ -8,6 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from vllm_ascend.replay.report import plots
+from vllm_ascend.replay.report.figures import colours
 from vllm_ascend.replay.report.page import write_page
 from vllm_ascend.replay.report.rows import (
     BLOCK,
@@ -42,7 +43,7 @@ def write_html(report: ReplayReport, path: Path) -> None:
 def _section(workload: WorkloadReport) -> dict[str, object]:
     return {
         "workload": workload,
-        "runs": list(zip(workload.runs, plots.colours(len(workload.runs)), strict=True)),
+        "runs": list(zip(workload.runs, colours(len(workload.runs)), strict=True)),
         "bounds": bound_lines(workload.bounds),
         "over_time": Markup(plots.hit_rate_over_time(workload)),
         "by_length": Markup(plots.hit_rate_by_length(workload)),

@@ -3,39 +3,24 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vllm_ascend.replay.http_results import HttpReport, HttpRun, HttpWorkload, Times
+from vllm_ascend.replay.http.results import HttpReport, HttpRun, HttpWorkload, Times
+from vllm_ascend.replay.report.figures import FAINT, INK, colours, draw_samples, picture, svg
 from vllm_ascend.replay.report.page import write_page
-from vllm_ascend.replay.report.plots import FAINT, INK, STYLE, colours, write_png
-from vllm_ascend.replay.report.rows import bound_lines
+from vllm_ascend.replay.report.rows import HIT_RATES, NAME, Column, bound_lines, name_of
 
 # A bar so high, in percent, has room for its number inside.
 _ROOM_INSIDE = 12
-
-
-class Column(NamedTuple):
-    """One column: its heading, and how a run fills it."""
-
-    heading: str
-    cell: Callable[[HttpRun], str]
-
-
-def _name(run: HttpRun) -> str:
-    return run.variant if run.complete else f"{run.variant} (partial)"
 
 
 def _ttft(times: Times | None) -> str:
@@ -46,23 +31,21 @@ def _tpot(times: Times | None) -> str:
     return f"{times.avg:,.1f} / {times.p90:,.1f}" if times else "-"
 
 
-NAME = Column("", _name)
-HITS = (
-    Column("hits\n% tokens", lambda run: f"{run.hit_rate:.2f}"),
-    Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
-    Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
+HITS: tuple[Column[HttpRun], ...] = (
+    *HIT_RATES,
     Column("prompt tokens", lambda run: f"{run.prompt_tokens:,}"),
     Column("requests", lambda run: f"{run.num_requests:,}"),
 )
-TIMES = (
+TIMES: tuple[Column[HttpRun], ...] = (
     Column("TTFT, ms\navg / p50 / p90", lambda run: _ttft(run.ttft_ms)),
     Column("TPOT, ms\navg / p90", lambda run: _tpot(run.tpot_ms)),
 )
-RATES = (
+RATES: tuple[Column[HttpRun], ...] = (
     Column("requests\nper s", lambda run: f"{run.per_second(run.num_requests):,.2f}"),
     Column("prompt\ntokens/s", lambda run: f"{run.per_second(run.prompt_tokens):,.0f}"),
     Column("output\ntokens/s", lambda run: f"{run.per_second(run.output_tokens):,.0f}"),
 )
+_TABLES: tuple[tuple[Column[HttpRun], ...], ...] = ((NAME, *HITS), (NAME, *TIMES, *RATES))
 
 
 def header(report: HttpReport, workload: HttpWorkload, run: HttpRun) -> str:
@@ -88,14 +71,14 @@ def print_http_report(report: HttpReport, console: Console) -> None:
             f"{rate} % ({granule})" for granule, rate in bound_lines(workload.bounds)
         )
         console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
-        for columns in ((NAME, *HITS), (NAME, *TIMES, *RATES)):
+        for columns in _TABLES:
             console.print()
             console.print(_table(workload, columns))
         for note in workload.notes:
             console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
 
 
-def _table(workload: HttpWorkload, columns: tuple[Column, ...]) -> Table:
+def _table(workload: HttpWorkload, columns: tuple[Column[HttpRun], ...]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
     table.add_column(columns[0].heading, overflow="fold", min_width=10)
     for column in columns[1:]:
@@ -131,28 +114,17 @@ def write_http_html(report: HttpReport, path: Path) -> None:
 
 
 def _svg(workload: HttpWorkload, draw: Callable[[Axes, HttpWorkload], None]) -> str:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.1), layout="constrained")
-        axes = figure.subplots()
+    def draw_rates(axes: Axes) -> None:
         draw(axes, workload)
         axes.set_ylabel("hit rate, % of prompt tokens")
         axes.set_ylim(0, max(workload.bounds.granule_1 * 1.15, axes.get_ylim()[1], 5))
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+
+    return svg(draw_rates)
 
 
 def _draw_over_time(axes: Axes, workload: HttpWorkload) -> None:
     for run, colour in zip(workload.runs, _colours(workload), strict=True):
-        samples = [sample for sample in run.samples if sample.prompt_tokens]
-        axes.plot(
-            [sample.num_requests for sample in samples],
-            [100 * sample.hit_tokens / sample.prompt_tokens for sample in samples],
-            color=colour,
-            linewidth=2,
-            marker="o" if len(samples) < 3 else None,
-        )
+        draw_samples(axes, run.samples, color=colour)
     axes.axhline(workload.bounds.granule_1, color=FAINT, linestyle="--", linewidth=1)
     axes.set(xlabel="requests answered", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -183,8 +155,7 @@ def http_png(report: HttpReport, path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(8.4, 3.9), dpi=150, layout="constrained")
+    with picture(path, height=3.9) as figure:
         axes = figure.subplots()
         for place, workload in enumerate(report.workloads):
             for run, colour in zip(workload.runs, _colours(workload), strict=True):
@@ -203,11 +174,10 @@ def http_png(report: HttpReport, path: Path) -> None:
         axes.set_ylabel("hit rate, % of prompt tokens")
         axes.set_ylim(0, 105)
         axes.grid(visible=False, axis="x")
-        write_png(figure, path)
 
 
 def _model(workload: HttpWorkload) -> str:
-    return ", ".join(_name(run) for run in workload.runs)
+    return ", ".join(name_of(run) for run in workload.runs)
 
 
 def _number(axes: Axes, x: float, rate: float, text: str, *, va: str, **look) -> None:

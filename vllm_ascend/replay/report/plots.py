@@ -3,43 +3,27 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend.replay.report.figures import (
+    FAINT,
+    INK,
+    colours,
+    draw_samples,
+    draw_unlimited,
+    picture,
+    svg,
+)
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
-# Okabe and Ito's palette: told apart with any colour vision.
-_COLOURS = ("#8a97a3", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00")
-INK = "#26323d"
-FAINT = "#8a97a3"
 _POOL = {"used": "#0072B2", "cached": "#7cc8ae", "scratch": "#e9eef2"}
 _THOUSANDS = StrMethodFormatter("{x:,.0f}")
 # A bar so high, in percent, has room for its number inside.
 _ROOM_INSIDE = 8
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e8edf1",
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "replay",
-}
 
 
 def hit_rate_over_time(workload: WorkloadReport) -> str:
@@ -47,34 +31,17 @@ def hit_rate_over_time(workload: WorkloadReport) -> str:
 
     def draw(axes: Axes) -> None:
         for run, colour in zip(workload.runs, colours(len(workload.runs)), strict=True):
-            samples = [sample for sample in run.samples if sample.prompt_tokens]
-            axes.plot(
-                [sample.num_requests for sample in samples],
-                [100 * sample.hit_tokens / sample.prompt_tokens for sample in samples],
-                color=colour,
-                linewidth=2,
-                marker="o" if len(samples) < 3 else None,
-                label=_label(run),
-            )
+            draw_samples(axes, run.samples, color=colour, label=_label(run))
         bound = workload.bounds.granule_128
-        axes.axhline(bound, color=FAINT, linestyle="--", linewidth=1)
-        axes.annotate(
-            f"unlimited cache, granule 128: {bound:.1f} %",
-            (1, bound),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 2),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=8,
-            color=FAINT,
-        )
+        text = f"unlimited cache, granule 128: {bound:.1f} %"
+        words = {"ha": "right", "va": "bottom"}
+        draw_unlimited(axes, bound, text, at=1, offset=(0, 2), linestyle="--", **words)
         axes.set(xlabel="requests scheduled", ylabel="hit rate, % of prompt tokens", xlim=(0, None))
         _count_on(axes, "x")
         axes.set_ylim(0, max(bound * 1.15, 5))
         _legend(axes, columns=2)
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def hit_rate_by_length(workload: WorkloadReport) -> str:
@@ -99,7 +66,7 @@ def hit_rate_by_length(workload: WorkloadReport) -> str:
         axes.grid(visible=False, axis="x")
         _legend(axes, columns=2)
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def pool_composition(run: RunResult) -> str:
@@ -122,7 +89,7 @@ def pool_composition(run: RunResult) -> str:
         axes.set_title(_label(run), fontsize=9, loc="left", pad=20)
         _legend(axes, columns=3)
 
-    return _svg(draw, size=(6.4, 2.4))
+    return svg(draw, size=(6.4, 2.4))
 
 
 def summary_png(report: ReplayReport, path: Path) -> None:
@@ -133,8 +100,7 @@ def summary_png(report: ReplayReport, path: Path) -> None:
     """
     names = list(dict.fromkeys(_label(run) for w in report.workloads for run in w.runs))
     colour_of = dict(zip(names, colours(len(names)), strict=True))
-    with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(8.4, 3.9), dpi=150, layout="constrained")
+    with picture(path, height=3.9) as figure:
         axes = figure.subplots()
         width = 0.82 / max(len(names), 1)
         for place, workload in enumerate(report.workloads):
@@ -152,7 +118,6 @@ def summary_png(report: ReplayReport, path: Path) -> None:
         axes.tick_params(axis="x", length=0)
         if names:
             figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
-        write_png(figure, path)
 
 
 def _number(axes: Axes, x: float, rate: float) -> None:
@@ -205,32 +170,6 @@ def _legend(axes: Axes, *, columns: int) -> None:
         borderpad=0,
         columnspacing=1.4,
     )
-
-
-def write_png(figure: Figure, path: Path) -> None:
-    """Write a picture at once.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    write_whole(path, buffer.getvalue())
-
-
-def _svg(draw, size: tuple[float, float] = (6.4, 3.1)) -> str:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure.subplots())
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
-def colours(count: int) -> Sequence[str]:
-    """Return the colours of a workload's runs, in their order."""
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
 
 
 def _label(run: RunResult) -> str:

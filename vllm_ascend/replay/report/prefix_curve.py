@@ -5,16 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from vllm_ascend.replay.curve import PrefixCurve
-from vllm_ascend.replay.report.plots import FAINT, STYLE, colours, write_png
+from vllm_ascend.replay.curves.lines import PrefixCurve
+from vllm_ascend.replay.report.figures import colours, draw_unlimited, picture
+from vllm_ascend.replay.report.lines import places, print_lines
 from vllm_ascend.replay.report.table import print_variants
 
 # For the words above the highest line.
@@ -29,21 +25,8 @@ def print_prefix_curve(curve: PrefixCurve, console: Console) -> None:
         f"unlimited cache: {curve.bound:.2f}",
         highlight=False,
     )
-    lines = curve.lines
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("prefixes", justify="right", no_wrap=True)
-    for line in lines:
-        table.add_column(escape(line.name), justify="right", overflow="fold")
-    for number in _numbers(curve):
-        cells = (f"{line.rates[number]:.2f}" if number in line.rates else "-" for line in lines)
-        table.add_row(str(number), *cells)
-    console.print()
-    console.print(table)
+    print_lines(console, "prefixes", curve.lines, str)
     print_variants(curve.replay, console)
-
-
-def _numbers(curve: PrefixCurve) -> list[int]:
-    return sorted({number for line in curve.lines for number in line.rates})
 
 
 def _blocks(curve: PrefixCurve) -> str:
@@ -58,8 +41,7 @@ def prefix_curve_png(curve: PrefixCurve, path: Path) -> None:
         OSError: The file cannot be written.
     """
     lines = curve.lines
-    with matplotlib.rc_context({**STYLE, "font.size": 11}):
-        figure = Figure(figsize=(8.4, 4.2), dpi=150, layout="constrained")
+    with picture(path) as figure:
         axes = figure.subplots()
         for number, (line, colour) in enumerate(zip(lines, colours(len(lines)), strict=True)):
             points = sorted(line.rates.items())
@@ -74,18 +56,9 @@ def prefix_curve_png(curve: PrefixCurve, path: Path) -> None:
                 markersize=5 + 1.5 * (len(lines) - 1 - number),
                 clip_on=False,
             )
-        axes.axhline(curve.bound, color=FAINT, linewidth=1, linestyle=":")
-        axes.annotate(
-            f"unlimited cache: {curve.bound:.1f} %",
-            (1, curve.bound),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-            color=FAINT,
-        )
-        axes.xaxis.set_major_locator(FixedLocator(_numbers(curve)))
+        text = f"unlimited cache: {curve.bound:.1f} %"
+        draw_unlimited(axes, curve.bound, text, at=1, offset=(-4, 3), ha="right")
+        axes.xaxis.set_major_locator(FixedLocator(places(lines)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set(
             xlabel="shared prefixes, asked for in turn",
@@ -93,4 +66,3 @@ def prefix_curve_png(curve: PrefixCurve, path: Path) -> None:
         )
         axes.set_ylim(0, _HEADROOM)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        write_png(figure, path)

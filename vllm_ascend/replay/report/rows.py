@@ -4,27 +4,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vllm_ascend.replay.results import (
     Bounds,
+    HitRates,
     Percentiles,
     ReplayReport,
     RunResult,
     WorkloadReport,
 )
 
+if TYPE_CHECKING:  # the client in there costs every command its start
+    from vllm_ascend.replay.http.results import HttpRun
+
 _GIB = 1 << 30
 
 
-class Column(NamedTuple):
+Run = TypeVar("Run", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Column(Generic[Run]):
     """One column: its heading, and how a run fills it."""
 
     heading: str
-    cell: Callable[[RunResult], str]
+    cell: Callable[[Run], str]
 
 
-def _name(run: RunResult) -> str:
+def name_of(run: RunResult | HttpRun) -> str:
+    """Return a run's variant or model, and whether it is all of it."""
     return run.variant if run.complete else f"{run.variant} (partial)"
 
 
@@ -38,22 +48,27 @@ def _checked(run: RunResult) -> str:
     return "ok" if run.verified else "-"
 
 
-NAME = Column("", _name)
-BLOCK = Column("block", lambda run: str(run.block_size))
-HITS = (
+NAME = Column("", name_of)
+BLOCK = Column[RunResult]("block", lambda run: str(run.block_size))
+HIT_RATES: tuple[Column[HitRates], ...] = (
     Column("hits\n% tokens", lambda run: f"{run.hit_rate:.2f}"),
     Column("hits\n% reqs", lambda run: f"{run.request_hit_rate:.1f}"),
     Column("hit tokens", lambda run: f"{run.hit_tokens:,}"),
+)
+HITS: tuple[Column[RunResult], ...] = (
+    *HIT_RATES,
     Column("blocks\npeak / all", lambda run: f"{run.peak_used_blocks:,} / {run.num_blocks:,}"),
 )
 CHECKED = Column("rows\nchecked", _checked)
-COSTS = (
+COSTS: tuple[Column[RunResult], ...] = (
     Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
     Column("cached\nevicted", lambda run: f"{run.num_cached_blocks_evicted:,}"),
     Column("schedule() µs\np50 / p99", lambda run: _pair(run.schedule_us)),
     Column("add_request() µs\np50 / p99", lambda run: _pair(run.add_request_us)),
 )
-MODELLED = Column("TTFT modelled, ms\np50 / p99", lambda run: _pair(run.modelled_ttft_ms))
+MODELLED = Column[RunResult](
+    "TTFT modelled, ms\np50 / p99", lambda run: _pair(run.modelled_ttft_ms)
+)
 
 
 def bound_lines(bounds: Bounds) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vllm_ascend.replay.grid import UNSET, Cell, Row, SweepReport
+from vllm_ascend.replay.curves.grid import UNSET, Cell, Row, SweepReport
 from vllm_ascend.replay.report.json_file import write_whole
 from vllm_ascend.replay.report.rows import bound_lines, header
 from vllm_ascend.replay.report.table import print_heading

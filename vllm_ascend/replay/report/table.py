@@ -22,7 +22,7 @@ from vllm_ascend.replay.report.rows import (
     header,
     variant_lines,
 )
-from vllm_ascend.replay.results import ReplayReport, WorkloadReport
+from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
 # Names give way to numbers, but stay readable.
 _MIN_NAME_WIDTH = 10
@@ -31,7 +31,7 @@ _MIN_NAME_WIDTH = 10
 def print_report(report: ReplayReport, console: Console) -> None:
     """Print per workload what an unlimited cache would hit, what was hit, and what it cost."""
     # The verdict comes first: should numbers be too wide for the terminal, it is not what is lost.
-    tables = [(NAME, CHECKED, BLOCK, *HITS), (NAME, *COSTS)]
+    tables: list[tuple[Column[RunResult], ...]] = [(NAME, CHECKED, BLOCK, *HITS), (NAME, *COSTS)]
     if report.cost_model:
         tables.append((NAME, MODELLED))
     print_variants(report, console)
@@ -69,7 +69,7 @@ def print_heading(report: ReplayReport, workload: WorkloadReport, console: Conso
     console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
 
 
-def _table(workload: WorkloadReport, columns: Sequence[Column]) -> Table:
+def _table(workload: WorkloadReport, columns: Sequence[Column[RunResult]]) -> Table:
     # One blank between columns is what the box gives; more would not fit a terminal.
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
     for i, column in enumerate(columns):

@@ -201,10 +201,3 @@ def test_options_that_can_work_together_pass(model, monkeypatch):
 def test_with_nothing_set_vllm_decides_alone(model, monkeypatch):
     monkeypatch.delenv("VLLM_ASCEND_APPLY_DSV4_PATCH", raising=False)
     create_engine_config(model, enable_prompt_embeds=True, disable_hybrid_kv_cache_manager=True)
-
-
-def test_vllms_second_model_runner_is_refused(monkeypatch):
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=1 cannot be used with the KV"):
-        check(DSV4)
-    check({})

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands have, spelled and explained alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MAX_KV_GIB = 1_000_000
+KvGib = Annotated[
+    float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001, max=MAX_KV_GIB)
+]
+Seed = Annotated[int, typer.Option(help="Seed of generated prompts.", min=0)]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(help="Requests in flight.", min=1, show_default="the workload's own"),
+]
+MaxRequests = Annotated[
+    int | None,
+    typer.Option(
+        *("--max-requests", "--requests"),
+        help="Take so many of each workload.",
+        min=1,
+        show_default="all",
+    ),
+]
+MaxOutputTokens = Annotated[
+    int | None, typer.Option(help="Cap the answers.", min=1, show_default="no cap")
+]
+MaxNumSeqs = Annotated[int, typer.Option(help="As of vllm serve.", min=1)]
+MaxNumBatchedTokens = Annotated[int, typer.Option(help="As of vllm serve.", min=1)]
+# The longest that vLLM's configuration for the scheduler alone has.
+MaxModelLen = Annotated[int, typer.Option(help="As of vllm serve.", min=1, max=1 << 21)]
+Jobs = Annotated[int, typer.Option(help="Processes at a time.", min=1)]
+Verify = Annotated[
+    bool, typer.Option(help="Let the content oracle check every row that would be read.")
+]
+Mtp = Annotated[
+    int, typer.Option(help="Draft tokens per step of the MTP layer; 0: no drafting.", min=0)
+]
+Json = Annotated[Path, typer.Option(help="All results, to process.")]
+Png = Annotated[Path, typer.Option(help="The picture.")]
