@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek-V4's block geometry on Ascend, as a pure table.
+"""DeepSeek-V4's block geometry on Ascend: numbers only.
 
 A compressed block stores ``rows`` rows; the other groups share its pages, so their blocks and
 paddings scale with it. Source: the KV cache of DeepSeek-V4-Flash as vllm-ascend lays it out.
@@ -34,16 +34,10 @@ class Dsv4Device:
     c128_state_share: int
 
 
-A3 = Dsv4Device(
-    row_bytes=HEAD_SIZE * 2,  # bf16
-    indexer_row_bytes=INDEXER_HEAD_SIZE + 2,  # int8 and one fp16 scale
-    c128_state_share=4,
-)
-A5 = Dsv4Device(
-    row_bytes=640,  # fp8, with bf16 positions and scales
-    indexer_row_bytes=INDEXER_HEAD_SIZE + 4,  # fp8 and one fp32 scale
-    c128_state_share=8,
-)
+# bf16 rows; int8 indexer keys with an fp16 scale each.
+A3 = Dsv4Device(HEAD_SIZE * 2, INDEXER_HEAD_SIZE + 2, c128_state_share=4)
+# fp8 rows with bf16 positions and scales; fp8 indexer keys with an fp32 scale each.
+A5 = Dsv4Device(640, INDEXER_HEAD_SIZE + 4, c128_state_share=8)
 
 
 def state_size(head_size: int, *, overlapping: bool) -> int:
@@ -51,22 +45,21 @@ def state_size(head_size: int, *, overlapping: bool) -> int:
 
     Args:
         head_size: Elements of a compressed row.
-        overlapping: A row is made from two windows, with a share in each.
     """
     return 2 * head_size * (2 if overlapping else 1)
 
 
 @dataclass(frozen=True)
 class Dsv4BlockSizes:
-    """Rows per block and page sizes for one ``--block-size``.
+    """Blocks and pages for one ``--block-size``.
 
     Attributes:
         compressed: Rows of a C4, C128 or indexer block.
         swa: Tokens of a sliding-window block.
         c4_state: Tokens of a C4 (and indexer) compressor-state block.
         c128_state: Tokens of a C128 compressor-state block.
-        page_bytes: Bytes of every page except the indexer's, after padding.
-        indexer_page_bytes: Bytes of an indexer page and of an indexer-state page, after padding.
+        page_bytes: Bytes of every page but the indexer's and its state's, after padding.
+        indexer_page_bytes: Bytes of those.
     """
 
     compressed: int

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -34,12 +34,12 @@ class Group:
     """One KV cache group as a look-up sees it. Sizes in tokens.
 
     Attributes:
-        window: Tokens of a retained group's window.
+        is_retained: Whether retention decides which tails are kept.
+        is_eagle: Whether layers of a draft model may be in it.
+        ends_inside: Whether a hit may end inside a block, which is then copied.
         tail_start: Boundary -> first token whose row is read there (groups that forget).
         tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
-        ends_inside: Whether a hit may end inside a block, which is then copied.
-        is_retained: Whether retention decides which tails are kept.
-        suffix: Turns a block's name into its key in the index.
+        window: Tokens of a retained group's window.
     """
 
     id: int
@@ -53,13 +53,18 @@ class Group:
     tail_start: TailStart
     tail_length: int | None = None
     window: int = 0
-    suffix: bytes = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "suffix", group_suffix(self.id))
+    @cached_property
+    def suffix(self) -> bytes:
+        """What turns a block's name into its key in the index."""
+        return group_suffix(self.id)
 
     def tail(self, boundary: int) -> range:
-        """Ordinals of the blocks that must be cached to resume at ``boundary``."""
+        """Return the ordinals of the blocks that must be cached to resume at ``boundary``.
+
+        They hold the tokens ``[tail_start(boundary), boundary)``, and some in front of them where
+        the first block starts earlier.
+        """
         if self.tail_length is None:
             return tail_blocks(boundary, self.tail_start(boundary), self.block_tokens)
         end = boundary // self.block_tokens
@@ -83,30 +88,27 @@ def describe_groups(
         ends_inside_blocks: Whether hits may end inside blocks of compressed rows.
         changes_caching: Without it tails are what the managers say, as in stock vLLM.
     """
-
-    def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
-        if not (changes_caching and is_windowed(spec)):
-            return {"tail_start": manager.get_num_skipped_tokens}
-        return {
-            "tail_start": tail_start(spec, specs),
-            "tail_length": tail_length(spec, specs, alignment),
-            "window": spec.sliding_window,
-        }
-
-    return [
-        Group(
-            id=i,
-            manager=manager,
-            block_tokens=tokens_per_block(spec),
-            is_downward_closed=is_downward_closed(spec),
-            is_retained=is_windowed(spec),
-            is_compressor_state=is_compressor_state(spec),
-            is_eagle=i in draft_groups,
-            ends_inside=ends_inside_blocks and hits_end_inside(spec, alignment),
-            **tails(spec, manager),
+    groups = []
+    for i, (manager, spec) in enumerate(zip(managers, specs, strict=True)):
+        has_own_tails = changes_caching and is_windowed(spec)
+        groups.append(
+            Group(
+                id=i,
+                manager=manager,
+                block_tokens=tokens_per_block(spec),
+                is_downward_closed=is_downward_closed(spec),
+                is_retained=is_windowed(spec),
+                is_compressor_state=is_compressor_state(spec),
+                is_eagle=i in draft_groups,
+                ends_inside=ends_inside_blocks and hits_end_inside(spec, alignment),
+                tail_start=(
+                    tail_start(spec, specs) if has_own_tails else manager.get_num_skipped_tokens
+                ),
+                tail_length=tail_length(spec, specs, alignment) if has_own_tails else None,
+                window=spec.sliding_window if has_own_tails else 0,
+            )
         )
-        for i, (manager, spec) in enumerate(zip(managers, specs, strict=True))
-    ]
+    return groups
 
 
 def tail_length(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -> int:
@@ -145,19 +147,11 @@ def find_draft_groups(
     if not use_eagle:
         return flagged
     if layer_names:
-        return _groups_of_layers(kv_cache_config, layer_names)
+        by_layer = {layer: i for i, group in enumerate(groups) for layer in group.layer_names}
+        unknown = sorted(set(layer_names) - set(by_layer))
+        if unknown:
+            raise ValueError(f"draft layers {unknown} are in no KV cache group")
+        return {by_layer[layer] for layer in layer_names}
     specs = group_specs(kv_cache_config)
     candidates = {i for i, spec in enumerate(specs) if may_hold_draft_layers(spec)}
     return flagged or candidates or set(range(len(groups)))
-
-
-def _groups_of_layers(kv_cache_config: KVCacheConfig, layer_names: Sequence[str]) -> set[int]:
-    by_layer = {
-        layer: i
-        for i, group in enumerate(kv_cache_config.kv_cache_groups)
-        for layer in group.layer_names
-    }
-    unknown = sorted(set(layer_names) - set(by_layer))
-    if unknown:
-        raise ValueError(f"draft layers {unknown} are in no KV cache group")
-    return {by_layer[layer] for layer in layer_names}
