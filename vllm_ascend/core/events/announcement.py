@@ -33,44 +33,29 @@ _KINDS: tuple[tuple[type[KVCacheSpec], str], ...] = (
 
 @dataclass(frozen=True)
 class AnnouncedGroup:
-    """How one KV cache group appears in the events. Sizes in tokens.
-
-    Attributes:
-        rule: Which units a hit of ``b`` tokens needs: ``PREFIX``, all of ``[0, b)``; ``TAIL``,
-            those with a token of ``[b - tail_tokens, b)``; ``OTHER``, no number says which.
-        unit_tokens: Tokens per announced name: a granule or a block.
-        ends_inside: Hits may end inside a block.
-        is_draft: A block counts only together with the granule behind it.
-        kind: vLLM's name of the spec's kind.
-        window: The spec's window, if it has one.
-    """
+    """How one KV cache group appears in the events. Sizes in tokens."""
 
     group_id: int
+    # Which units a hit of b tokens needs. PREFIX: all of [0, b); TAIL: those with a token of
+    # [b - tail_tokens, b); OTHER: no number says which.
     rule: str
     block_tokens: int
-    unit_tokens: int
+    unit_tokens: int  # per announced name: a granule or a block
     tail_tokens: int
-    ends_inside: bool
-    is_draft: bool
-    kind: str
-    window: int | None
+    ends_inside: bool  # hits may end inside a block
+    is_draft: bool  # a block counts only together with the granule behind it
+    kind: str  # vLLM's name of the spec's kind
+    window: int | None  # the spec's, if it has one
 
 
 @dataclass(frozen=True)
 class HitRules:
-    """Where hits may end, in tokens.
+    """Where hits may end, in tokens."""
 
-    Attributes:
-        alignment: Hits are multiples of this.
-        hash_tokens: Tokens per hash of a request.
-        whole_blocks: Hits at multiples of this end with whole blocks in every group.
-        least_gain: What a hit that ends inside a block must gain over the last one that does not.
-    """
-
-    alignment: int
-    hash_tokens: int
-    whole_blocks: int
-    least_gain: int
+    alignment: int  # hits are multiples of this
+    hash_tokens: int  # per hash of a request
+    whole_blocks: int  # hits at multiples of this end with whole blocks in every group
+    least_gain: int  # of a hit inside a block over the last one that ends with whole blocks
 
 
 def announced_groups(
@@ -81,26 +66,27 @@ def announced_groups(
     Args:
         specs: The groups' specs, unpacked.
     """
-    return [_announced(group, spec, rules) for group, spec in zip(groups, specs, strict=True)]
-
-
-def _announced(group: Group, spec: KVCacheSpec, rules: HitRules) -> AnnouncedGroup:
-    rule, unit_tokens, tail_tokens = PREFIX, rules.hash_tokens, 0
-    if not group.is_downward_closed:
-        # How far a chunk reaches back depends on where in it a hit ends.
-        rule = OTHER if isinstance(spec, ChunkedLocalAttentionSpec) else TAIL
-        unit_tokens = group.block_tokens
-        # Far enough that no tail reaches over the first token.
-        boundary = (group.window // rules.alignment + 2) * rules.alignment
-        tail_tokens = boundary - group.tail_start(boundary)
-    return AnnouncedGroup(
-        group_id=group.id,
-        rule=rule,
-        block_tokens=group.block_tokens,
-        unit_tokens=unit_tokens,
-        tail_tokens=tail_tokens,
-        ends_inside=group.ends_inside,
-        is_draft=group.is_eagle,
-        kind=next((kind for base, kind in _KINDS if isinstance(spec, base)), "unknown"),
-        window=getattr(spec, "sliding_window", None),
-    )
+    announced = []
+    for group, spec in zip(groups, specs, strict=True):
+        rule, unit_tokens, tail_tokens = PREFIX, rules.hash_tokens, 0
+        if not group.is_downward_closed:
+            # How far a chunk reaches back depends on where in it a hit ends.
+            rule = OTHER if isinstance(spec, ChunkedLocalAttentionSpec) else TAIL
+            unit_tokens = group.block_tokens
+            # Far enough that no tail reaches over the first token.
+            boundary = (group.window // rules.alignment + 2) * rules.alignment
+            tail_tokens = boundary - group.tail_start(boundary)
+        announced.append(
+            AnnouncedGroup(
+                group_id=group.id,
+                rule=rule,
+                block_tokens=group.block_tokens,
+                unit_tokens=unit_tokens,
+                tail_tokens=tail_tokens,
+                ends_inside=group.ends_inside,
+                is_draft=group.is_eagle,
+                kind=next((kind for base, kind in _KINDS if isinstance(spec, base)), "unknown"),
+                window=getattr(spec, "sliding_window", None),
+            )
+        )
+    return announced

@@ -2,17 +2,14 @@
 """What routers outside are told of the cache: KV events from which every look-up can be replayed.
 
 This is the bookkeeping; ``kv_event_queue`` has the wire format, docs/kv-events.md is for those who
-read it. A name is stored when its first copy is cached, and removed when its last one is gone:
+read it. A name is stored when its first copy is cached, and removed when its last one is gone::
 
-======================================  ========================================  ================
-group                                   a unit, which bears one name              told by
-======================================  ========================================  ================
-hits end inside its blocks              a granule                                 granules_stored
-whole prefixes, blocks of granules      each granule of a block                   blocks_stored
-whole prefixes, granules of blocks      a granule, once it has all of its blocks  blocks_stored
-any other                               a block                                   blocks_stored
-index of a draft group + no. of groups  the granule behind a block                successor_known
-======================================  ========================================  ================
+    group                               a unit, with a name of its own        told by
+    hits end inside its blocks          a granule                             granules_stored
+    whole prefixes, blocks of granules  each granule of a block               blocks_stored
+    whole prefixes, granules of blocks  a granule that has all of its blocks  blocks_stored
+    any other                           a block                               blocks_stored
+    number of groups + a draft group    the granule behind a block            successor_known
 
 Every group is described once, by an event without blocks, and again after everything is cleared.
 """
@@ -85,11 +82,11 @@ class KVEventLog:
             return
         units = [(i, blocks[i].block_id) for i in ordinals]
         first_copies = self._hold(self._contents, group_id, names, units)
-        if group.unit_tokens > block_tokens:
+        if group.unit_tokens == block_tokens:
+            self._queue.store(group_id, request, names, first_copies, block_tokens)
+        else:
             complete = self._completed(group, request, first_copies)
             self._queue.store(group_id, request, request.block_hashes, complete, self._hash_tokens)
-        else:
-            self._queue.store(group_id, request, names, first_copies, block_tokens)
 
     def granules_stored(
         self,

@@ -42,14 +42,10 @@ class AnnotatedBlockStored(BlockStored, tag="BlockStored"):  # type: ignore[call
 
 
 class KVEventQueue:
-    """Events until they are taken, in the order in which they happened.
-
-    Attributes:
-        groups: The groups that were described, by index.
-    """
+    """Events until they are taken, in the order in which they happened."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, AnnouncedGroup] = {}
+        self.groups: dict[int, AnnouncedGroup] = {}  # those that were described, by index
         self._descriptions: list[BlockStored] = []
         self._events: list[KVCacheEvent] = []
 
@@ -113,8 +109,7 @@ class KVEventQueue:
 
         Args:
             names: The names of the request's units, by ordinal.
-            ordinals: Which, ascending.
-            unit_tokens: Tokens per unit.
+            ordinals: Which are told, ascending.
         """
         lora = request.lora_request
         for start, end in runs(ordinals):

@@ -24,17 +24,12 @@ DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
 
 @dataclass(frozen=True)
 class Granularity:
-    """The units of a set of groups, in tokens.
+    """The units of a set of groups, in tokens."""
 
-    Attributes:
-        block_tokens: Tokens per block of every group.
-        granule: The finest unit in which hits can be measured.
-        alignment: What hits align to: the granule if they may end inside a compressed block,
-            else whole blocks of every group.
-    """
-
-    block_tokens: tuple[int, ...]
-    granule: int
+    block_tokens: tuple[int, ...]  # per block of every group
+    granule: int  # the finest unit in which hits can be measured
+    # What hits are multiples of: the granule if they may end inside a compressed block, else whole
+    # blocks of every group.
     alignment: int
 
     @classmethod
@@ -45,20 +40,19 @@ class Granularity:
         return cls(sizes, granule, granule if ends_inside_blocks else lcm(*sizes))
 
     def check_hash_size(self, hash_tokens: int, *, exact_names: bool) -> None:
-        """Check that a request's hashes can name the blocks.
+        """Check that hashes of so many tokens can name the blocks.
 
-        Args:
-            hash_tokens: Tokens per hash.
-            exact_names: A hash may cover several small blocks, which it then names by place.
+        With ``exact_names`` a hash may cover several small blocks, which it names by place.
 
         Raises:
             ValueError: They cannot.
         """
 
-        def fits(size: int) -> bool:
-            return size % hash_tokens == 0 or (exact_names and hash_tokens % size == 0)
-
-        if not all(map(fits, self.block_tokens)) or self.alignment % hash_tokens:
+        names_all = all(
+            size % hash_tokens == 0 or (exact_names and hash_tokens % size == 0)
+            for size in self.block_tokens
+        )
+        if not names_all or self.alignment % hash_tokens:
             raise ValueError(
                 f"hash_block_size ({hash_tokens}) must divide the tokens per block of every "
                 f"KV cache group ({list(self.block_tokens)})"
@@ -71,15 +65,9 @@ def resolve_block_sizes(
 ) -> tuple[int, int]:
     """Return vLLM's (scheduler_block_size, hash_block_size) of several groups, in tokens.
 
-    ========================================  ==============================  ====================
-    where                                     what hits align to              tokens per hash
-    ========================================  ==============================  ====================
-    nothing reads hashes, context parallel    whole blocks times the ranks    the same
-    ``cache_config.hash_block_size`` is set   the alignment in force          that
-    ``config`` changes what is cached         the alignment in force          the granule
-    it does not; Mamba; a KV connector that   the alignment in force          the GCD of the
-    does not know granules                                                    tokens per block
-    ========================================  ==============================  ====================
+    The first is what hits align to, times the context-parallel ranks. The second is
+    ``cache_config.hash_block_size``, or else the granule if ``config`` changes what is cached, or
+    else the GCD of the tokens per block. It equals the first where nothing reads hashes.
 
     Raises:
         ValueError: The requested hash block size does not divide every group's block.
@@ -106,11 +94,7 @@ def resolve_block_sizes(
 
 
 def dsv4_compressed_block_size(config: PrefixCacheConfig, cache_config: CacheConfig | None) -> int:
-    """Return the rows of a compressed DeepSeek-V4 block.
-
-    Args:
-        config: The project's configuration; its value, if set, decides.
-        cache_config: vLLM's, whose explicit ``--block-size`` decides otherwise.
+    """Return the rows of a compressed DeepSeek-V4 block: ``config``'s, or vLLM's ``--block-size``.
 
     Raises:
         ValueError: The two contradict each other, or ``--block-size`` is not 32, 64 or 128.
@@ -132,11 +116,9 @@ def dsv4_compressed_block_size(config: PrefixCacheConfig, cache_config: CacheCon
 def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
     """Return the rows per block of a DeepSeek-V4 group; the same for every ratio.
 
-    Args:
-        compress_ratio: Tokens per row: 0 or 1 (sliding window), 4 or 128.
-
     Raises:
-        ValueError: The ratio is none of DeepSeek-V4's, or the sizes contradict each other.
+        ValueError: The ratio is not 0 or 1 (sliding window), 4 or 128 tokens per row, or the
+            configured sizes contradict each other.
     """
     if compress_ratio not in (0, 1, C4_RATIO, C128_RATIO):
         raise ValueError(f"compress_ratio ({compress_ratio}) must be 0, 1, 4 or 128")

@@ -19,40 +19,25 @@ _INT8_WITH_SCALE = {"dtype": torch.int8, "scale_dim": 1, "scale_dtype": torch.fl
 
 @dataclass(frozen=True)
 class Dsv4Model:
-    """What of a model decides the size of its rows; DeepSeek-V4-Flash's by default.
+    """What of a model decides the size of its rows; DeepSeek-V4-Flash's by default."""
 
-    Attributes:
-        head_size: Elements of a window row and of a compressed row.
-        indexer_head_size: Elements of an indexer key.
-        sliding_window: Tokens of every layer's window.
-        dtype: Of window rows and compressed rows.
-        indexer_row: How an indexer key is stored, as fields of the spec.
-    """
-
-    head_size: int = layout.HEAD_SIZE
-    indexer_head_size: int = layout.INDEXER_HEAD_SIZE
-    sliding_window: int = layout.SLIDING_WINDOW
-    dtype: torch.dtype = torch.bfloat16
+    head_size: int = layout.HEAD_SIZE  # elements of a window row and of a compressed row
+    indexer_head_size: int = layout.INDEXER_HEAD_SIZE  # elements of an indexer key
+    sliding_window: int = layout.SLIDING_WINDOW  # tokens of every layer's window
+    dtype: torch.dtype = torch.bfloat16  # of window rows and compressed rows
+    # How an indexer key is stored, as fields of the spec.
     indexer_row: Mapping[str, Any] = field(default_factory=lambda: _INT8_WITH_SCALE)
 
 
 @dataclass(frozen=True)
 class Dsv4Specs:
-    """The kinds of cache that DeepSeek-V4's layers have.
+    """The kinds of cache that DeepSeek-V4's layers have."""
 
-    Attributes:
-        window: Of every layer.
-        mla: Compression ratio -> compressed rows.
-        state: Compression ratio -> the compressor's state.
-        indexer: The C4 indexer's keys.
-        indexer_state: The state of the indexer's own compressor.
-    """
-
-    window: KVCacheSpec
-    mla: Mapping[int, KVCacheSpec]
-    state: Mapping[int, KVCacheSpec]
-    indexer: KVCacheSpec
-    indexer_state: KVCacheSpec
+    window: KVCacheSpec  # of every layer
+    mla: Mapping[int, KVCacheSpec]  # compression ratio -> compressed rows
+    state: Mapping[int, KVCacheSpec]  # compression ratio -> the compressor's state
+    indexer: KVCacheSpec  # the C4 indexer's keys
+    indexer_state: KVCacheSpec  # the state of the indexer's own compressor
 
 
 def ascend_specs(rows: int, model: Dsv4Model | None = None) -> Dsv4Specs:

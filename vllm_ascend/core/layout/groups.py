@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 
 from vllm_ascend.core.layout.specs import (
     TailStart,
     compress_ratio,
     group_specs,
+    is_compressed,
     is_compressor_state,
     is_downward_closed,
     is_windowed,
-    may_hold_draft_layers,
     tail_start,
     tokens_per_block,
 )
@@ -31,28 +31,19 @@ def group_suffix(group_id: int) -> bytes:
 
 @dataclass(frozen=True)
 class Group:
-    """One KV cache group as a look-up sees it. Sizes in tokens.
-
-    Attributes:
-        is_retained: Whether retention decides which tails are kept.
-        is_eagle: Whether layers of a draft model may be in it.
-        ends_inside: Whether a hit may end inside a block, which is then copied.
-        tail_start: Boundary -> first token whose row is read there (groups that forget).
-        tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
-        window: Tokens of a retained group's window.
-    """
+    """One KV cache group as a look-up sees it. Sizes in tokens."""
 
     id: int
     manager: SingleTypeKVCacheManager
     block_tokens: int
     is_downward_closed: bool
-    is_retained: bool
+    is_retained: bool  # retention decides which tails are kept
     is_compressor_state: bool
-    is_eagle: bool
-    ends_inside: bool
-    tail_start: TailStart
-    tail_length: int | None = None
-    window: int = 0
+    is_eagle: bool  # layers of a draft model may be in it
+    ends_inside: bool  # a hit may end inside a block, which is then copied
+    tail_start: TailStart  # of a group that forgets
+    tail_length: int | None = None  # blocks, where it is the same at all boundaries but the first
+    window: int = 0  # of a retained group
 
     @cached_property
     def suffix(self) -> bytes:
@@ -114,9 +105,7 @@ def describe_groups(
 def tail_length(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -> int:
     """Return the blocks of a windowed group's tail, at all boundaries but the first few.
 
-    Args:
-        specs: Those of all groups.
-        alignment: Boundaries are multiples of this, in tokens.
+    Boundaries are multiples of ``alignment`` tokens; ``specs`` are those of all groups.
     """
     # Far enough that no tail reaches over the first token.
     boundary = align_down(spec.sliding_window, alignment) + alignment
@@ -126,9 +115,7 @@ def tail_length(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int)
 
 def hits_end_inside(spec: KVCacheSpec, alignment: int) -> bool:
     """Whether a multiple of ``alignment`` tokens may lie inside a block of compressed rows."""
-    return (
-        compress_ratio(spec) > 1 and is_downward_closed(spec) and tokens_per_block(spec) > alignment
-    )
+    return is_compressed(spec) and tokens_per_block(spec) > alignment
 
 
 def find_draft_groups(
@@ -153,5 +140,9 @@ def find_draft_groups(
             raise ValueError(f"draft layers {unknown} are in no KV cache group")
         return {by_layer[layer] for layer in layer_names}
     specs = group_specs(kv_cache_config)
-    candidates = {i for i, spec in enumerate(specs) if may_hold_draft_layers(spec)}
-    return flagged or candidates or set(range(len(groups)))
+    # Draft layers attend to uncompressed tokens.
+    attention = {i for i, spec in enumerate(specs) if isinstance(spec, AttentionSpec)}
+    compressed = {
+        i for i in attention if compress_ratio(specs[i]) > 1 or is_compressor_state(specs[i])
+    }
+    return flagged or attention - compressed or set(range(len(groups)))

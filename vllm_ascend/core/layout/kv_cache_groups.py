@@ -36,12 +36,11 @@ def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
 def group_specs_by_kind(kv_cache_spec: Mapping[str, KVCacheSpec]) -> list[UniformTypeKVCacheSpecs]:
     """Put layers that need the same token slots together.
 
+    One kind per compression ratio, ratio 4 first (its pages and layer count shape the pool), then
+    one per kind of window, in the order of the layers.
+
     Args:
         kv_cache_spec: Layer name -> spec.
-
-    Returns:
-        One entry per compression ratio, ratio 4 first (its pages and layer count shape the pool),
-        then one per kind of window, in the order of the layers.
 
     Raises:
         ValueError: Some layer is of neither kind.
@@ -84,13 +83,9 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """Which layers share which tensor.
+    """Which layers share which tensor."""
 
-    Attributes:
-        tensors: For every tensor the bytes of one page and its layers (never none).
-    """
-
-    tensors: tuple[tuple[int, tuple[str, ...]], ...]
+    tensors: tuple[tuple[int, tuple[str, ...]], ...]  # bytes of one page, and its layers
 
     @property
     def bytes_per_block(self) -> int:

@@ -8,7 +8,6 @@ from math import lcm
 
 import torch
 from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
@@ -87,15 +86,6 @@ def is_compressor_state(spec: KVCacheSpec) -> bool:
     )
 
 
-def may_hold_draft_layers(spec: KVCacheSpec) -> bool:
-    """Whether an EAGLE or MTP layer could live in the group: it attends to uncompressed tokens."""
-    return (
-        isinstance(unpack_uniform(spec), AttentionSpec)
-        and compress_ratio(spec) == 1
-        and not is_compressor_state(spec)
-    )
-
-
 def granule_tokens(specs: Sequence[KVCacheSpec]) -> int:
     """Return the granule, the finest unit in which hits can be measured, in tokens.
 
@@ -112,13 +102,11 @@ TailStart = Callable[[int], int]
 
 
 def tail_start(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> TailStart:
-    """Return which tokens' rows of a windowed group are read to resume at a boundary ``b``.
+    """Return which tokens' rows of a windowed group are read to resume at a boundary ``b``::
 
-    ==========================  ==========================================================
-    sliding window              ``[b - window + 1, b)``
-    compressor of ratio ``r``   its open window, ``[b // r * r, b)``
-    overlapping compressor      that and the window before, ``[b // r * r - r, b)``
-    ==========================  ==========================================================
+        sliding window            [b - window + 1, b)
+        compressor of ratio r     [b // r * r, b), its open window
+        overlapping compressor    [b // r * r - r, b), that and the one before
 
     A state's spec has only the tokens of its window, which are ``r`` or ``2 * r``; the ratios of
     the compressed groups tell which. Where they leave a doubt it is taken for a sliding window
