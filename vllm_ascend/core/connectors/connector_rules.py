@@ -87,10 +87,12 @@ def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bo
 
 
 def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:
-    """Return the most tokens that a request of ``num_tokens`` may hit; one is left to compute.
+    """Return the most tokens that a request may hit, so that one is left to compute::
 
-    A prefill instance drops the last token of a prompt, which the decode instance computes, and
-    does so after the look-up: there the one before it must be left as well.
+        in general                          [0, num_tokens - 1)
+        a prefill instance's own, at first  [0, num_tokens - 2)
+
+    That drops the last token, which the decode instance computes, after the look-up.
 
     Args:
         transfer_params: The request's ``kv_transfer_params``.

@@ -61,11 +61,7 @@ class HitRules:
 def announced_groups(
     groups: Sequence[Group], specs: Sequence[KVCacheSpec], rules: HitRules
 ) -> list[AnnouncedGroup]:
-    """Return how the events of every group are to be read.
-
-    Args:
-        specs: The groups' specs, unpacked.
-    """
+    """Return how the events of every group, whose unpacked specs are given, are to be read."""
     announced = []
     for group, spec in zip(groups, specs, strict=True):
         rule, unit_tokens, tail_tokens = PREFIX, rules.hash_tokens, 0

@@ -122,6 +122,5 @@ def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
     """
     if compress_ratio not in (0, 1, C4_RATIO, C128_RATIO):
         raise ValueError(f"compress_ratio ({compress_ratio}) must be 0, 1, 4 or 128")
-    vllm_config = get_current_vllm_config_or_none()
-    cache_config = None if vllm_config is None else vllm_config.cache_config
+    cache_config = getattr(get_current_vllm_config_or_none(), "cache_config", None)
     return dsv4_compressed_block_size(load_config(), cache_config)

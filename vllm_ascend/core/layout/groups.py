@@ -42,7 +42,8 @@ class Group:
     is_eagle: bool  # layers of a draft model may be in it
     ends_inside: bool  # a hit may end inside a block, which is then copied
     tail_start: TailStart  # of a group that forgets
-    tail_length: int | None = None  # blocks, where it is the same at all boundaries but the first
+    # Blocks of a tail, where it is the same at all boundaries but the first few.
+    tail_length: int | None = None
     window: int = 0  # of a retained group
 
     @cached_property
@@ -51,10 +52,10 @@ class Group:
         return group_suffix(self.id)
 
     def tail(self, boundary: int) -> range:
-        """Return the ordinals of the blocks that must be cached to resume at ``boundary``.
+        """Return the ordinals of the blocks that must be cached to resume at ``boundary``::
 
-        They hold the tokens ``[tail_start(boundary), boundary)``, and some in front of them where
-        the first block starts earlier.
+        tokens that are read  [tail_start(boundary), boundary)
+        blocks of the tail    [tail_start(boundary) // block_tokens, boundary // block_tokens)
         """
         if self.tail_length is None:
             return tail_blocks(boundary, self.tail_start(boundary), self.block_tokens)
@@ -103,9 +104,13 @@ def describe_groups(
 
 
 def tail_length(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -> int:
-    """Return the blocks of a windowed group's tail, at all boundaries but the first few.
+    """Return the blocks of a windowed group's tail, at all boundaries but the first few::
 
-    Boundaries are multiples of ``alignment`` tokens; ``specs`` are those of all groups.
+        boundary ``b``      multiples of ``alignment`` that are greater than the window
+        blocks of its tail  [tail_start(b) // block_tokens, b // block_tokens)
+
+    Args:
+        specs: Those of all groups.
     """
     # Far enough that no tail reaches over the first token.
     boundary = align_down(spec.sliding_window, alignment) + alignment
@@ -142,7 +147,5 @@ def find_draft_groups(
     specs = group_specs(kv_cache_config)
     # Draft layers attend to uncompressed tokens.
     attention = {i for i, spec in enumerate(specs) if isinstance(spec, AttentionSpec)}
-    compressed = {
-        i for i in attention if compress_ratio(specs[i]) > 1 or is_compressor_state(specs[i])
-    }
-    return flagged or attention - compressed or set(range(len(groups)))
+    rows = {i for i in attention if compress_ratio(specs[i]) > 1 or is_compressor_state(specs[i])}
+    return flagged or attention - rows or set(range(len(groups)))

@@ -34,13 +34,10 @@ def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
 
 
 def group_specs_by_kind(kv_cache_spec: Mapping[str, KVCacheSpec]) -> list[UniformTypeKVCacheSpecs]:
-    """Put layers that need the same token slots together.
+    """Put layers, given by name, that need the same token slots together.
 
     One kind per compression ratio, ratio 4 first (its pages and layer count shape the pool), then
     one per kind of window, in the order of the layers.
-
-    Args:
-        kv_cache_spec: Layer name -> spec.
 
     Raises:
         ValueError: Some layer is of neither kind.
@@ -68,12 +65,16 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
     """
     num_layers = [kind.get_num_layer_tuples() for kind in kinds]
     layers_per_group = kv_cache_utils._approximate_gcd(num_layers, lower_bound=num_layers[0])
-    compressed = [kind for kind in kinds if _is_compressed_kind(kind)]
+    compressed = [
+        kind
+        for kind in kinds
+        if all(isinstance(spec, MLAAttentionSpec) for spec in kind.kv_cache_specs.values())
+    ]
     page_sizes = sorted({size for kind in compressed for size in kind.get_page_sizes()})
     parts: list[dict[str, KVCacheSpec]] = []
     for kind in kinds:
         specs = kind.kv_cache_specs
-        if _is_compressed_kind(kind):
+        if kind in compressed:
             parts.append(specs)
         else:
             padded = {name: _pad_page(spec, page_sizes) for name, spec in specs.items()}
@@ -131,10 +132,6 @@ def _uniform(specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs:
     uniform = UniformTypeKVCacheSpecs.from_specs(dict(specs))
     assert uniform is not None, f"layers {list(specs)} need different token slots"
     return uniform
-
-
-def _is_compressed_kind(kind: UniformTypeKVCacheSpecs) -> bool:
-    return all(isinstance(spec, MLAAttentionSpec) for spec in kind.kv_cache_specs.values())
 
 
 def _pad_page(spec: KVCacheSpec, page_sizes: Sequence[int]) -> KVCacheSpec:

@@ -131,6 +131,28 @@ def test_a_successor_is_told_under_an_index_of_its_own():
     assert log.take() == [BlockRemoved([HASHES[1]], "GPU", 3 + WINDOW)]
 
 
+def test_an_evicted_block_takes_its_successor_with_it():
+    log = make_log()
+    enter(log, WINDOW, 4, [0])
+    log.successor_known(WINDOW, REQUEST, BLOCKS[0].block_id, 4)
+    log.take()
+    log.block_evicted(BLOCKS[0].block_id)
+    assert log.take() == [
+        BlockRemoved([HASHES[0]], "GPU", WINDOW),
+        BlockRemoved([HASHES[1]], "GPU", 3 + WINDOW),
+    ]
+
+
+def test_another_successor_takes_the_place_of_the_first():
+    log = make_log()
+    log.successor_known(WINDOW, REQUEST, BLOCKS[0].block_id, 4)
+    log.take()
+    log.successor_known(WINDOW, REQUEST, BLOCKS[0].block_id, 8)
+    removed, stored = log.take()
+    assert removed == BlockRemoved([HASHES[1]], "GPU", 3 + WINDOW)
+    assert stored.block_hashes == [HASHES[2]]
+
+
 def test_clearing_forgets_the_copies_and_describes_the_groups_anew():
     log = make_log()
     enter(log, WINDOW, 4, [0])

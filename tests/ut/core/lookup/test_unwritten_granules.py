@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import pytest
+from vllm.distributed.kv_events import BlockRemoved
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
 from tests.ut.core.helpers import make_request
 from tests.ut.core.real_groups import compressed, make_groups
+from vllm_ascend.core.events.announcement import PREFIX, AnnouncedGroup, HitRules
+from vllm_ascend.core.events.kv_event_log import KVEventLog
 from vllm_ascend.core.lookup.unwritten_granules import UnwrittenGranules
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.request_record import RequestRecord
@@ -92,3 +95,20 @@ def test_what_will_not_be_written_is_never_entered():
     waiting.granules.forget("r")
     waiting.granules.enter_all()
     assert waiting.entered() == []
+
+
+def test_events_tell_granules_at_once_and_take_back_what_is_not_written(monkeypatch):
+    """The look-ups of the next step, whose events go out with these, find them."""
+    monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
+    waiting, log = Waiting(), KVEventLog(GRANULE)
+    group = AnnouncedGroup(0, PREFIX, 16, GRANULE, 0, True, False, "mla_attention", None)
+    log.describe([group], HitRules(GRANULE, GRANULE, whole_blocks=16, least_gain=0))
+    log.take()
+    waiting.granules = UnwrittenGranules(
+        waiting.index, hash_tokens=GRANULE, alignment=GRANULE, event_log=log
+    )
+    waiting.collect(8)
+    (stored,) = log.take()
+    assert stored.block_hashes == HASHES[:2]
+    waiting.granules.forget("r")
+    assert log.take() == [BlockRemoved(HASHES[:2], "GPU", 0)]
