@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 from typing_extensions import Self
@@ -13,8 +14,33 @@ from vllm.utils.torch_utils import get_dtype_size
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
 
 
+class _StoredInRows:
+    """What Ascend's specs have in common; a mixin, because each has a base of vLLM's own."""
+
+    block_size: int
+
+    @property
+    def storage_block_size(self) -> int:
+        """Rows per block."""
+        return self.block_size
+
+    @classmethod
+    def merge(cls, specs: list[Self]) -> Self:
+        """Return the one spec of a group, every field kept (``compress_ratio`` too).
+
+        Raises:
+            AssertionError: The layers of the group are not stored alike.
+        """
+        first = specs[0]
+        assert all(spec == first for spec in specs[1:]), (
+            "All attention layers in the same KV cache group must have the same spec: "
+            f"{[spec for spec in specs if spec != first][:1]} differs from {first}."
+        )
+        return copy(first)
+
+
 @dataclass(frozen=True, kw_only=True)
-class AscendMLAAttentionSpec(MLAAttentionSpec):
+class AscendMLAAttentionSpec(_StoredInRows, MLAAttentionSpec):
     """MLA rows as Ascend stores them: ``block_size`` rows, each for ``compress_ratio`` tokens.
 
     Attributes:
@@ -31,11 +57,6 @@ class AscendMLAAttentionSpec(MLAAttentionSpec):
     cache_sparse_c8: bool = False
     c8_k_cache_dtype: torch.dtype = torch.int8
     c8_k_scale_cache_dtype: torch.dtype = torch.float16
-
-    @property
-    def storage_block_size(self) -> int:
-        """Rows per block."""
-        return self.block_size
 
     @property
     def real_page_size_bytes(self) -> int:
@@ -76,15 +97,6 @@ class AscendMLAAttentionSpec(MLAAttentionSpec):
         latent, rope, key = (self.head_size / part for part in self.sparse_head_dim)
         return latent, rope, key, None
 
-    @classmethod
-    def merge(cls, specs: list[Self]) -> Self:
-        """Return the one spec of a group, every field kept (``compress_ratio`` too).
-
-        Raises:
-            AssertionError: The layers of the group are not stored alike.
-        """
-        return _merge_identical(specs)
-
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Bytes that one request of ``max_model_len`` tokens holds on this rank."""
         parallel = vllm_config.parallel_config
@@ -94,33 +106,10 @@ class AscendMLAAttentionSpec(MLAAttentionSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AscendSlidingWindowMLASpec(SlidingWindowMLASpec):
+class AscendSlidingWindowMLASpec(_StoredInRows, SlidingWindowMLASpec):
     """Sliding-window rows (attention or compressor state) in plain, unpacked pages."""
-
-    @property
-    def storage_block_size(self) -> int:
-        """Rows per block."""
-        return self.block_size
 
     @property
     def real_page_size_bytes(self) -> int:
         """Bytes of a page before padding."""
         return self.block_size * self.num_kv_heads * self.head_size * get_dtype_size(self.dtype)
-
-    @classmethod
-    def merge(cls, specs: list[Self]) -> Self:
-        """Return the one spec of a group, every field kept.
-
-        Raises:
-            AssertionError: The layers of the group are not stored alike.
-        """
-        return _merge_identical(specs)
-
-
-def _merge_identical(specs: list) -> AscendMLAAttentionSpec | AscendSlidingWindowMLASpec:
-    first = specs[0]
-    assert all(spec == first for spec in specs[1:]), (
-        "All attention layers in the same KV cache group must have the same spec: "
-        f"{[spec for spec in specs if spec != first][:1]} differs from {first}."
-    )
-    return replace(first)

@@ -5,14 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
+from tests.e2e.core import layouts
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.patch.worker import patch_gpu_model_runner
+from vllm_ascend.replay import scheduler as factory
+from vllm_ascend.replay.scheduler import SchedulerOptions
 from vllm_ascend.worker.block_copies import BlockCopyError, copy_blocks, unique_pages
 
 NUM_BLOCKS = 6
@@ -70,49 +74,69 @@ def test_tensors_that_are_not_made_of_pages_are_refused():
         unique_pages([torch.zeros(20, dtype=torch.int8)], NUM_BLOCKS)
 
 
-class Runner(SimpleNamespace):
-    """Stands in for a model runner; only what the patched methods touch."""
+def make_runner(runner_class: type[GPUModelRunner] = CPUModelRunner) -> GPUModelRunner:
+    """Return vLLM's runner with what ``initialize_kv_cache`` sets before it allocates."""
+    layout, options = layouts.gemma_like(), SchedulerOptions(num_blocks=NUM_BLOCKS)
+    vllm_config = factory._vllm_config(layout, options)
+    with set_current_vllm_config(vllm_config):
+        runner = runner_class(vllm_config, torch.device("cpu"))
+    runner.kv_cache_config = factory._kv_cache_config(layout, options, vllm_config)
 
-    kv_cache_pages = GPUModelRunner.kv_cache_pages
-    num_block_copies = GPUModelRunner.num_block_copies
-    runner_only_attn_layers = frozenset()
-    pin_memory = False
+    def zero_block_ids(block_ids: list[int]) -> None:
+        for page in runner.kv_cache_pages:
+            page[block_ids] = 0
+
+    runner._zero_block_ids = zero_block_ids  # vLLM's is a Triton kernel, none on the CPU
+    return runner
 
 
-def step(runner: Runner, copies: list[KVCacheBlockCopy] | None, zeroed: list[int]) -> None:
-    """A step in which vLLM's own method zeroes pages first."""
+def allocate(runner: GPUModelRunner) -> list[torch.Tensor]:
+    """Let the runner allocate, fill every page with its block's id, return the tensors."""
+    tensors = runner._allocate_kv_cache_tensors(runner.kv_cache_config)
+    distinct = {tensor.data_ptr(): tensor for tensor in tensors.values()}
+    pages = [tensor.view(NUM_BLOCKS, -1) for tensor in distinct.values()]
+    for page in pages:
+        page[:] = torch.arange(NUM_BLOCKS, dtype=torch.int8).unsqueeze(1)
+    return pages
 
-    def original(self, scheduler_output) -> str:
-        for page in self.kv_cache_pages:
-            page[zeroed] = 0
-        return "corrections"
 
+def make_output(copies: list[KVCacheBlockCopy] | None, zeroed: list[int]) -> SchedulerOutput:
+    """Return a step without tokens."""
     output = SchedulerOutput.make_empty()
     assert output.kv_cache_block_copies is None
+    output.new_block_ids_to_zero = zeroed
     if copies:
         output.kv_cache_block_copies = copies
-    wrapped = patch_gpu_model_runner.wrap_update_states(original)
-    assert wrapped(runner, output) == "corrections"
+    return output
+
+
+@pytest.fixture(autouse=True)
+def one_stage(monkeypatch):
+    """No process group is needed to know that there is one pipeline stage."""
+    stage = SimpleNamespace(is_last_rank=True)
+    monkeypatch.setattr("vllm.v1.worker.gpu_model_runner.get_pp_group", lambda: stage)
 
 
 def test_a_runner_copies_behind_the_zeroing(monkeypatch):
     monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
-    tensors = raw_tensors()
-    config = SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=[], kv_cache_tensors=[])
-    runner = Runner()
-    allocate = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors(lambda *args: tensors)
-    assert allocate(runner, config) is tensors
-    step(runner, None, zeroed=[])
-    step(runner, [KVCacheBlockCopy(1, 4)], zeroed=[4])
-    wide = tensors["a"].view(NUM_BLOCKS, -1)
-    assert torch.equal(wide[4], wide[1]) and wide[4].any()
+    runner = make_runner()
+    pages = allocate(runner)
+    assert len(pages) == len(runner.kv_cache_pages)
+    runner._update_states(make_output(None, zeroed=[]))
+    runner._update_states(make_output([KVCacheBlockCopy(1, 4)], zeroed=[3, 4]))
+    for page in pages:
+        assert page[:, 0].tolist() == [0, 1, 2, 0, 1, 5]
+        assert (page == page[:, :1]).all(), "whole pages"
+    assert runner.num_block_copies == 1
 
 
 def test_with_nothing_set_a_runner_allocates_as_it_always_did():
-    config = SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=[], kv_cache_tensors=[])
-    allocate = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors(lambda *args: "anything")
-    runner = Runner()
-    assert allocate(runner, config) == "anything"
+    runner = make_runner()
+    tensors = runner._allocate_kv_cache_tensors(runner.kv_cache_config)
+    planned = {
+        name for tensor in runner.kv_cache_config.kv_cache_tensors for name in tensor.shared_by
+    }
+    assert set(tensors) == planned
     assert not len(runner.kv_cache_pages)
 
 
@@ -125,20 +149,21 @@ def test_parts_of_a_row_in_tensors_of_their_own_are_pages_as_well():
 
 def test_a_runner_that_bypassed_the_allocator_says_so():
     with pytest.raises(BlockCopyError, match="unset VLLM_ASCEND_DSV4_PARTIAL_HITS"):
-        step(Runner(), [KVCacheBlockCopy(1, 2)], zeroed=[])
+        make_runner()._update_states(make_output([KVCacheBlockCopy(1, 2)], zeroed=[]))
 
 
-class OwnRunner(Runner):
+class OwnRunner(CPUModelRunner):
     """Inherits everything, and updates its states in its own way."""
 
     def execute_model(self, output: SchedulerOutput) -> str:
         return "done"
 
 
-class InheritingRunner(Runner):
+class InheritingRunner(CPUModelRunner):
+    """Begins a step as vLLM's runners do; there is no model to go on with."""
+
     def execute_model(self, output: SchedulerOutput) -> str:
-        self.kv_cache_pages = unique_pages(raw_tensors().values(), NUM_BLOCKS)
-        step(self, output.kv_cache_block_copies, zeroed=[])
+        self._update_states(output)
         return "done"
 
 
@@ -147,17 +172,19 @@ def execute(runner, copies: list[KVCacheBlockCopy]) -> str:
     wrapper = WorkerWrapperBase()
     wrapper.mm_receiver_cache = None
     wrapper.worker = SimpleNamespace(model_runner=runner, execute_model=runner.execute_model)
-    output = SchedulerOutput.make_empty()
-    output.kv_cache_block_copies = copies
-    return wrapper.execute_model(output)
+    return wrapper.execute_model(make_output(copies, zeroed=[]))
 
 
-def test_a_step_does_not_go_on_without_its_copies():
+def test_a_step_does_not_go_on_without_its_copies(monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
     copies = [KVCacheBlockCopy(1, 4), KVCacheBlockCopy(1, 2)]
-    assert execute(InheritingRunner(), copies) == "done"
-    assert execute(OwnRunner(), []) == "done"
+    inheriting, own = make_runner(InheritingRunner), make_runner(OwnRunner)
+    (page, *_) = allocate(inheriting)
+    assert execute(inheriting, copies) == "done"
+    assert page[:, 0].tolist() == [0, 1, 1, 3, 1, 5]
+    assert execute(own, []) == "done"
     with pytest.raises(BlockCopyError, match="OwnRunner makes no block copies"):
-        execute(OwnRunner(), copies)
+        execute(own, copies)
 
 
 def test_a_runner_that_is_not_vllms_does_not_even_start():

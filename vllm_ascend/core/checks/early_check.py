@@ -22,8 +22,6 @@ from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.core.retention.boundaries import resolve_retention_interval
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
-_MODEL_TYPE = "deepseek_v4"
-
 
 def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     """Check what can be known of DeepSeek-V4's caches without its model.
@@ -35,43 +33,31 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
             contradict each other, or the retention interval is no multiple of the alignment that
             will be in force.
     """
-    _check_model_runner(vllm_config, config)
-    if not (config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config)):
-        return
-    _check_inputs(vllm_config)
-    _check_groups(vllm_config)
-    rows = dsv4_compressed_block_size(config, vllm_config.cache_config)
-    if not vllm_config.cache_config.enable_prefix_caching:
-        return
-    kinds = ascend_specs(rows)
-    specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
-    ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
-    alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
-    resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
-
-
-def _check_model_runner(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
-    """Of DeepSeek-V4 it is known here already what its scheduler will ask of the model runner."""
-    if vllm_config.model_config is None or _model_type(vllm_config) != _MODEL_TYPE:
+    model_config, cache_config = vllm_config.model_config, vllm_config.cache_config
+    if model_config is None or model_config.hf_text_config.model_type != "deepseek_v4":
         return
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
+    # On Ascend or, by this project, on the CPU.
+    counts_rows = config.apply_dsv4_patch and not current_platform.is_cuda_alike()
     check_model_runner(
         is_v2=envs.VLLM_USE_V2_MODEL_RUNNER,
-        counts_rows=config.apply_dsv4_patch and _is_laid_out_in_rows(vllm_config),
-        copies_blocks=vllm_config.cache_config.enable_prefix_caching and ends_inside,
+        counts_rows=counts_rows,
+        copies_blocks=cache_config.enable_prefix_caching and ends_inside,
     )
-
-
-def _model_type(vllm_config: VllmConfig) -> str:
-    return vllm_config.model_config.hf_text_config.model_type
-
-
-def _check_inputs(vllm_config: VllmConfig) -> None:
-    if vllm_config.model_config.enable_prompt_embeds:
+    if not counts_rows:
+        return
+    if model_config.enable_prompt_embeds:
         raise ValueError(
             f"--enable-prompt-embeds {CANNOT_BE_USED}, whose first layers choose their experts by "
             "token ids, which embeddings do not have: leave the option out"
         )
+    _check_groups(vllm_config)
+    rows = dsv4_compressed_block_size(config, cache_config)
+    if cache_config.enable_prefix_caching:
+        kinds = ascend_specs(rows)
+        specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
+        alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
+        resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
 
 
 def _check_groups(vllm_config: VllmConfig) -> None:
@@ -96,11 +82,3 @@ def _check_groups(vllm_config: VllmConfig) -> None:
                 f"{option} {size} {CANNOT_BE_USED}, whose sliding windows and prefix cache do not "
                 "spread over ranks: set it to 1"
             )
-
-
-def _is_laid_out_in_rows(vllm_config: VllmConfig) -> bool:
-    """Whether the model will be DeepSeek-V4 as Ascend, or this project on the CPU, lays it out."""
-    model_config = vllm_config.model_config
-    if model_config is None or current_platform.is_cuda_alike():
-        return False
-    return _model_type(vllm_config) == _MODEL_TYPE

@@ -9,8 +9,8 @@ _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 def check_model_runner(*, is_v2: bool, counts_rows: bool, copies_blocks: bool) -> None:
     """Refuse vLLM's second model runner where it would compute wrong rows without a word.
 
-    It has block tables of its own, which take every token for a row, and nothing that copies
-    blocks; what it does not know in a ``SchedulerOutput`` it ignores.
+    Its own block tables take every token for a row, and it ignores the copies in a
+    ``SchedulerOutput``.
 
     Args:
         is_v2: Whether ``VLLM_USE_V2_MODEL_RUNNER`` is set.

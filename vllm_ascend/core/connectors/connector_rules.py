@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a KV connector changes: where hits may end, and who is asked before one ends inside a block.
+"""What a KV connector changes: where hits may end, and which connectors can be used.
 
-A hit that ends inside a block takes a private copy of it, made before the step. Blocks that a
-connector loads are written at another time, and by whole blocks, so a request has one or the
-other: it takes part of a block only if the connector brings it nothing.
+A hit that ends inside a block copies it before the step; a connector writes whole blocks, at
+another time. So a request takes part of a block only if the connector brings it nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
 from vllm.v1.request import Request
 
 KNOWS_GRANULES = "knows_granules"
-"""A connector class says with this attribute that it copes with requests that start inside a
-block, and with request hashes that cover a granule, whatever the size of a block."""
+"""The attribute with which a connector class says that requests may start inside a block, and that
+request hashes may cover a granule, whatever the size of a block."""
 
 CANNOT_BE_USED = "cannot be used with DeepSeek-V4 in Ascend's layout"
 
-# vLLM's, which divide tokens by a block's `block_size`; here that is a number of rows, and of
-# compressed groups each row stands for 4 or 128 tokens.
+# vLLM's, which divide tokens by `block_size`; of compressed groups that counts rows here.
 _COUNT_NO_ROWS = ("SimpleCPUOffloadConnector",)
 
 Answer = tuple[int | None, bool]
@@ -59,8 +57,7 @@ def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bo
     """Check that a KV connector can be used with DeepSeek-V4 in Ascend's layout.
 
     Args:
-        config: Its configuration.
-        option: The command line's option that asks for it.
+        option: The option of the command line that asks for it.
         hybrid_is_off: vLLM's hybrid KV cache manager is off.
 
     Raises:
@@ -70,34 +67,34 @@ def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bo
         connector = KVConnectorFactory.get_connector_class(config)
     except (AttributeError, ImportError, ValueError) as error:
         raise ValueError(f"{option}: {error}") from error
-    name, instead = connector.__name__, f"leave {option} out"
+    subject = f"the KV connector {connector.__name__}"
     if config.kv_connector in _COUNT_NO_ROWS:
         raise ValueError(
-            f"the KV connector {name} {CANNOT_BE_USED}: it counts tokens per block where this "
-            f"layout counts rows; {instead}"
+            f"{subject} {CANNOT_BE_USED}: it counts tokens per block where this layout counts "
+            f"rows; leave {option} out"
         )
-    if option == "--kv-transfer-config":
-        instead += ", or name a connector whose class has SupportsHMA"
     if not supports_hma(connector):
+        or_another = ", or name a connector whose class has SupportsHMA"
         raise ValueError(
-            f"the KV connector {name} {CANNOT_BE_USED}, because it moves KV caches of one kind "
-            f"alone: {instead}"
+            f"{subject} {CANNOT_BE_USED}, because it moves KV caches of one kind alone: leave "
+            f"{option} out{or_another if option == '--kv-transfer-config' else ''}"
         )
     if hybrid_is_off:
         raise ValueError(
-            f"the KV connector {name} turns vLLM's hybrid KV cache manager off, without which "
-            "DeepSeek-V4 cannot be served: add --no-disable-hybrid-kv-cache-manager"
+            f"{subject} turns vLLM's hybrid KV cache manager off, without which DeepSeek-V4 "
+            "cannot be served: add --no-disable-hybrid-kv-cache-manager"
         )
 
 
 def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:
-    """Return the most tokens that may be hit, where a prefill instance shortens prompts.
+    """Return the most tokens that a request may hit, so that one is left to compute::
 
-    It drops the last token, which the decode instance computes, and does so after the look-up:
-    a hit of all tokens but one would leave nothing to compute.
+        in general                          [0, num_tokens - 1)
+        a prefill instance's own, at first  [0, num_tokens - 2)
+
+    That drops the last token, which the decode instance computes, after the look-up.
 
     Args:
-        num_tokens: Tokens of the request now.
         transfer_params: The request's ``kv_transfer_params``.
     """
     params = transfer_params or {}
@@ -108,22 +105,18 @@ def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) ->
 class ConnectorQuery:
     """Asks a connector during the look-up, so that the hit can depend on the answer.
 
-    vLLM's scheduler asks right behind the look-up. By then the hit is settled, so the question is
-    put earlier, for the hit as it would be with external tokens, and the answer is kept until the
-    scheduler asks for it: the connector is asked once, as before.
+    vLLM's scheduler asks right behind the look-up, when the hit is settled. So it is asked earlier,
+    for the hit that external tokens would follow, and the scheduler gets the answer that was kept:
+    the connector is asked once, as before.
     """
 
     def __init__(self, ask: Callable[[Request, int], Answer]) -> None:
-        """Prepare.
-
-        Args:
-            ask: The connector's ``get_num_new_matched_tokens``.
-        """
+        """Take the connector's ``get_num_new_matched_tokens``."""
         self._ask = ask
         self._asked: tuple[Request, Answer] | None = None
 
     def forget(self) -> None:
-        """Called when a look-up starts: what was asked in an earlier one is no longer true."""
+        """A look-up starts: what was asked in an earlier one is no longer true."""
         self._asked = None
 
     def brings_tokens(self, request: Request, num_local_tokens: int) -> bool:

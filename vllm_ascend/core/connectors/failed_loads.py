@@ -12,10 +12,9 @@ BlockTables = Sequence[Sequence[int]]
 
 
 def lost_blocks(reported_block_ids: Set[int]) -> Set[int]:
-    """Return the reported blocks without the null block.
+    """Return the reported blocks without the null block, which holds nothing.
 
-    Connectors may report a request's whole tables. The null block is in every windowed one of any
-    request, and holds nothing that could be lost.
+    Connectors may report whole tables, and it is in every windowed one of any request.
     """
     return reported_block_ids - {NULL_BLOCK_ID}
 
@@ -28,25 +27,24 @@ def is_affected(tables: BlockTables, invalid_block_ids: Set[int]) -> bool:
 def blocks_to_evict(
     tables: BlockTables, block_tokens: Sequence[int], invalid_block_ids: Set[int]
 ) -> set[int]:
-    """Return the blocks whose rows cannot be trusted: the first invalid one's and all behind it.
+    """Return the blocks whose rows cannot be trusted; ``t`` is the first token not loaded::
+
+        [0, t // block_tokens)    ordinals of the blocks that each group keeps
+        [t // block_tokens, ...)  of those that are returned, but for the null block
 
     Args:
         tables: The request's, per group.
         block_tokens: Tokens per block of every group.
         invalid_block_ids: Blocks that were not loaded, without the null block.
     """
-    first_tokens = [
+    groups = list(zip(tables, block_tokens, strict=True))
+    not_loaded = [
         ordinal * tokens
-        for table, tokens in zip(tables, block_tokens, strict=True)
+        for table, tokens in groups
         for ordinal, block_id in enumerate(table)
         if block_id in invalid_block_ids
     ]
-    if not first_tokens:
+    if not not_loaded:
         return set()
-    start = min(first_tokens)
-    return {
-        block_id
-        for table, tokens in zip(tables, block_tokens, strict=True)
-        for block_id in table[start // tokens :]
-        if block_id != NULL_BLOCK_ID
-    }
+    behind = [set(table[min(not_loaded) // tokens :]) for table, tokens in groups]
+    return set().union(*behind) - {NULL_BLOCK_ID}

@@ -24,6 +24,9 @@ from vllm_ascend.core.layout.specs import (
     tokens_per_block,
 )
 
+# The groups are compared one by one; the rest names blocks.
+_NOT_COMPARED = ("groups", "hash_block_size", "hash_algorithm")
+
 
 class ContractError(ValueError):
     """The two sides lay their KV caches out differently; nothing was transferred."""
@@ -31,37 +34,22 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True)
 class GroupContract:
-    """One KV cache group.
+    """One KV cache group."""
 
-    Attributes:
-        kind: What it holds, in words.
-        tokens_per_block: Tokens that a block covers.
-        page_bytes: Bytes of a layer's page.
-    """
-
-    kind: str
+    kind: str  # what it holds, in words
     tokens_per_block: int
-    page_bytes: int
+    page_bytes: int  # of a layer
 
 
 @dataclass(frozen=True)
 class KVTransferContract:
-    """How an engine lays its KV cache out, and how it names blocks.
+    """How an engine lays its KV cache out, and how it names blocks."""
 
-    Attributes:
-        block_size: ``--block-size``.
-        layout: Whether compressed blocks count ``rows`` (Ascend) or ``tokens`` (vLLM).
-        granule: The finest unit in which hits are measured, in tokens.
-        groups: Every KV cache group, in order.
-        hash_block_size: Tokens per request hash.
-        hash_algorithm: What hashes are computed with.
-    """
-
-    block_size: int
-    layout: str
-    granule: int
+    block_size: int  # --block-size
+    layout: str  # whether compressed blocks count "rows" (Ascend) or "tokens" (vLLM)
+    granule: int  # the finest unit in which hits are measured, in tokens
     groups: tuple[GroupContract, ...]
-    hash_block_size: int
+    hash_block_size: int  # tokens per request hash
     hash_algorithm: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,14 +77,9 @@ class KVTransferContract:
         return sha256(repr(self).encode()).hexdigest()[:12]
 
 
-# What names blocks only; engines that hand pages over by block id need not agree on it.
-_NAMING = ("hash_block_size", "hash_algorithm")
-
-
 def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTransferContract:
     """Return an engine's contract; the same in its scheduler and in its workers."""
-    specs = group_specs(kv_cache_config)
-    cache_config = vllm_config.cache_config
+    specs, cache_config = group_specs(kv_cache_config), vllm_config.cache_config
     # Looked up on its module: it is one of the patched functions.
     _, hash_block_size = kv_cache_utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     return KVTransferContract(
@@ -104,11 +87,7 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTrans
         layout="rows" if has_row_layout(specs) else "tokens",
         granule=granule_tokens(specs),
         groups=tuple(
-            GroupContract(
-                kind=kind_in_words(spec),
-                tokens_per_block=tokens_per_block(spec),
-                page_bytes=spec.page_size_bytes,
-            )
+            GroupContract(kind_in_words(spec), tokens_per_block(spec), spec.page_size_bytes)
             for spec in specs
         ),
         hash_block_size=hash_block_size,
@@ -117,24 +96,16 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTrans
 
 
 def check(
-    local: KVTransferContract,
-    remote: KVTransferContract,
-    *,
-    remote_name: str = "the other side",
-    by_hash: bool = False,
+    local: KVTransferContract, remote: KVTransferContract, *, remote_name: str = "the other side"
 ) -> None:
-    """Check that pages of the one can be read by the other.
+    """Check that pages of the one can be read by the other, which gets them by block id.
 
-    Args:
-        local: This engine's.
-        remote: The other one's.
-        remote_name: Who that is, for the message.
-        by_hash: Blocks are found by their hashes, so these must agree too.
+    Names of blocks need not agree for that; who finds blocks by name compares digests.
 
     Raises:
         ContractError: They cannot; it names every difference.
     """
-    differences = list(_differences(local, remote, by_hash=by_hash))
+    differences = list(_differences(local, remote))
     if differences:
         raise ContractError(
             f"KV transfer refused, {remote_name} has another KV cache layout: "
@@ -143,22 +114,17 @@ def check(
         )
 
 
-def _differences(
-    local: KVTransferContract, remote: KVTransferContract, *, by_hash: bool
-) -> Iterator[str]:
-    for field in fields(KVTransferContract):
-        if field.name == "groups" or (field.name in _NAMING and not by_hash):
-            continue
-        yield from _difference(field.name, local, remote)
+def _differences(local: KVTransferContract, remote: KVTransferContract) -> Iterator[str]:
+    yield from _unequal_fields("", local, remote)
     if len(local.groups) != len(remote.groups):
         yield f"{len(local.groups)} KV cache groups here, {len(remote.groups)} there"
         return
-    for group_id, (here, there) in enumerate(zip(local.groups, remote.groups, strict=True)):
-        for field in fields(GroupContract):
-            yield from _difference(field.name, here, there, f"group {group_id} ({here.kind}) ")
+    for i, (ours, theirs) in enumerate(zip(local.groups, remote.groups, strict=True)):
+        yield from _unequal_fields(f"group {i} ({ours.kind}) ", ours, theirs)
 
 
-def _difference(name: str, local: Any, remote: Any, where: str = "") -> Iterator[str]:
-    here, there = getattr(local, name), getattr(remote, name)
-    if here != there:
-        yield f"{where}{name} {here} here, {there} there"
+def _unequal_fields(where: str, local: Any, remote: Any) -> Iterator[str]:
+    for name in (field.name for field in fields(local) if field.name not in _NOT_COMPARED):
+        here, there = getattr(local, name), getattr(remote, name)
+        if here != there:
+            yield f"{where}{name} {here} here, {there} there"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a KV cache group is announced to routers: which of its units a hit rests on."""
+"""What routers are told of a KV cache group: which of its units a hit needs, in numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -15,8 +16,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from vllm_ascend.core.events.kv_event_queue import OTHER, PREFIX, TAIL, AnnouncedGroup, HitRules
 from vllm_ascend.core.layout.groups import Group
+
+PREFIX, TAIL, OTHER = "prefix", "tail", "other"
 
 # In the words of vLLM 0.23.0's KVCacheSpecKind; subclasses before their bases.
 _KINDS: tuple[tuple[type[KVCacheSpec], str], ...] = (
@@ -29,39 +31,58 @@ _KINDS: tuple[tuple[type[KVCacheSpec], str], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class AnnouncedGroup:
+    """How one KV cache group appears in the events. Sizes in tokens."""
+
+    group_id: int
+    # Which units a hit of b tokens needs. PREFIX: all of [0, b); TAIL: those with a token of
+    # [b - tail_tokens, b); OTHER: no number says which.
+    rule: str
+    block_tokens: int
+    unit_tokens: int  # per announced name: a granule or a block
+    tail_tokens: int
+    ends_inside: bool  # hits may end inside a block
+    is_draft: bool  # a block counts only together with the granule behind it
+    kind: str  # vLLM's name of the spec's kind
+    window: int | None  # the spec's, if it has one
+
+
+@dataclass(frozen=True)
+class HitRules:
+    """Where hits may end, in tokens."""
+
+    alignment: int  # hits are multiples of this
+    hash_tokens: int  # per hash of a request
+    whole_blocks: int  # hits at multiples of this end with whole blocks in every group
+    least_gain: int  # of a hit inside a block over the last one that ends with whole blocks
+
+
 def announced_groups(
     groups: Sequence[Group], specs: Sequence[KVCacheSpec], rules: HitRules
 ) -> list[AnnouncedGroup]:
-    """Return how the events of every group are to be read.
-
-    Args:
-        specs: The groups' specs, unpacked.
-    """
-    return [_announced(group, spec, rules) for group, spec in zip(groups, specs, strict=True)]
-
-
-def _announced(group: Group, spec: KVCacheSpec, rules: HitRules) -> AnnouncedGroup:
-    # Far enough that no tail reaches over the first token.
-    boundary = (group.window // rules.alignment + 2) * rules.alignment
-    tail_tokens = 0 if group.is_downward_closed else boundary - group.tail_start(boundary)
-    unit_tokens = group.block_tokens
-    if group.is_downward_closed:
-        unit_tokens = rules.hash_tokens
-    return AnnouncedGroup(
-        group_id=group.id,
-        rule=_rule(group, spec),
-        block_tokens=group.block_tokens,
-        unit_tokens=unit_tokens,
-        tail_tokens=tail_tokens,
-        ends_inside=group.ends_inside,
-        is_draft=group.is_eagle,
-        kind=next((kind for base, kind in _KINDS if isinstance(spec, base)), "unknown"),
-        window=getattr(spec, "sliding_window", None),
-    )
-
-
-def _rule(group: Group, spec: KVCacheSpec) -> str:
-    if group.is_downward_closed:
-        return PREFIX
-    # How far a chunk reaches back depends on where in it a hit ends; no number says that.
-    return OTHER if isinstance(spec, ChunkedLocalAttentionSpec) else TAIL
+    """Return how the events of every group, whose unpacked specs are given, are to be read."""
+    announced = []
+    for group, spec in zip(groups, specs, strict=True):
+        rule, unit_tokens, tail_tokens = PREFIX, rules.hash_tokens, 0
+        if not group.is_downward_closed:
+            # How far a chunk reaches back depends on where in it a hit ends.
+            rule = OTHER if isinstance(spec, ChunkedLocalAttentionSpec) else TAIL
+            unit_tokens = group.block_tokens
+            # Far enough that no tail reaches over the first token.
+            boundary = (group.window // rules.alignment + 2) * rules.alignment
+            tail_tokens = boundary - group.tail_start(boundary)
+        announced.append(
+            AnnouncedGroup(
+                group_id=group.id,
+                rule=rule,
+                block_tokens=group.block_tokens,
+                unit_tokens=unit_tokens,
+                tail_tokens=tail_tokens,
+                ends_inside=group.ends_inside,
+                is_draft=group.is_eagle,
+                kind=next((kind for base, kind in _KINDS if isinstance(spec, base)), "unknown"),
+                window=getattr(spec, "sliding_window", None),
+            )
+        )
+    return announced

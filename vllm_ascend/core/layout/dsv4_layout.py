@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek-V4's block geometry on Ascend, as a pure table.
+"""DeepSeek-V4's block geometry on Ascend: numbers only.
 
 A compressed block stores ``rows`` rows; the other groups share its pages, so their blocks and
 paddings scale with it. Source: the KV cache of DeepSeek-V4-Flash as vllm-ascend lays it out.
@@ -21,60 +21,34 @@ C128_STATE_WINDOW = C128_RATIO
 
 @dataclass(frozen=True)
 class Dsv4Device:
-    """How a device stores rows.
+    """How a device stores rows."""
 
-    Attributes:
-        row_bytes: Bytes of a compressed or window row.
-        indexer_row_bytes: Bytes of an indexer key with its scale.
-        c128_state_share: Compressed rows of a page for one row of C128 compressor state in it.
-    """
-
-    row_bytes: int
-    indexer_row_bytes: int
-    c128_state_share: int
+    row_bytes: int  # of a compressed or window row
+    indexer_row_bytes: int  # of an indexer key with its scale
+    c128_state_share: int  # compressed rows of a page for one row of C128 state in it
 
 
-A3 = Dsv4Device(
-    row_bytes=HEAD_SIZE * 2,  # bf16
-    indexer_row_bytes=INDEXER_HEAD_SIZE + 2,  # int8 and one fp16 scale
-    c128_state_share=4,
-)
-A5 = Dsv4Device(
-    row_bytes=640,  # fp8, with bf16 positions and scales
-    indexer_row_bytes=INDEXER_HEAD_SIZE + 4,  # fp8 and one fp32 scale
-    c128_state_share=8,
-)
+# bf16 rows; int8 indexer keys with an fp16 scale each.
+A3 = Dsv4Device(HEAD_SIZE * 2, INDEXER_HEAD_SIZE + 2, c128_state_share=4)
+# fp8 rows with bf16 positions and scales; fp8 indexer keys with an fp32 scale each.
+A5 = Dsv4Device(640, INDEXER_HEAD_SIZE + 4, c128_state_share=8)
 
 
 def state_size(head_size: int, *, overlapping: bool) -> int:
-    """Return the elements of a compressor-state row: values and scores, twice if windows overlap.
-
-    Args:
-        head_size: Elements of a compressed row.
-        overlapping: A row is made from two windows, with a share in each.
-    """
+    """Return the elements of a state row: values and scores, twice if windows overlap."""
     return 2 * head_size * (2 if overlapping else 1)
 
 
 @dataclass(frozen=True)
 class Dsv4BlockSizes:
-    """Rows per block and page sizes for one ``--block-size``.
+    """Blocks and pages for one ``--block-size``."""
 
-    Attributes:
-        compressed: Rows of a C4, C128 or indexer block.
-        swa: Tokens of a sliding-window block.
-        c4_state: Tokens of a C4 (and indexer) compressor-state block.
-        c128_state: Tokens of a C128 compressor-state block.
-        page_bytes: Bytes of every page except the indexer's, after padding.
-        indexer_page_bytes: Bytes of an indexer page and of an indexer-state page, after padding.
-    """
-
-    compressed: int
-    swa: int
-    c4_state: int
-    c128_state: int
-    page_bytes: int
-    indexer_page_bytes: int
+    compressed: int  # rows of a C4, C128 or indexer block
+    swa: int  # tokens of a sliding-window block
+    c4_state: int  # tokens of a block of C4 or indexer compressor state
+    c128_state: int  # tokens of a block of C128 compressor state
+    page_bytes: int  # of every page but the indexer's and its state's, after padding
+    indexer_page_bytes: int  # of those
 
 
 def dsv4_block_sizes(rows: int, device: Dsv4Device = A3) -> Dsv4BlockSizes:

@@ -10,64 +10,38 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_ascend.core.kv_cache_interface import (
-    AscendMLAAttentionSpec,
-    AscendSlidingWindowMLASpec,
-)
+from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout import dsv4_layout as layout
 
 _MODEL_VERSION = "deepseek_v4"
-_INT8_WITH_SCALE: dict[str, Any] = {
-    "dtype": torch.int8,
-    "scale_dim": 1,
-    "scale_dtype": torch.float16,
-}
+_INT8_WITH_SCALE = {"dtype": torch.int8, "scale_dim": 1, "scale_dtype": torch.float16}
 
 
 @dataclass(frozen=True)
 class Dsv4Model:
-    """What of a model decides the size of its rows.
+    """What of a model decides the size of its rows; DeepSeek-V4-Flash's by default."""
 
-    Attributes:
-        head_size: Elements of a window row and of a compressed row.
-        indexer_head_size: Elements of an indexer key.
-        sliding_window: Tokens that every layer's window reaches over.
-        dtype: Of window rows and compressed rows.
-        indexer_row: How an indexer key is stored, as fields of the spec.
-    """
-
-    head_size: int = layout.HEAD_SIZE
-    indexer_head_size: int = layout.INDEXER_HEAD_SIZE
-    sliding_window: int = layout.SLIDING_WINDOW
-    dtype: torch.dtype = torch.bfloat16
+    head_size: int = layout.HEAD_SIZE  # elements of a window row and of a compressed row
+    indexer_head_size: int = layout.INDEXER_HEAD_SIZE  # elements of an indexer key
+    sliding_window: int = layout.SLIDING_WINDOW  # tokens of every layer's window
+    dtype: torch.dtype = torch.bfloat16  # of window rows and compressed rows
+    # How an indexer key is stored, as fields of the spec.
     indexer_row: Mapping[str, Any] = field(default_factory=lambda: _INT8_WITH_SCALE)
 
 
 @dataclass(frozen=True)
 class Dsv4Specs:
-    """The kinds of cache that DeepSeek-V4's layers have.
+    """The kinds of cache that DeepSeek-V4's layers have."""
 
-    Attributes:
-        window: Of every layer.
-        mla: Compression ratio -> compressed rows.
-        state: Compression ratio -> the compressor's state.
-        indexer: The C4 indexer's keys.
-        indexer_state: The state of the indexer's own compressor.
-    """
-
-    window: KVCacheSpec
-    mla: dict[int, KVCacheSpec]
-    state: dict[int, KVCacheSpec]
-    indexer: KVCacheSpec
-    indexer_state: KVCacheSpec
+    window: KVCacheSpec  # of every layer
+    mla: Mapping[int, KVCacheSpec]  # compression ratio -> compressed rows
+    state: Mapping[int, KVCacheSpec]  # compression ratio -> the compressor's state
+    indexer: KVCacheSpec  # the C4 indexer's keys
+    indexer_state: KVCacheSpec  # the state of the indexer's own compressor
 
 
 def ascend_specs(rows: int, model: Dsv4Model | None = None) -> Dsv4Specs:
     """Return the specs for compressed blocks of ``rows`` rows.
-
-    Args:
-        rows: Rows per compressed block.
-        model: The model's sizes; DeepSeek-V4-Flash's by default.
 
     Raises:
         ValueError: See :func:`vllm_ascend.core.layout.dsv4_layout.dsv4_block_sizes`.
@@ -86,13 +60,13 @@ def ascend_specs(rows: int, model: Dsv4Model | None = None) -> Dsv4Specs:
         )
 
     def state(ratio: int, head_size: int, page_bytes: int) -> KVCacheSpec:
-        overlapping = ratio == layout.C4_RATIO
+        is_c4 = ratio == layout.C4_RATIO
         return AscendSlidingWindowMLASpec(
-            block_size=sizes.c4_state if overlapping else sizes.c128_state,
+            block_size=sizes.c4_state if is_c4 else sizes.c128_state,
             num_kv_heads=1,
-            head_size=layout.state_size(head_size, overlapping=overlapping),
+            head_size=layout.state_size(head_size, overlapping=is_c4),
             dtype=torch.float32,
-            sliding_window=layout.C4_STATE_WINDOW if overlapping else layout.C128_STATE_WINDOW,
+            sliding_window=layout.C4_STATE_WINDOW if is_c4 else layout.C128_STATE_WINDOW,
             page_size_padded=page_bytes,
         )
 
@@ -108,11 +82,8 @@ def ascend_specs(rows: int, model: Dsv4Model | None = None) -> Dsv4Specs:
             sliding_window=model.sliding_window,
             model_version=_MODEL_VERSION,
         ),
-        mla={**mla},
-        state={
-            ratio: state(ratio, model.head_size, spec.page_size_bytes)
-            for ratio, spec in mla.items()
-        },
+        mla=mla,
+        state={r: state(r, model.head_size, mla[r].page_size_bytes) for r in ratios},
         indexer=indexer,
         indexer_state=state(layout.C4_RATIO, model.indexer_head_size, indexer.page_size_bytes),
     )

@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 
 from vllm_ascend.core.layout.specs import (
     TailStart,
     compress_ratio,
     group_specs,
+    is_compressed,
     is_compressor_state,
     is_downward_closed,
     is_windowed,
-    may_hold_draft_layers,
     tail_start,
     tokens_per_block,
 )
@@ -39,37 +40,34 @@ def group_suffix(group_id: int) -> bytes:
 
 @dataclass(frozen=True)
 class Group:
-    """One KV cache group as a look-up sees it. Sizes in tokens.
-
-    Attributes:
-        window: Tokens of a retained group's window.
-        tail_start: Boundary -> first token whose row is read there (groups that forget).
-        tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
-        tail_spec: A retained group's spec, its window cut to what is read behind a boundary.
-        ends_inside: Whether a hit may end inside a block, which is then copied.
-        is_retained: Whether retention decides which tails are kept.
-        suffix: Turns a block's name into its key in the index.
-    """
+    """One KV cache group as a look-up sees it. Sizes in tokens."""
 
     id: int
     manager: SingleTypeKVCacheManager
     block_tokens: int
     is_downward_closed: bool
-    is_retained: bool
+    is_retained: bool  # retention decides which tails are kept
     is_compressor_state: bool
-    is_eagle: bool
-    ends_inside: bool
-    tail_start: TailStart
+    is_eagle: bool  # layers of a draft model may be in it
+    ends_inside: bool  # a hit may end inside a block, which is then copied
+    tail_start: TailStart  # of a group that forgets
+    # Blocks of a tail, where it is the same at all boundaries but the first few.
     tail_length: int | None = None
+    # A retained group's spec, its window cut to what is read behind a boundary.
     tail_spec: KVCacheSpec | None = None
-    window: int = 0
-    suffix: bytes = field(init=False)
+    window: int = 0  # of a retained group
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "suffix", group_suffix(self.id))
+    @cached_property
+    def suffix(self) -> bytes:
+        """What turns a block's name into its key in the index."""
+        return group_suffix(self.id)
 
     def tail(self, boundary: int) -> range:
-        """Ordinals of the blocks that must be cached to resume at ``boundary``."""
+        """Return the ordinals of the blocks that must be cached to resume at ``boundary``::
+
+        tokens that are read  [tail_start(boundary), boundary)
+        blocks of the tail    [tail_start(boundary) // block_tokens, boundary // block_tokens)
+        """
         if self.tail_length is None:
             return tail_blocks(boundary, self.tail_start(boundary), self.block_tokens)
         end = boundary // self.block_tokens
@@ -84,24 +82,24 @@ class Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """All groups of a model, and those of each kind.
-
-    Attributes:
-        all: In the order of their ids.
-        prefix: Downward closed: a hit needs all of their rows from the first token on.
-        windowed: Those of which a hit needs a tail.
-        retained: Those of them whose tails retention decides about.
-    """
+    """All groups of a model, in the order of their ids, and those of each kind."""
 
     all: tuple[Group, ...]
-    prefix: tuple[Group, ...] = field(init=False)
-    windowed: tuple[Group, ...] = field(init=False)
-    retained: tuple[Group, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prefix", tuple(g for g in self.all if g.is_downward_closed))
-        object.__setattr__(self, "windowed", tuple(g for g in self.all if not g.is_downward_closed))
-        object.__setattr__(self, "retained", tuple(g for g in self.all if g.is_retained))
+    @cached_property
+    def prefix(self) -> tuple[Group, ...]:
+        """Downward closed: a hit needs all of their rows from the first token on."""
+        return tuple(group for group in self.all if group.is_downward_closed)
+
+    @cached_property
+    def windowed(self) -> tuple[Group, ...]:
+        """Those of which a hit needs a tail."""
+        return tuple(group for group in self.all if not group.is_downward_closed)
+
+    @cached_property
+    def retained(self) -> tuple[Group, ...]:
+        """Those of them whose tails retention decides about."""
+        return tuple(group for group in self.all if group.is_retained)
 
 
 def describe_groups(
@@ -150,7 +148,6 @@ def tail_spec(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -
 
     Args:
         specs: Those of all groups.
-        alignment: Boundaries are multiples of this, in tokens.
     """
     # Far enough that no tail reaches over the first token.
     boundary = align_down(spec.sliding_window, alignment) + alignment
@@ -169,9 +166,7 @@ def tail_length(read: KVCacheSpec) -> int:
 
 def hits_end_inside(spec: KVCacheSpec, alignment: int) -> bool:
     """Whether a multiple of ``alignment`` tokens may lie inside a block of compressed rows."""
-    return (
-        compress_ratio(spec) > 1 and is_downward_closed(spec) and tokens_per_block(spec) > alignment
-    )
+    return is_compressed(spec) and tokens_per_block(spec) > alignment
 
 
 def find_draft_groups(
@@ -190,19 +185,13 @@ def find_draft_groups(
     if not use_eagle:
         return flagged
     if layer_names:
-        return _groups_of_layers(kv_cache_config, layer_names)
+        by_layer = {layer: i for i, group in enumerate(groups) for layer in group.layer_names}
+        unknown = sorted(set(layer_names) - set(by_layer))
+        if unknown:
+            raise ValueError(f"draft layers {unknown} are in no KV cache group")
+        return {by_layer[layer] for layer in layer_names}
     specs = group_specs(kv_cache_config)
-    candidates = {i for i, spec in enumerate(specs) if may_hold_draft_layers(spec)}
-    return flagged or candidates or set(range(len(groups)))
-
-
-def _groups_of_layers(kv_cache_config: KVCacheConfig, layer_names: Sequence[str]) -> set[int]:
-    by_layer = {
-        layer: i
-        for i, group in enumerate(kv_cache_config.kv_cache_groups)
-        for layer in group.layer_names
-    }
-    unknown = sorted(set(layer_names) - set(by_layer))
-    if unknown:
-        raise ValueError(f"draft layers {unknown} are in no KV cache group")
-    return {by_layer[layer] for layer in layer_names}
+    # Draft layers attend to uncompressed tokens.
+    attention = {i for i, spec in enumerate(specs) if isinstance(spec, AttentionSpec)}
+    rows = {i for i in attention if compress_ratio(specs[i]) > 1 or is_compressor_state(specs[i])}
+    return flagged or attention - rows or set(range(len(groups)))

@@ -8,7 +8,7 @@ every tensor, and the memory of the pool is the sum over tensors, not over layer
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,9 +24,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_ascend.core.layout.dsv4_layout import C4_RATIO
 from vllm_ascend.core.layout.specs import compress_ratio, counts_rows
-
-_C4_RATIO = 4
 
 
 def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
@@ -35,14 +34,10 @@ def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
 
 
 def group_specs_by_kind(kv_cache_spec: Mapping[str, KVCacheSpec]) -> list[UniformTypeKVCacheSpecs]:
-    """Put layers that need the same token slots together.
+    """Put layers, given by name, that need the same token slots together.
 
-    Args:
-        kv_cache_spec: Layer name -> spec.
-
-    Returns:
-        One entry per compression ratio, ratio 4 first (its pages and layer count shape the pool),
-        then one per kind of window, in the order of the layers.
+    One kind per compression ratio, ratio 4 first (its pages and layer count shape the pool), then
+    one per kind of window, in the order of the layers.
 
     Raises:
         ValueError: Some layer is of neither kind.
@@ -56,7 +51,7 @@ def group_specs_by_kind(kv_cache_spec: Mapping[str, KVCacheSpec]) -> list[Unifor
             compressed[compress_ratio(spec)][name] = spec
         else:
             raise ValueError(f"layer {name}: {type(spec).__name__} has no place in this layout")
-    ratios = sorted(compressed, key=lambda ratio: (ratio != _C4_RATIO, ratio))
+    ratios = sorted(compressed, key=lambda ratio: (ratio != C4_RATIO, ratio))
     kinds = [compressed[ratio] for ratio in ratios] + list(windowed.values())
     return [_uniform(specs) for specs in kinds]
 
@@ -70,29 +65,28 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
     """
     num_layers = [kind.get_num_layer_tuples() for kind in kinds]
     layers_per_group = kv_cache_utils._approximate_gcd(num_layers, lower_bound=num_layers[0])
-    compressed = [kind for kind in kinds if _is_compressed_kind(kind)]
+    compressed = [
+        kind
+        for kind in kinds
+        if all(isinstance(spec, MLAAttentionSpec) for spec in kind.kv_cache_specs.values())
+    ]
     page_sizes = sorted({size for kind in compressed for size in kind.get_page_sizes()})
-    groups: list[KVCacheGroupSpec] = []
+    parts: list[dict[str, KVCacheSpec]] = []
     for kind in kinds:
-        if _is_compressed_kind(kind):
-            parts = [kind.kv_cache_specs]
+        specs = kind.kv_cache_specs
+        if kind in compressed:
+            parts.append(specs)
         else:
-            parts = _split_windowed(_pad_pages(kind.kv_cache_specs, page_sizes), layers_per_group)
-        groups.extend(
-            KVCacheGroupSpec(layer_names=list(part), kv_cache_spec=_uniform(part)) for part in parts
-        )
-    return groups
+            padded = {name: _pad_page(spec, page_sizes) for name, spec in specs.items()}
+            parts += _split_windowed(padded, layers_per_group)
+    return [KVCacheGroupSpec(list(specs), _uniform(specs)) for specs in parts]
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """Which layers share which tensor.
+    """Which layers share which tensor."""
 
-    Attributes:
-        tensors: For every tensor the bytes of one page and its layers (never none).
-    """
-
-    tensors: tuple[tuple[int, tuple[str, ...]], ...]
+    tensors: tuple[tuple[int, tuple[str, ...]], ...]  # bytes of one page, and its layers
 
     @property
     def bytes_per_block(self) -> int:
@@ -113,19 +107,19 @@ def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> TensorPlan:
     The k-th layer of a page size in every group shares the k-th tensor of that size, over all
     groups. Draft (MTP) layers get tensors of their own, as the NPU model runner expects.
     """
-    slots: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    shared: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     drafts: list[tuple[int, tuple[str, ...]]] = []
     for group in groups:
-        used: defaultdict[int, int] = defaultdict(int)
+        used: Counter[int] = Counter()
         for name in group.layer_names:
             page_bytes = group.kv_cache_spec.kv_cache_specs[name].page_size_bytes
             if "mtp" in name:
                 drafts.append((page_bytes, (name,)))
                 continue
-            slots[used[page_bytes], page_bytes].append(name)
+            shared[used[page_bytes], page_bytes].append(name)
             used[page_bytes] += 1
-    shared = [(page_bytes, tuple(slots[slot, page_bytes])) for slot, page_bytes in sorted(slots)]
-    return TensorPlan(tensors=(*shared, *drafts))
+    by_slot = [(page_bytes, tuple(names)) for (_, page_bytes), names in sorted(shared.items())]
+    return TensorPlan(tensors=(*by_slot, *drafts))
 
 
 def max_memory_usage_bytes(vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]) -> int:
@@ -140,20 +134,12 @@ def _uniform(specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs:
     return uniform
 
 
-def _is_compressed_kind(kind: UniformTypeKVCacheSpecs) -> bool:
-    return all(isinstance(spec, MLAAttentionSpec) for spec in kind.kv_cache_specs.values())
-
-
-def _pad_pages(
-    specs: Mapping[str, KVCacheSpec], page_sizes: Sequence[int]
-) -> dict[str, KVCacheSpec]:
-    def padded(spec: KVCacheSpec) -> KVCacheSpec:
-        fitting = [size for size in page_sizes if size >= spec.page_size_bytes]
-        if not fitting or fitting[0] == spec.page_size_bytes:
-            return spec
-        return replace(spec, page_size_padded=fitting[0])
-
-    return {name: padded(spec) for name, spec in specs.items()}
+def _pad_page(spec: KVCacheSpec, page_sizes: Sequence[int]) -> KVCacheSpec:
+    """Pad a spec's page to the next of some ascending sizes; larger pages stay as they are."""
+    size = next((size for size in page_sizes if size >= spec.page_size_bytes), None)
+    if size is None or size == spec.page_size_bytes:
+        return spec
+    return replace(spec, page_size_padded=size)
 
 
 def _split_windowed(
@@ -166,6 +152,6 @@ def _split_windowed(
     num_groups = max(cdiv(len(names), layers_per_group) for names in by_size.values())
     parts: list[dict[str, KVCacheSpec]] = []
     for first in range(num_groups):
-        names = {name for names in by_size.values() for name in names[first::num_groups]}
-        parts.append({name: spec for name, spec in specs.items() if name in names})
+        dealt = {name for names in by_size.values() for name in names[first::num_groups]}
+        parts.append({name: spec for name, spec in specs.items() if name in dealt})
     return parts

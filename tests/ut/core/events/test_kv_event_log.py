@@ -11,8 +11,8 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher
 
 from tests.ut.core.helpers import make_request
+from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup, HitRules
 from vllm_ascend.core.events.kv_event_log import KVEventLog
-from vllm_ascend.core.events.kv_event_queue import PREFIX, TAIL, AnnouncedGroup, HitRules
 from vllm_ascend.core.pool.block_names import BlockNames
 
 GRANULE = 4
@@ -129,6 +129,28 @@ def test_a_successor_is_told_under_an_index_of_its_own():
     log.successor_unknown(BLOCKS[0].block_id)
     log.successor_unknown(BLOCKS[0].block_id)
     assert log.take() == [BlockRemoved([HASHES[1]], "GPU", 3 + WINDOW)]
+
+
+def test_an_evicted_block_takes_its_successor_with_it():
+    log = make_log()
+    enter(log, WINDOW, 4, [0])
+    log.successor_known(WINDOW, REQUEST, BLOCKS[0].block_id, 4)
+    log.take()
+    log.block_evicted(BLOCKS[0].block_id)
+    assert log.take() == [
+        BlockRemoved([HASHES[0]], "GPU", WINDOW),
+        BlockRemoved([HASHES[1]], "GPU", 3 + WINDOW),
+    ]
+
+
+def test_another_successor_takes_the_place_of_the_first():
+    log = make_log()
+    log.successor_known(WINDOW, REQUEST, BLOCKS[0].block_id, 4)
+    log.take()
+    log.successor_known(WINDOW, REQUEST, BLOCKS[0].block_id, 8)
+    removed, stored = log.take()
+    assert removed == BlockRemoved([HASHES[1]], "GPU", 3 + WINDOW)
+    assert stored.block_hashes == [HASHES[2]]
 
 
 def test_clearing_forgets_the_copies_and_describes_the_groups_anew():

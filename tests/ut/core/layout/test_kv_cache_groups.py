@@ -9,7 +9,6 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from vllm_ascend.core.layout.dsv4_layout import dsv4_block_sizes
 from vllm_ascend.core.layout.kv_cache_groups import (
     group_specs_by_kind,
     plan_tensors,
@@ -26,20 +25,6 @@ A3_TABLE = {
     64: ((64, 64, 4, 16), (8_320, 65_536)),
     32: ((32, 32, 2, 8), (4_160, 32_768)),
 }
-
-
-@pytest.mark.parametrize("block_size", A3_TABLE)
-def test_geometry_table(block_size):
-    rows, pages = A3_TABLE[block_size]
-    sizes = dsv4_block_sizes(block_size)
-    assert (sizes.compressed, sizes.swa, sizes.c4_state, sizes.c128_state) == rows
-    assert (sizes.indexer_page_bytes, sizes.page_bytes) == pages
-
-
-@pytest.mark.parametrize("rows", [0, -16, 8, 100])
-def test_geometry_rejects_sizes_that_do_not_scale(rows):
-    with pytest.raises(ValueError, match="multiple of 16"):
-        dsv4_block_sizes(rows)
 
 
 @pytest.mark.parametrize("block_size", A3_TABLE)

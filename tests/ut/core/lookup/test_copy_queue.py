@@ -20,12 +20,12 @@ def queue(copies: CopyQueue, pool: BlockPool, request_id: str):
 
 def test_on_one_stream_the_next_step_releases(pool):
     copies = CopyQueue(pool)
-    source, _ = queue(copies, pool, "a")
+    source, private = queue(copies, pool, "a")
     assert copies.take() == [KVCacheBlockCopy(1, 2)]
-    assert copies.take() is None
+    assert copies.take() is None, "each is handed out once"
     assert source.ref_cnt == 1
     copies.new_step_starts()
-    assert source.ref_cnt == 0 and not len(copies)
+    assert (source.ref_cnt, private.ref_cnt, len(copies)) == (0, 1, 0)
 
 
 def test_on_one_stream_the_end_of_the_request_releases(pool):
@@ -35,7 +35,8 @@ def test_on_one_stream_the_end_of_the_request_releases(pool):
     sources.append(queue(copies, pool, "a")[0])
     other, _ = queue(copies, pool, "b")
     copies.forget("a")
-    assert [source.ref_cnt for source in sources] == [0, 0]
+    copies.new_step_starts()
+    assert [source.ref_cnt for source in sources] == [0, 0], "released once"
     assert other.ref_cnt == 1 and copies.take() == [KVCacheBlockCopy(5, 6)]
 
 

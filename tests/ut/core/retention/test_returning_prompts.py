@@ -17,11 +17,11 @@ from vllm.v1.core.kv_cache_utils import (
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.layout.groups import group_suffix
 from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
 from vllm_ascend.core.retention.returning_prompts import (
     REMEMBERED_NAMES,
     GivenUpNames,
     ReturningPrompts,
-    is_returning,
     num_overflowing,
 )
 
@@ -31,11 +31,6 @@ SUFFIX, OTHER_SUFFIX = group_suffix(2), group_suffix(1)
 
 def name(number: int, suffix: bytes = SUFFIX) -> BlockHashWithGroupId:
     return BlockHashWithGroupId(number.to_bytes(32, "big") + suffix)
-
-
-@given(st.integers(0, 1 << 20), st.integers(1, 1 << 20))
-def test_a_prompt_returns_if_three_quarters_of_it_have_come_before(seen, prompt):
-    assert is_returning(seen, prompt) == (seen / prompt >= 0.75)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
@@ -101,11 +96,42 @@ def test_names_that_are_cached_and_given_up_count_alike(cached_blocks, given_up_
     assert seen.returning.includes(request, cached_blocks * BLOCK_TOKENS) == expected
 
 
-def test_a_match_counts_where_blocks_have_no_names_yet():
-    """Hits may end inside a block, and short prompts never fill one."""
+@pytest.mark.parametrize(
+    ("prompt", "matched", "returns"),
+    [
+        (1, 0, False),
+        (1, 1, True),
+        (10, 7, False),
+        (10, 8, True),
+        (12, 9, True),
+        (100, 74, False),
+        (100, 75, True),
+        (101, 75, False),
+        (101, 76, True),
+    ],
+)
+def test_a_prompt_returns_if_three_quarters_of_it_are_matched(prompt, matched, returns):
+    """Also where blocks have no names yet: short prompts never fill one."""
     seen = Seen()
-    assert seen.returning.includes(seen.request(10), 8)
-    assert not seen.returning.includes(seen.request(11), 8)
+    assert seen.returning.includes(seen.request(prompt), matched) is returns
+
+
+@pytest.mark.parametrize(
+    ("num_returning", "protected"), [(4, 4), (9, 9), (10, 10), (11, 10), (16, 10), (20, 10)]
+)
+def test_returning_prompts_keep_at_most_half_of_the_free_blocks(num_returning, protected):
+    """Of 20 blocks, all of them free in the end."""
+    pool = AscendBlockPool(21, True, HASH_TOKENS)
+    request = Seen().request(20 * BLOCK_TOKENS)
+    blocks = pool.get_new_blocks(20)
+    pool.cache_full_blocks(request, blocks, 0, 20, BLOCK_TOKENS, 2)
+    pool.protect(blocks[:num_returning])
+    pool.free_blocks(blocks[num_returning:])
+    pool.free_blocks(blocks[:num_returning])
+    ranks = [pool.rank(block) for block in blocks]
+    assert ranks.count(Rank.PROTECTED) == protected
+    # Those that were freed first have waited longest, and go back among all others.
+    assert ranks[:num_returning].index(Rank.PROTECTED) == num_returning - protected
 
 
 def test_what_follows_another_prefix_is_another_name():

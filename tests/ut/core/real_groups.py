@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV cache groups over vLLM's own managers, for tests that need no coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from math import lcm
+
+import torch
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+
+import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
+from vllm_ascend.core.layout.groups import Group, describe_groups
+from vllm_ascend.core.layout.specs import tokens_per_block
+from vllm_ascend.core.scheduler_facts import SchedulerFacts
+from vllm_ascend.core.single_type_kv_cache_manager import get_manager_for_kv_cache_spec
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig
+
+_SHAPE = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.bfloat16}
+
+
+def full(block_tokens: int) -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=block_tokens, **_SHAPE)
+
+
+def window(block_tokens: int, window_tokens: int) -> SlidingWindowSpec:
+    return SlidingWindowSpec(block_size=block_tokens, sliding_window=window_tokens, **_SHAPE)
+
+
+def compressed(rows: int, ratio: int) -> AscendMLAAttentionSpec:
+    return AscendMLAAttentionSpec(block_size=rows, compress_ratio=ratio, **_SHAPE)
+
+
+def make_plan(
+    *specs: KVCacheSpec,
+    alignment: int,
+    ends_inside_blocks: bool = False,
+    changes_caching: bool = True,
+) -> CachePlan:
+    """Return a plan whose hashes, granules and hits are all measured in ``alignment`` tokens."""
+    return CachePlan(
+        specs=specs,
+        config=PrefixCacheConfig(),
+        facts=SchedulerFacts(),
+        granule=alignment,
+        alignment=alignment,
+        whole_blocks=lcm(*map(tokens_per_block, specs)),
+        hash_tokens=alignment,
+        interval=None,
+        keeps_fallback=False,
+        is_stock=not changes_caching,
+        ends_inside_blocks=ends_inside_blocks,
+        max_num_batched_tokens=1024,
+        max_model_len=1024,
+    )
+
+
+def make_groups(
+    *specs: KVCacheSpec,
+    alignment: int,
+    pool: BlockPool | None = None,
+    draft_groups: Set[int] = frozenset(),
+    ends_inside_blocks: bool = False,
+    changes_caching: bool = True,
+) -> list[Group]:
+    """Return one group per spec, each with the manager that it is served with."""
+    pool = pool or BlockPool(20, True, 1)
+    managers = [
+        get_manager_for_kv_cache_spec(
+            kv_cache_spec=spec,
+            max_num_batched_tokens=1024,
+            max_model_len=1024,
+            block_pool=pool,
+            enable_caching=True,
+            kv_cache_group_id=group_id,
+        )
+        for group_id, spec in enumerate(specs)
+    ]
+    plan = make_plan(
+        *specs,
+        alignment=alignment,
+        ends_inside_blocks=ends_inside_blocks,
+        changes_caching=changes_caching,
+    )
+    return list(describe_groups(managers, draft_groups, plan).all)
