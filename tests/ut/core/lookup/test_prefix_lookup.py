@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request
 
 from tests.ut.core.helpers import make_request
-from tests.ut.core.real_groups import compressed, full, make_groups, window
+from tests.ut.core.real_groups import compressed, full, make_groups, make_plan, window
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
 from vllm_ascend.core.lookup.successors import SuccessorHashes
@@ -40,15 +40,8 @@ class Cache:
             draft_groups={0} if has_drafts else frozenset(),
         )
         self.successors = SuccessorHashes(GRANULE)
-        self.view = CacheView(
-            pool=self.pool,
-            hash_tokens=GRANULE,
-            alignment=GRANULE,
-            granules=self.pool.granules,
-            concatenates=False,
-            successors=self.successors,
-            unwritten_block_ids=unwritten,
-        )
+        plan = make_plan(spec, alignment=GRANULE, ends_inside_blocks=True)
+        self.view = CacheView(self.pool, plan, self.successors, unwritten)
 
     def enter(self, of: Request, ordinals: Sequence[int]) -> dict[int, KVCacheBlock]:
         """Cache some of a request's blocks; return them by ordinal."""
