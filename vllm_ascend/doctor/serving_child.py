@@ -225,7 +225,7 @@ def _rows_refused(patches: tuple[Any, ...]) -> dict[str, dict[str, str]]:
     planner = importlib.import_module(f"{_PACKAGE}.patch.planner")
     version = importlib.import_module("vllm").__version__
     if version.split("+")[0] == planner.SUPPORTED_VLLM:
-        _, problems = planner.plan_supported(patches, "vllm")
+        _, problems = planner.plan_supported(patches)
     else:
         _, problems = planner.plan_other(patches, version)
     rows = {}

@@ -16,7 +16,7 @@ class PatchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """What all kinds of patches have in common. Every field is required.
+    """What all kinds of patches have in common.
 
     Attributes:
         target: ``"module:function"`` or ``"module:Class.attribute"``.
@@ -37,7 +37,22 @@ class Patch:
     why: str
     upstream: str
     remove_when: str
-    skip_if_present: str | None
+    skip_if_present: str | None = None
+
+    @property
+    def module(self) -> str:
+        """Name of the module that is patched."""
+        return self.target.partition(":")[0]
+
+    @property
+    def package(self) -> str:
+        """Name of its top-level package."""
+        return self.target.partition(".")[0]
+
+    @property
+    def known_digests(self) -> tuple[str, ...]:
+        """Every digest that the original may have; none: it must not exist."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +99,10 @@ class Wrap(Override):
 
     Attributes:
         aliases: Other module globals that hold the same function through ``from ... import``, as
-            ``"module:name"``.
+            ``"module:name"``. They are changed, too.
     """
 
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +114,7 @@ class Rebind(Override):
             ``"module:name"``. Whoever else holds it would be passed over unnoticed: refused.
     """
 
-    keepers: tuple[str, ...]
+    keepers: tuple[str, ...] = ()
 
 
 def source_digest(function: Any) -> str:

@@ -31,7 +31,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm.platforms.cpu:CpuPlatform.check_and_update_config",
         replacement=wrap_check_and_update_config,
         upstream_sha256="2bef0c2ad9447eb7",
-        aliases=(),
         **DSV4_ON_CPU,
         why="vLLM turns chunked prefill off for every MLA model on the CPU and takes prompts "
         "whole, because its own CPU attention cannot read MLA rows back; ours reads pages.",

@@ -42,7 +42,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__",
         replacement=wrap_getitem,
         upstream_sha256="3c1212f844725ffe",
-        aliases=(),
         **DSV4_ON_CPU,
         why="vLLM's stand-ins for the rejection kernels do not take the arguments of synthetic "
         "acceptance that its sampler passes: every draft on the CPU ends in a TypeError.",

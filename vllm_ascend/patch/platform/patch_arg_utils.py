@@ -28,7 +28,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm.engine.arg_utils:EngineArgs.create_engine_config",
         replacement=wrap_create_engine_config,
         upstream_sha256="2d98eee50b6b3712",
-        aliases=(),
         **EARLY_CHECK,
         why="The layout is known in workers and in the scheduler, minutes later and in other "
         "processes; what an operator sees last is then vLLM's message, not the reason.",

@@ -81,7 +81,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.__init__",
         replacement=wrap_init,
         upstream_sha256="14448f29d974b6ac",
-        aliases=(),
         **RETENTION,
         why="A pool built without a coordinator follows the configuration, too. That of a "
         "coordinator of vLLM's is made stock again by whoever chose that one.",
@@ -91,7 +90,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.free_blocks",
         replacement=wrap_free_blocks,
         upstream_sha256="725bca2874bfa3e2",
-        aliases=(),
         **RETENTION,
         why="Blocks of running requests must not push cached prefixes out of the free queue.",
         skip_if_present=f"{_CLASS}.free_blocks(prepend)",
@@ -100,7 +98,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.cache_full_blocks",
         replacement=wrap_cache_full_blocks,
         upstream_sha256="79508f70207306db",
-        aliases=(),
         **BLOCK_MASK,
         why="Blocks that can never serve a hit must not be cached.",
         skip_if_present=f"{_CLASS}.cache_full_blocks(block_mask)",

@@ -49,7 +49,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm.v1.engine.core:EngineCore._initialize_kv_caches",
         replacement=wrap_initialize_kv_caches,
         upstream_sha256="be9122ca50566f33",
-        aliases=(),
         **BLOCK_SIZE,
         why="EngineCore overwrites --block-size with the smallest group's (8 for DeepSeek-V4), "
         "while workers keep the configured one.",
@@ -58,7 +57,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm.config.vllm:VllmConfig.validate_block_size",
         replacement=wrap_validate_block_size,
         upstream_sha256="26fa756645861e89",
-        aliases=(),
         **BLOCK_SIZE,
         why="The one call between the overwriting and its first reader.",
     ),

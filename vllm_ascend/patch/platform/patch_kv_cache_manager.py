@@ -56,7 +56,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.__init__",
         replacement=wrap_init,
         upstream_sha256="bf8b98366d9722c8",
-        aliases=(),
         **RETENTION,
         why="The coordinator must know the alignment that the scheduler works with.",
         skip_if_present=f"{_CLASS}.__init__(scheduler_block_size)",
@@ -65,7 +64,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.get_computed_blocks",
         replacement=wrap_get_computed_blocks,
         upstream_sha256="431438b9b2e3914e",
-        aliases=(),
         **RETENTION,
         why="A look-up is told hashes only; where a request leaves a cached prefix must be "
         "remembered for that request.",
@@ -74,8 +72,7 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.take_kv_cache_block_copies",
         replacement=take_kv_cache_block_copies,
-        **PARTIAL_HITS,
+        **{**PARTIAL_HITS, "skip_if_present": f"{_CLASS}.take_kv_cache_block_copies"},
         why="A hit that ends inside a block needs a private copy of it before the step.",
-        skip_if_present=f"{_CLASS}.take_kv_cache_block_copies",
     ),
 )

@@ -233,7 +233,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_MODULE}:get_max_concurrency_for_kv_cache_config",
         replacement=wrap_get_max_concurrency,
         upstream_sha256="d65ca5af2b5d6465",
-        aliases=(),
         **FOOTPRINT,
         why="The logged concurrency must count what a request holds in the mode in force.",
     ),

@@ -197,7 +197,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_SCHEDULER}.__init__",
         replacement=wrap_init,
         upstream_sha256="bc95a9f15113e884",
-        aliases=(),
         **RETENTION,
         why="vLLM 0.20.2 does not tell the KV cache manager the scheduler's block size, nor how "
         "many tokens it may count as computed too early.",
@@ -208,7 +207,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_SCHEDULER}._handle_invalid_blocks",
         replacement=wrap_handle_invalid_blocks,
         upstream_sha256="e42aa17d64fcda2a",
-        aliases=(),
         **CONNECTORS,
         why="A failed load ends the engine where there are several KV cache groups: vLLM unpacks "
         "one.",
@@ -217,7 +215,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_SCHEDULER}._select_waiting_queue_for_scheduling",
         replacement=wrap_select_waiting_queue,
         upstream_sha256="70bfb3b443725109",
-        aliases=(),
         **CONNECTORS,
         why="A request whose load failed is computed; in front of loaded ones it may wait for "
         "memory that they hold, and nothing is ever scheduled again.",
@@ -226,7 +223,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_SCHEDULER}._preempt_request",
         replacement=wrap_preempt_request,
         upstream_sha256="128202fc69d1f908",
-        aliases=(),
         **UNWRITTEN,
         why="By priority, a request can be preempted in the step that it was just scheduled in; "
         "what it entered is never written.",
@@ -235,7 +231,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_SCHEDULER}.reset_prefix_cache",
         replacement=wrap_reset_prefix_cache,
         upstream_sha256="cfb9da648143a518",
-        aliases=(),
         **KV_EVENTS,
         why="vLLM publishes events behind a step. An engine that is reset while it is idle makes "
         "none, and routers would go on sending requests to a cache that is gone.",
@@ -246,22 +241,18 @@ PATCHES: tuple[Patch, ...] = (
         **PARTIAL_HITS,
         why="Workers are told which pages to copy before the step. A default on the class: "
         "dataclasses.replace drops what is only on the instance.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Wrap(
         target=f"{_SCHEDULER}._update_after_schedule",
         replacement=wrap_update_after_schedule,
         upstream_sha256="5dcec8ecd4cd8b72",
-        aliases=(),
         **PARTIAL_HITS,
         why="The one call that every scheduler makes on the output it has built.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Wrap(
         target=f"{_SCHEDULER}.update_from_output",
         replacement=wrap_update_from_output,
         upstream_sha256="7d43ee5ee3f6ca2a",
-        aliases=(),
         **CONNECTORS,
         why="A KV connector writes beside the steps: what a step copies from must not be given "
         "away before the step has run.",

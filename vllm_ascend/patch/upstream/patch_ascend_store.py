@@ -114,7 +114,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_PACKAGE}.pool_scheduler:KVPoolScheduler.__init__",
         replacement=wrap_scheduler_init,
         upstream_sha256="ffdf7f3dd3fc352d",
-        aliases=(),
         why=_REAL_HASH_SIZE,
         **UPSTREAM_CONNECTORS,
     ),
@@ -122,7 +121,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_PACKAGE}.pool_worker:KVPoolWorker.__init__",
         replacement=wrap_worker_init,
         upstream_sha256="17ce4ede492bc745",
-        aliases=(),
         why=_REAL_HASH_SIZE + " Keys do not tell layouts apart: engines with other block sizes or "
         "pages would read each other's.",
         **UPSTREAM_CONNECTORS,
@@ -139,7 +137,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
         replacement=wrap_process_tokens_with_block_ids,
         upstream_sha256="0d5030bddbfedf1e",
-        aliases=(),
         why="Behind a hit, windows have null blocks; their page was stored under the keys of what "
         "it is not.",
         **UPSTREAM_CONNECTORS,

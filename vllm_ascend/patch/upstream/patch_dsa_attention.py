@@ -102,7 +102,6 @@ def _shifting_patch(target: str, first_request: Callable[[Any], int], digest: st
         target=target,
         replacement=wrap_shifting(first_request),
         upstream_sha256=digest,
-        aliases=(),
         **CHECKOUT_BLOCK_SIZE,
         why="State tables hold the last blocks of a request only: the compressors must count from "
         "the first token that a row covers.",
@@ -115,7 +114,6 @@ def _builder_patches(builder: str, build: str, build_for_drafting: str) -> tuple
             target=f"{builder}.build",
             replacement=wrap_build,
             upstream_sha256=build,
-            aliases=(),
             **CHECKOUT_BLOCK_SIZE,
             why="Slots are split into block and row by 128 where the caller names no block size.",
         ),
@@ -123,7 +121,6 @@ def _builder_patches(builder: str, build: str, build_for_drafting: str) -> tuple
             target=f"{builder}.build_for_drafting",
             replacement=wrap_build_for_drafting,
             upstream_sha256=build_for_drafting,
-            aliases=(),
             **CHECKOUT_BLOCK_SIZE,
             why="From the second draft token on, the proposer looks blocks of 128 tokens up in a "
             "table of smaller ones, and would write into another place, or another request.",
@@ -136,7 +133,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_LAYER}.get_kv_cache_spec",
         replacement=wrap_get_kv_cache_spec,
         upstream_sha256="acbaac96850e5432",
-        aliases=(),
         **CHECKOUT_BLOCK_SIZE,
         why="Compressed blocks of 128 rows are hard-coded.",
     ),
@@ -144,7 +140,6 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_BACKEND}.get_supported_kernel_block_sizes",
         replacement=wrap_get_supported_kernel_block_sizes,
         upstream_sha256="010b1e62ddbefba9",
-        aliases=(),
         **CHECKOUT_BLOCK_SIZE,
         why="The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; "
         "the kernels take them.",

@@ -40,7 +40,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors",
         replacement=wrap_allocate,
         upstream_sha256="c5accffcbbebaa7a",
-        aliases=(),
         **CHECKOUT_CACHE,
         why="Layers are given views; whole pages can only be copied in the raw tensors. A bare "
         "assertion says that layers and tensors disagree, not which.",

@@ -157,7 +157,6 @@ def _wrap(name: str, replacement: Callable, digest: str, why: str) -> Wrap:
         target=f"{_MODULE}:{name}",
         replacement=replacement,
         upstream_sha256=digest,
-        aliases=(),
         why=why,
         **UPSTREAM_CONNECTORS,
     )

@@ -30,7 +30,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm_ascend.core.recompute_scheduler:RecomputeScheduler.schedule",
         replacement=wrap_schedule,
         upstream_sha256="3d93bc5d71369f8f",
-        aliases=(),
         **CHECKOUT_CACHE,
         why="On a decode node it frees a running request itself instead of preempting it: what "
         "the request entered in this step is never written.",
@@ -39,7 +38,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm_ascend.core.recompute_scheduler:RecomputeScheduler.update_from_output",
         replacement=wrap_update_from_output,
         upstream_sha256="98d47ec1fd7bb5b3",
-        aliases=(),
         **CHECKOUT_CACHE,
         why="It overrides vLLM's, which is told here that a step has run.",
     ),

@@ -19,7 +19,6 @@ from vllm_ascend.worker.block_table import MultiGroupBlockTable
 from vllm_ascend.worker.kv_cache_tensors import allocate_pages
 
 _CLASS = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-_OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
 
 
 def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
@@ -83,38 +82,31 @@ PATCHES: tuple[Patch, ...] = (
         replacement=(),
         **PARTIAL_HITS,
         why="The raw KV cache tensors as pages; none until they are allocated.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Add(
         target=f"{_CLASS}.num_block_copies",
         replacement=0,
         **PARTIAL_HITS,
         why="How many blocks a runner has copied; one without this makes no copies.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Wrap(
         target=f"{_CLASS}._allocate_kv_cache_tensors",
         replacement=wrap_allocate_kv_cache_tensors,
         upstream_sha256="3003a8fcfa3ceb69",
-        aliases=(),
         **PARTIAL_HITS,
         why="Layers are given views; whole pages can only be copied in the raw tensors.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Wrap(
         target=f"{_CLASS}._update_states",
         replacement=wrap_update_states,
         upstream_sha256="2c51aa694e26bb38",
-        aliases=(),
         **PARTIAL_HITS,
         why="The first thing of a step, before anything is read, written or loaded.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Wrap(
         target=f"{_CLASS}.may_reinitialize_input_batch",
         replacement=wrap_may_reinitialize_input_batch,
         upstream_sha256="c85d53e38965e3c2",
-        aliases=(),
         **ROW_LAYOUT,
         why="vLLM's block tables take every token for a row; compressed groups have one for many.",
     ),

@@ -29,10 +29,8 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model",
         replacement=wrap_execute_model,
         upstream_sha256="beb33a0813e85b30",
-        aliases=(),
         **PARTIAL_HITS,
         why="Whatever the worker's class: a runner of its own, or one that overrides "
         "`_update_states`, would leave the copies out without a word.",
-        skip_if_present="vllm.v1.core.sched.output:SchedulerOutput.kv_cache_block_copies",
     ),
 )
