@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,26 @@ class Rebind(Override):
     """
 
     keepers: tuple[str, ...] = ()
+
+
+def changes(
+    target: str, upstream_sha256: str | tuple[str, ...], feature: Mapping[str, Any], **others: Any
+) -> Callable[[Callable[[Any], Any]], Wrap]:
+    """Make a function that takes the original and returns the new one a :class:`Wrap`.
+
+    Its docstring is the patch's ``why``.
+
+    Args:
+        target, upstream_sha256: See :class:`Wrap`.
+        feature: An entry of :mod:`vllm_ascend.patch.features`.
+        **others: Other fields.
+    """
+
+    def make(function: Callable[[Any], Any]) -> Wrap:
+        fields = {"why": " ".join((function.__doc__ or "").split()), **feature, **others}
+        return Wrap(target=target, replacement=function, upstream_sha256=upstream_sha256, **fields)
+
+    return make
 
 
 def source_digest(function: Any) -> str:

@@ -11,13 +11,22 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.pool import block_pool_methods as block_pool
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _CLASS = "vllm.v1.core.block_pool:BlockPool"
 
 
+@changes(
+    f"{_CLASS}.__init__",
+    "14448f29d974b6ac",
+    RETENTION,
+    skip_if_present=f"{_CLASS}.free_blocks(prepend)",
+)
 def wrap_init(original: Callable) -> Callable:
+    """A pool built without a coordinator follows the configuration, too. That of a coordinator of
+    vLLM's is made stock again by whoever chose that one."""
+
     def __init__(self: BlockPool, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
         self.scratch_first = load_config().changes_caching
@@ -25,7 +34,15 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
+@changes(
+    f"{_CLASS}.free_blocks",
+    "725bca2874bfa3e2",
+    RETENTION,
+    skip_if_present=f"{_CLASS}.free_blocks(prepend)",
+)
 def wrap_free_blocks(original: Callable) -> Callable:
+    """Blocks of running requests must not push cached prefixes out of the free queue."""
+
     def free_blocks(
         self: BlockPool, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False
     ) -> None:
@@ -41,7 +58,15 @@ def wrap_free_blocks(original: Callable) -> Callable:
     return free_blocks
 
 
+@changes(
+    f"{_CLASS}.cache_full_blocks",
+    "79508f70207306db",
+    BLOCK_MASK,
+    skip_if_present=f"{_CLASS}.cache_full_blocks(block_mask)",
+)
 def wrap_cache_full_blocks(original: Callable) -> Callable:
+    """Blocks that can never serve a hit must not be cached."""
+
     def cache_full_blocks(
         self: BlockPool,
         request: Request,
@@ -77,29 +102,7 @@ PATCHES: tuple[Patch, ...] = (
         why="Says whether freed blocks without a hash go to the front; off is stock vLLM.",
         skip_if_present=f"{_CLASS}.free_blocks(prepend)",
     ),
-    Wrap(
-        target=f"{_CLASS}.__init__",
-        replacement=wrap_init,
-        upstream_sha256="14448f29d974b6ac",
-        **RETENTION,
-        why="A pool built without a coordinator follows the configuration, too. That of a "
-        "coordinator of vLLM's is made stock again by whoever chose that one.",
-        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
-    ),
-    Wrap(
-        target=f"{_CLASS}.free_blocks",
-        replacement=wrap_free_blocks,
-        upstream_sha256="725bca2874bfa3e2",
-        **RETENTION,
-        why="Blocks of running requests must not push cached prefixes out of the free queue.",
-        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
-    ),
-    Wrap(
-        target=f"{_CLASS}.cache_full_blocks",
-        replacement=wrap_cache_full_blocks,
-        upstream_sha256="79508f70207306db",
-        **BLOCK_MASK,
-        why="Blocks that can never serve a hit must not be cached.",
-        skip_if_present=f"{_CLASS}.cache_full_blocks(block_mask)",
-    ),
+    wrap_init,
+    wrap_free_blocks,
+    wrap_cache_full_blocks,
 )

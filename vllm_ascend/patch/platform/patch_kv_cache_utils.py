@@ -24,13 +24,22 @@ from vllm_ascend.core.layout import block_sizes, kv_cache_groups
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import block_pool_methods, salted_hashes
 from vllm_ascend.patch.features import FOOTPRINT, ISOLATION, RETENTION, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _MODULE = "vllm.v1.core.kv_cache_utils"
 
 
+@changes(
+    f"{_MODULE}:get_request_block_hasher",
+    "b0287304e716cfd9",
+    ISOLATION,
+    aliases=("vllm.v1.engine.core:get_request_block_hasher",),
+)
 def wrap_get_request_block_hasher(original: Callable) -> Callable:
+    """A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's first block.
+    The hasher is made behind the scheduler, which says whether that matters."""
+
     def get_request_block_hasher(
         block_size: int, caching_hash_fn: Callable[[Any], bytes]
     ) -> Callable[[Request], list[BlockHash]]:
@@ -39,7 +48,16 @@ def wrap_get_request_block_hasher(original: Callable) -> Callable:
     return get_request_block_hasher
 
 
+@changes(
+    f"{_MODULE}:generate_block_hash_extra_keys",
+    "e09249e0ccb5e5d8",
+    ISOLATION,
+    aliases=("vllm.v1.core.block_pool:generate_block_hash_extra_keys",),
+)
 def wrap_generate_block_hash_extra_keys(original: Callable) -> Callable:
+    """Where that hasher is at work, the adapter's place is left empty beside a salt. All others, KV
+    events among them, go on getting vLLM's keys."""
+
     def generate_block_hash_extra_keys(
         request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
     ) -> tuple[tuple[Any, ...] | None, int]:
@@ -135,7 +153,10 @@ def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     return _max_memory_usage_bytes_from_groups
 
 
+@changes(f"{_MODULE}:get_max_concurrency_for_kv_cache_config", "d65ca5af2b5d6465", FOOTPRINT)
 def wrap_get_max_concurrency(original: Callable) -> Callable:
+    """The logged concurrency must count what a request holds in the mode in force."""
+
     def get_max_concurrency_for_kv_cache_config(
         vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> float:
@@ -171,24 +192,8 @@ PATCHES: tuple[Patch, ...] = (
         why="Blocks that hold nothing reusable must be handed out before cached ones.",
         skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
     ),
-    Wrap(
-        target=f"{_MODULE}:get_request_block_hasher",
-        replacement=wrap_get_request_block_hasher,
-        upstream_sha256="b0287304e716cfd9",
-        aliases=("vllm.v1.engine.core:get_request_block_hasher",),
-        **ISOLATION,
-        why="A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's "
-        "first block. The hasher is made behind the scheduler, which says whether that matters.",
-    ),
-    Wrap(
-        target=f"{_MODULE}:generate_block_hash_extra_keys",
-        replacement=wrap_generate_block_hash_extra_keys,
-        upstream_sha256="e09249e0ccb5e5d8",
-        aliases=("vllm.v1.core.block_pool:generate_block_hash_extra_keys",),
-        **ISOLATION,
-        why="Where that hasher is at work, the adapter's place is left empty beside a salt. All "
-        "others, KV events among them, go on getting vLLM's keys.",
-    ),
+    wrap_get_request_block_hasher,
+    wrap_generate_block_hash_extra_keys,
     _row_layout_patch(
         "resolve_kv_cache_block_sizes",
         wrap_resolve_kv_cache_block_sizes,
@@ -229,11 +234,5 @@ PATCHES: tuple[Patch, ...] = (
         "0cfd47cdf5065319",
         "The start-up check must ask for the bytes of the planned tensors.",
     ),
-    Wrap(
-        target=f"{_MODULE}:get_max_concurrency_for_kv_cache_config",
-        replacement=wrap_get_max_concurrency,
-        upstream_sha256="d65ca5af2b5d6465",
-        **FOOTPRINT,
-        why="The logged concurrency must count what a request holds in the mode in force.",
-    ),
+    wrap_get_max_concurrency,
 )

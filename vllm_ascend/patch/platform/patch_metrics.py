@@ -21,7 +21,7 @@ from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.metrics.prometheus import PrefixCacheProm
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 from vllm_ascend.patch.features import METRICS
-from vllm_ascend.patch.table import Add, AddField, Patch, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _STATS = "vllm.v1.metrics.stats:SchedulerStats"
@@ -32,7 +32,10 @@ _LOGGING = "vllm.v1.metrics.loggers:LoggingStatLogger"
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 
+@changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", "c495855b2fac9c07", METRICS)
 def wrap_make_stats(original: Callable) -> Callable:
+    """The one place where every scheduler makes the statistics of a step."""
+
     def make_stats(self: Scheduler, *args, **kwargs) -> SchedulerStats | None:
         stats = original(self, *args, **kwargs)
         coordinator = self.kv_cache_manager.coordinator
@@ -43,7 +46,10 @@ def wrap_make_stats(original: Callable) -> Callable:
     return make_stats
 
 
+@changes(f"{_PROMETHEUS}.__init__", "34121638e857f1f7", METRICS)
 def wrap_prometheus_init(original: Callable) -> Callable:
+    """It empties the registry first, so metrics can only be registered after it."""
+
     def __init__(self: PrometheusStatLogger, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
         if load_config().changes_caching:
@@ -52,7 +58,10 @@ def wrap_prometheus_init(original: Callable) -> Callable:
     return __init__
 
 
+@changes(f"{_PROMETHEUS}.record", "e06a5b11d5c6624b", METRICS)
 def wrap_prometheus_record(original: Callable) -> Callable:
+    """Called with the statistics of every step, in every API server that is told of it."""
+
     def record(
         self: PrometheusStatLogger,
         scheduler_stats: SchedulerStats | None,
@@ -68,7 +77,10 @@ def wrap_prometheus_record(original: Callable) -> Callable:
     return record
 
 
+@changes(f"{_LOGGING}.record", "349a6a9dd4b880aa", METRICS)
 def wrap_logging_record(original: Callable) -> Callable:
+    """Sums up a logging interval."""
+
     def record(
         self: LoggingStatLogger,
         scheduler_stats: SchedulerStats | None,
@@ -86,7 +98,10 @@ def wrap_logging_record(original: Callable) -> Callable:
     return record
 
 
+@changes(f"{_LOGGING}.log", "ff885767ae08b2fe", METRICS)
 def wrap_log(original: Callable) -> Callable:
+    """One line more, behind vLLM's own, when anything happened."""
+
     def log(self: LoggingStatLogger) -> None:
         original(self)
         summary = self.ascend_prefix_cache
@@ -110,51 +125,21 @@ PATCHES: tuple[Patch, ...] = (
         why="What the cache counted must reach the API server, which is another process; no field "
         "of vLLM's own is open to others.",
     ),
-    Wrap(
-        target="vllm.v1.core.sched.scheduler:Scheduler.make_stats",
-        replacement=wrap_make_stats,
-        upstream_sha256="c495855b2fac9c07",
-        **METRICS,
-        why="The one place where every scheduler makes the statistics of a step.",
-    ),
+    wrap_make_stats,
     Add(
         target=f"{_PROMETHEUS}.ascend_prefix_cache",
         replacement=None,
         **METRICS,
         why="Holds the metrics; a default on the class for loggers without.",
     ),
-    Wrap(
-        target=f"{_PROMETHEUS}.__init__",
-        replacement=wrap_prometheus_init,
-        upstream_sha256="34121638e857f1f7",
-        **METRICS,
-        why="It empties the registry first, so metrics can only be registered after it.",
-    ),
-    Wrap(
-        target=f"{_PROMETHEUS}.record",
-        replacement=wrap_prometheus_record,
-        upstream_sha256="e06a5b11d5c6624b",
-        **METRICS,
-        why="Called with the statistics of every step, in every API server that is told of it.",
-    ),
+    wrap_prometheus_init,
+    wrap_prometheus_record,
     Add(
         target=f"{_LOGGING}.ascend_prefix_cache",
         replacement=None,
         **METRICS,
         why="Holds what the next line will tell; a default on the class for loggers without.",
     ),
-    Wrap(
-        target=f"{_LOGGING}.record",
-        replacement=wrap_logging_record,
-        upstream_sha256="349a6a9dd4b880aa",
-        **METRICS,
-        why="Sums up a logging interval.",
-    ),
-    Wrap(
-        target=f"{_LOGGING}.log",
-        replacement=wrap_log,
-        upstream_sha256="ff885767ae08b2fe",
-        **METRICS,
-        why="One line more, behind vLLM's own, when anything happened.",
-    ),
+    wrap_logging_record,
+    wrap_log,
 )

@@ -17,14 +17,22 @@ from vllm.v1.request import Request
 from vllm_ascend.core import single_type_kv_cache_manager as managers
 from vllm_ascend.core.layout.specs import counts_rows
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, changes
 
 _MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 _BASE = f"{_MODULE}:SingleTypeKVCacheManager"
 _WINDOW = f"{_MODULE}:SlidingWindowManager"
 
 
+@changes(
+    f"{_BASE}.cache_blocks",
+    "56f454398def9d3e",
+    RETENTION,
+    skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
+)
 def wrap_cache_blocks(original: Callable) -> Callable:
+    """Only blocks that can serve a hit at a kept boundary are entered."""
+
     def cache_blocks(
         self: SingleTypeKVCacheManager,
         request: Request,
@@ -46,7 +54,15 @@ def wrap_cache_blocks(original: Callable) -> Callable:
     return cache_blocks
 
 
+@changes(
+    f"{_MODULE}:MambaManager.cache_blocks",
+    "93bfc8477dbe8642",
+    RETENTION,
+    skip_if_present=f"{_MODULE}:MambaManager.cache_blocks(retention_interval)",
+)
 def wrap_mamba_cache_blocks(original: Callable) -> Callable:
+    """It overrides the base method and must take the same arguments."""
+
     def cache_blocks(
         self: MambaManager,
         request: Request,
@@ -60,7 +76,15 @@ def wrap_mamba_cache_blocks(original: Callable) -> Callable:
     return cache_blocks
 
 
+@changes(
+    f"{_MODULE}:CrossAttentionManager.cache_blocks",
+    "dd9074c00825e99f",
+    RETENTION,
+    skip_if_present=f"{_MODULE}:CrossAttentionManager.cache_blocks(retention_interval)",
+)
 def wrap_cross_attention_cache_blocks(original: Callable) -> Callable:
+    """It overrides the base method and must take the same arguments."""
+
     def cache_blocks(
         self: CrossAttentionManager,
         request: Request,
@@ -74,7 +98,15 @@ def wrap_cross_attention_cache_blocks(original: Callable) -> Callable:
     return cache_blocks
 
 
+@changes(
+    f"{_MODULE}:get_manager_for_kv_cache_spec",
+    "2474d51502ac06d6",
+    ROW_LAYOUT,
+    aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
+)
 def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
+    """vLLM looks managers up by exact class; Ascend's specs are subclasses."""
+
     def get_manager_for_kv_cache_spec(
         kv_cache_spec: KVCacheSpec,
         max_num_batched_tokens: int,
@@ -107,30 +139,9 @@ PATCHES: tuple[Patch, ...] = (
         why="Managers say which of their blocks can serve a hit.",
         skip_if_present=f"{_BASE}.reachable_block_mask",
     ),
-    Wrap(
-        target=f"{_BASE}.cache_blocks",
-        replacement=wrap_cache_blocks,
-        upstream_sha256="56f454398def9d3e",
-        **RETENTION,
-        why="Only blocks that can serve a hit at a kept boundary are entered.",
-        skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
-    ),
-    Wrap(
-        target=f"{_MODULE}:MambaManager.cache_blocks",
-        replacement=wrap_mamba_cache_blocks,
-        upstream_sha256="93bfc8477dbe8642",
-        **RETENTION,
-        why="It overrides the base method and must take the same arguments.",
-        skip_if_present=f"{_MODULE}:MambaManager.cache_blocks(retention_interval)",
-    ),
-    Wrap(
-        target=f"{_MODULE}:CrossAttentionManager.cache_blocks",
-        replacement=wrap_cross_attention_cache_blocks,
-        upstream_sha256="dd9074c00825e99f",
-        **RETENTION,
-        why="It overrides the base method and must take the same arguments.",
-        skip_if_present=f"{_MODULE}:CrossAttentionManager.cache_blocks(retention_interval)",
-    ),
+    wrap_cache_blocks,
+    wrap_mamba_cache_blocks,
+    wrap_cross_attention_cache_blocks,
     Add(
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),
@@ -145,12 +156,5 @@ PATCHES: tuple[Patch, ...] = (
         why="A window only needs the blocks of its tail before a kept boundary.",
         skip_if_present=f"{_WINDOW}.reachable_block_mask",
     ),
-    Wrap(
-        target=f"{_MODULE}:get_manager_for_kv_cache_spec",
-        replacement=wrap_get_manager_for_kv_cache_spec,
-        upstream_sha256="2474d51502ac06d6",
-        aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
-        **ROW_LAYOUT,
-        why="vLLM looks managers up by exact class; Ascend's specs are subclasses.",
-    ),
+    wrap_get_manager_for_kv_cache_spec,
 )

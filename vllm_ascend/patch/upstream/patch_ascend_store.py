@@ -19,7 +19,7 @@ from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 _PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
@@ -64,7 +64,15 @@ def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], N
     return __init__
 
 
+@changes(
+    f"{_PACKAGE}.config_data:get_block_hashes",
+    ("9899f77dd8865828", "5cf292f745ba86c9"),
+    UPSTREAM_CONNECTORS,
+    aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
+)
 def wrap_get_block_hashes(original: Callable) -> Callable:
+    """State blocks are finer than a granule, so a hash names several of them."""
+
     def get_block_hashes(
         block_hashes: Sequence[Any], group_block_size: int, hash_block_size: int
     ) -> Sequence[Any]:
@@ -88,7 +96,15 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
     return BlockHash(hashlib.sha256(_PLACE_DOMAIN + content + suffix).digest())
 
 
+@changes(
+    f"{_PACKAGE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
+    "0d5030bddbfedf1e",
+    UPSTREAM_CONNECTORS,
+)
 def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
+    """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
+    not."""
+
     def process_tokens_with_block_ids(self, *args, **kwargs) -> Iterator[Any]:
         for start, end, key, block_id in original(self, *args, **kwargs):
             if block_id > 0:
@@ -125,20 +141,6 @@ PATCHES: tuple[Patch, ...] = (
         "pages would read each other's.",
         **UPSTREAM_CONNECTORS,
     ),
-    Wrap(
-        target=f"{_PACKAGE}.config_data:get_block_hashes",
-        replacement=wrap_get_block_hashes,
-        upstream_sha256=("9899f77dd8865828", "5cf292f745ba86c9"),
-        aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
-        why="State blocks are finer than a granule, so a hash names several of them.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Wrap(
-        target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
-        replacement=wrap_process_tokens_with_block_ids,
-        upstream_sha256="0d5030bddbfedf1e",
-        why="Behind a hit, windows have null blocks; their page was stored under the keys of what "
-        "it is not.",
-        **UPSTREAM_CONNECTORS,
-    ),
+    wrap_get_block_hashes,
+    wrap_process_tokens_with_block_ids,
 )

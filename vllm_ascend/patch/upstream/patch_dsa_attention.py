@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.layout.block_sizes import get_dsv4_compressed_kv_block_size
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, Wrap, changes
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.worker.draft_slots import write_draft_slots
 from vllm_ascend.worker.state_window import current_state_window
@@ -35,7 +35,10 @@ _BUILDERS = {
 }
 
 
+@changes(f"{_LAYER}.get_kv_cache_spec", "acbaac96850e5432", CHECKOUT_BLOCK_SIZE)
 def wrap_get_kv_cache_spec(original: Callable) -> Callable:
+    """Compressed blocks of 128 rows are hard-coded."""
+
     def get_kv_cache_spec(self, vllm_config) -> KVCacheSpec | None:
         spec = original(self, vllm_config)
         if spec is None or not load_config().apply_dsv4_patch:
@@ -45,7 +48,11 @@ def wrap_get_kv_cache_spec(original: Callable) -> Callable:
     return get_kv_cache_spec
 
 
+@changes(f"{_BACKEND}.get_supported_kernel_block_sizes", "010b1e62ddbefba9", CHECKOUT_BLOCK_SIZE)
 def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
+    """The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; the
+    kernels take them."""
+
     def get_supported_kernel_block_sizes() -> list[int]:
         sizes = original()
         # vllm-ascend's own sizes stay in front: others take the first for the preferred one.
@@ -129,21 +136,8 @@ def _builder_patches(builder: str, build: str, build_for_drafting: str) -> tuple
 
 
 PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target=f"{_LAYER}.get_kv_cache_spec",
-        replacement=wrap_get_kv_cache_spec,
-        upstream_sha256="acbaac96850e5432",
-        **CHECKOUT_BLOCK_SIZE,
-        why="Compressed blocks of 128 rows are hard-coded.",
-    ),
-    Wrap(
-        target=f"{_BACKEND}.get_supported_kernel_block_sizes",
-        replacement=wrap_get_supported_kernel_block_sizes,
-        upstream_sha256="010b1e62ddbefba9",
-        **CHECKOUT_BLOCK_SIZE,
-        why="The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; "
-        "the kernels take them.",
-    ),
+    wrap_get_kv_cache_spec,
+    wrap_get_supported_kernel_block_sizes,
     _shifting_patch(
         f"{_V1}.build_prefill_metadata", lambda self: self.num_decodes, "1a782d89a97875f3"
     ),
