@@ -100,7 +100,8 @@ def test_a_runner_copies_behind_the_zeroing(monkeypatch):
     tensors = raw_tensors()
     config = SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=[], kv_cache_tensors=[])
     runner = Runner()
-    allocate = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors.replacement(lambda *args: tensors)
+    wrap = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors.replacement
+    allocate = wrap(lambda *args: tensors)
     assert allocate(runner, config) is tensors
     step(runner, None, zeroed=[])
     step(runner, [KVCacheBlockCopy(1, 4)], zeroed=[4])
@@ -110,7 +111,8 @@ def test_a_runner_copies_behind_the_zeroing(monkeypatch):
 
 def test_with_nothing_set_a_runner_allocates_as_it_always_did():
     config = SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=[], kv_cache_tensors=[])
-    allocate = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors.replacement(lambda *args: "anything")
+    wrap = patch_gpu_model_runner.wrap_allocate_kv_cache_tensors.replacement
+    allocate = wrap(lambda *args: "anything")
     runner = Runner()
     assert allocate(runner, config) == "anything"
     assert not len(runner.kv_cache_pages)

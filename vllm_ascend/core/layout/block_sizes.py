@@ -15,7 +15,6 @@ from vllm_ascend.core.layout.specs import granule_tokens, group_specs, tokens_pe
 from vllm_ascend.prefix_cache_config import (
     DSV4_COMPRESSED_BLOCK_SIZES,
     PrefixCacheConfig,
-    load_config,
 )
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
@@ -130,11 +129,12 @@ def dsv4_compressed_block_size(config: PrefixCacheConfig, cache_config: CacheCon
     return rows
 
 
-def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
+def dsv4_rows_per_block(compress_ratio: int, config: PrefixCacheConfig) -> int:
     """Return the rows per block of a DeepSeek-V4 group; the same for every ratio.
 
     Args:
         compress_ratio: Tokens per row: 0 or 1 (sliding window), 4 or 128.
+        config: The project's configuration; vLLM's is the one that is being set up, if any.
 
     Raises:
         ValueError: The ratio is none of DeepSeek-V4's, or the configured sizes contradict each
@@ -144,4 +144,4 @@ def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
         raise ValueError(f"compress_ratio ({compress_ratio}) must be 0, 1, 4 or 128")
     vllm_config = get_current_vllm_config_or_none()
     cache_config = None if vllm_config is None else vllm_config.cache_config
-    return dsv4_compressed_block_size(load_config(), cache_config)
+    return dsv4_compressed_block_size(config, cache_config)

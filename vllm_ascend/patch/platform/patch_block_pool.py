@@ -15,14 +15,11 @@ from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _CLASS = "vllm.v1.core.block_pool:BlockPool"
+_FRONT = {**RETENTION, "skip_if_present": f"{_CLASS}.free_blocks(prepend)"}
+_MASK = {**BLOCK_MASK, "skip_if_present": f"{_CLASS}.cache_full_blocks(block_mask)"}
 
 
-@changes(
-    f"{_CLASS}.__init__",
-    "14448f29d974b6ac",
-    RETENTION,
-    skip_if_present=f"{_CLASS}.free_blocks(prepend)",
-)
+@changes(f"{_CLASS}.__init__", "14448f29d974b6ac", _FRONT)
 def wrap_init(original: Callable) -> Callable:
     """A pool built without a coordinator follows the configuration, too. That of a coordinator of
     vLLM's is made stock again by whoever chose that one."""
@@ -34,12 +31,7 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
-@changes(
-    f"{_CLASS}.free_blocks",
-    "725bca2874bfa3e2",
-    RETENTION,
-    skip_if_present=f"{_CLASS}.free_blocks(prepend)",
-)
+@changes(f"{_CLASS}.free_blocks", "725bca2874bfa3e2", _FRONT)
 def wrap_free_blocks(original: Callable) -> Callable:
     """Blocks of running requests must not push cached prefixes out of the free queue."""
 
@@ -58,12 +50,7 @@ def wrap_free_blocks(original: Callable) -> Callable:
     return free_blocks
 
 
-@changes(
-    f"{_CLASS}.cache_full_blocks",
-    "79508f70207306db",
-    BLOCK_MASK,
-    skip_if_present=f"{_CLASS}.cache_full_blocks(block_mask)",
-)
+@changes(f"{_CLASS}.cache_full_blocks", "79508f70207306db", _MASK)
 def wrap_cache_full_blocks(original: Callable) -> Callable:
     """Blocks that can never serve a hit must not be cached."""
 
@@ -78,18 +65,11 @@ def wrap_cache_full_blocks(original: Callable) -> Callable:
         block_mask: Sequence[bool] | None = None,
     ) -> None:
         """Enter full blocks; with ``block_mask``, only those it allows."""
-        arguments = (
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-        )
+        where = (num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id)
         if block_mask is None:
-            original(self, *arguments)
+            original(self, request, blocks, *where)
         else:
-            block_pool.cache_full_blocks_masked(original, self, *arguments, block_mask)
+            block_pool.cache_full_blocks_masked(original, self, request, blocks, *where, block_mask)
 
     return cache_full_blocks
 
@@ -98,9 +78,8 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.scratch_first",
         replacement=False,
-        **RETENTION,
+        **_FRONT,
         why="Says whether freed blocks without a hash go to the front; off is stock vLLM.",
-        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
     ),
     wrap_init,
     wrap_free_blocks,

@@ -15,14 +15,10 @@ from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION
 from vllm_ascend.patch.table import Add, Patch, changes
 
 _CLASS = "vllm.v1.core.kv_cache_manager:KVCacheManager"
+_ALIGNMENT = {**RETENTION, "skip_if_present": f"{_CLASS}.__init__(scheduler_block_size)"}
 
 
-@changes(
-    f"{_CLASS}.__init__",
-    "bf8b98366d9722c8",
-    RETENTION,
-    skip_if_present=f"{_CLASS}.__init__(scheduler_block_size)",
-)
+@changes(f"{_CLASS}.__init__", "bf8b98366d9722c8", _ALIGNMENT)
 def wrap_init(original: Callable) -> Callable:
     """The coordinator must know the alignment that the scheduler works with."""
 
@@ -36,12 +32,7 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
-@changes(
-    f"{_CLASS}.get_computed_blocks",
-    "431438b9b2e3914e",
-    RETENTION,
-    skip_if_present=f"{_CLASS}.__init__(scheduler_block_size)",
-)
+@changes(f"{_CLASS}.get_computed_blocks", "431438b9b2e3914e", _ALIGNMENT)
 def wrap_get_computed_blocks(original: Callable) -> Callable:
     """A look-up is told hashes only; where a request leaves a cached prefix must be remembered for
     that request."""

@@ -15,7 +15,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     KVCacheTensor,
     MambaSpec,
-    UniformTypeKVCacheSpecs,
 )
 from vllm.v1.request import Request
 
@@ -72,14 +71,22 @@ def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
     return [group.kv_cache_spec for group in groups]
 
 
+@changes(
+    f"{_MODULE}:resolve_kv_cache_block_sizes",
+    "8d94b0117a0fa0f1",
+    ROW_LAYOUT,
+    aliases=("vllm.v1.engine.core:resolve_kv_cache_block_sizes",),
+)
 def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
+    """Alignment and hash granularity must follow tokens per block; vLLM reads block_size, which
+    counts rows in Ascend's specs."""
+
     def resolve_kv_cache_block_sizes(
         kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
     ) -> tuple[int, int]:
         config, specs = load_config(), group_specs(kv_cache_config)
-        hybrid = any(map(is_windowed, specs)) and not any(
-            isinstance(spec, MambaSpec) for spec in specs
-        )
+        has_mamba = any(isinstance(spec, MambaSpec) for spec in specs)
+        hybrid = any(map(is_windowed, specs)) and not has_mamba
         parallel = vllm_config.parallel_config
         ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
         # Context parallelism is Ascend's own; for other layouts vLLM refuses it.
@@ -91,59 +98,39 @@ def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
     return resolve_kv_cache_block_sizes
 
 
-def wrap_group_and_unify_kv_cache_specs(original: Callable) -> Callable:
-    def group_and_unify_kv_cache_specs(
-        kv_cache_spec: dict[str, KVCacheSpec],
-    ) -> list[UniformTypeKVCacheSpecs] | None:
-        if kv_cache_groups.has_row_layout(kv_cache_spec.values()):
-            return kv_cache_groups.group_specs_by_kind(kv_cache_spec)
-        return original(kv_cache_spec)
+def _for_row_layouts(
+    name: str, upstream_sha256: str, ours: Callable, specs_of: Callable, why: str
+) -> Wrap:
+    """Let ``ours`` answer where the specs, which ``specs_of`` takes from the arguments, say so."""
 
-    return group_and_unify_kv_cache_specs
+    def wrap(original: Callable) -> Callable:
+        def choose(*arguments: Any) -> Any:
+            is_ours = kv_cache_groups.has_row_layout(specs_of(*arguments))
+            return (ours if is_ours else original)(*arguments)
 
+        return choose
 
-def wrap_get_kv_cache_groups_uniform_groups(original: Callable) -> Callable:
-    def _get_kv_cache_groups_uniform_groups(
-        grouped_specs: list[UniformTypeKVCacheSpecs],
-    ) -> list[KVCacheGroupSpec]:
-        if kv_cache_groups.has_row_layout(grouped_specs):
-            return kv_cache_groups.split_into_groups(grouped_specs)
-        return original(grouped_specs)
-
-    return _get_kv_cache_groups_uniform_groups
+    return changes(f"{_MODULE}:{name}", upstream_sha256, ROW_LAYOUT, why=why)(wrap)
 
 
-def wrap_get_kv_cache_config_deepseek_v4(original: Callable) -> Callable:
-    def _get_kv_cache_config_deepseek_v4(
-        vllm_config: VllmConfig,
-        kv_cache_groups_: list[KVCacheGroupSpec],
-        available_memory: int,
-    ) -> tuple[int, list[KVCacheTensor]]:
-        if not kv_cache_groups.has_row_layout(_specs_of(kv_cache_groups_)):
-            return original(vllm_config, kv_cache_groups_, available_memory)
-        plan = kv_cache_groups.plan_tensors(kv_cache_groups_)
-        num_blocks = kv_cache_utils.may_override_num_blocks(
-            vllm_config, available_memory // plan.bytes_per_block
-        )
-        return num_blocks, plan.allocate(num_blocks)
-
-    return _get_kv_cache_config_deepseek_v4
+def _plan_tensors(
+    vllm_config: VllmConfig, groups: list[KVCacheGroupSpec], available_memory: int
+) -> tuple[int, list[KVCacheTensor]]:
+    plan = kv_cache_groups.plan_tensors(groups)
+    num_blocks = kv_cache_utils.may_override_num_blocks(
+        vllm_config, available_memory // plan.bytes_per_block
+    )
+    return num_blocks, plan.allocate(num_blocks)
 
 
-def wrap_pool_bytes_per_block(original: Callable) -> Callable:
-    def _pool_bytes_per_block(groups: list[KVCacheGroupSpec]) -> int:
-        if kv_cache_groups.has_row_layout(_specs_of(groups)):
-            return kv_cache_groups.plan_tensors(groups).bytes_per_block
-        return original(groups)
-
-    return _pool_bytes_per_block
-
-
+@changes(f"{_MODULE}:_max_memory_usage_bytes_from_groups", "0cfd47cdf5065319", ROW_LAYOUT)
 def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
+    """The start-up check must ask for the bytes of the planned tensors."""
+
     def _max_memory_usage_bytes_from_groups(
         vllm_config: VllmConfig, groups: list[KVCacheGroupSpec]
     ) -> int:
-        in_force = request_memory.max_memory_usage_bytes(vllm_config, groups)
+        in_force = request_memory.max_memory_usage_bytes(vllm_config, groups, load_config())
         if in_force is not None:
             return in_force
         if kv_cache_groups.has_row_layout(_specs_of(groups)):
@@ -161,7 +148,7 @@ def wrap_get_max_concurrency(original: Callable) -> Callable:
         vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> float:
         blocks = request_memory.blocks_of_longest_request(
-            vllm_config, kv_cache_config.kv_cache_groups
+            vllm_config, kv_cache_config.kv_cache_groups, load_config()
         )
         if blocks is None:
             return original(vllm_config, kv_cache_config)
@@ -169,19 +156,6 @@ def wrap_get_max_concurrency(original: Callable) -> Callable:
         return (kv_cache_config.num_blocks - 1) / blocks
 
     return get_max_concurrency_for_kv_cache_config
-
-
-def _row_layout_patch(
-    name: str, wrap: Callable, upstream_sha256: str, why: str, aliases: tuple[str, ...] = ()
-) -> Wrap:
-    return Wrap(
-        target=f"{_MODULE}:{name}",
-        replacement=wrap,
-        upstream_sha256=upstream_sha256,
-        aliases=aliases,
-        why=why,
-        **ROW_LAYOUT,
-    )
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -194,45 +168,37 @@ PATCHES: tuple[Patch, ...] = (
     ),
     wrap_get_request_block_hasher,
     wrap_generate_block_hash_extra_keys,
-    _row_layout_patch(
-        "resolve_kv_cache_block_sizes",
-        wrap_resolve_kv_cache_block_sizes,
-        "8d94b0117a0fa0f1",
-        "Alignment and hash granularity must follow tokens per block; vLLM reads block_size, "
-        "which counts rows in Ascend's specs.",
-        aliases=("vllm.v1.engine.core:resolve_kv_cache_block_sizes",),
-    ),
-    _row_layout_patch(
+    wrap_resolve_kv_cache_block_sizes,
+    _for_row_layouts(
         "group_and_unify_kv_cache_specs",
-        wrap_group_and_unify_kv_cache_specs,
         "0c5b3282a749ff8e",
+        kv_cache_groups.group_specs_by_kind,
+        lambda specs: specs.values(),
         "C4 and C128 blocks of equal rows cover different numbers of tokens: they need groups "
         "of their own.",
     ),
-    _row_layout_patch(
+    _for_row_layouts(
         "_get_kv_cache_groups_uniform_groups",
-        wrap_get_kv_cache_groups_uniform_groups,
         "0f2f756047c2ea7e",
+        kv_cache_groups.split_into_groups,
+        lambda grouped_specs: grouped_specs,
         "vLLM expects one compressed group in front; Ascend's layout has one per ratio.",
     ),
-    _row_layout_patch(
+    _for_row_layouts(
         "_get_kv_cache_config_deepseek_v4",
-        wrap_get_kv_cache_config_deepseek_v4,
         "2b964a158cdb46d5",
+        _plan_tensors,
+        lambda vllm_config, groups, available_memory: _specs_of(groups),
         "Tensors are planned over the page sizes of all groups, without tensors that no layer "
         "uses.",
     ),
-    _row_layout_patch(
+    _for_row_layouts(
         "_pool_bytes_per_block",
-        wrap_pool_bytes_per_block,
         "0439ce2f21d25f12",
+        lambda groups: kv_cache_groups.plan_tensors(groups).bytes_per_block,
+        _specs_of,
         "The bytes of a block must be those of the planned tensors.",
     ),
-    _row_layout_patch(
-        "_max_memory_usage_bytes_from_groups",
-        wrap_max_memory_usage_bytes_from_groups,
-        "0cfd47cdf5065319",
-        "The start-up check must ask for the bytes of the planned tensors.",
-    ),
+    wrap_max_memory_usage_bytes_from_groups,
     wrap_get_max_concurrency,
 )

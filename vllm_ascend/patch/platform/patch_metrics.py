@@ -10,11 +10,12 @@ logger, which is built after all plugins, takes every metric called ``vllm*`` ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import LoggingStatLogger, PrometheusStatLogger
-from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
@@ -58,44 +59,43 @@ def wrap_prometheus_init(original: Callable) -> Callable:
     return __init__
 
 
+def _handing_on(
+    original: Callable, take: Callable[[Any, CacheUpdate, int], None]
+) -> Callable[..., None]:
+    """Return a logger's ``record`` that lets ``take(logger, update, engine)`` have the update."""
+
+    def record(
+        self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx: int = 0
+    ) -> None:
+        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        update = None if scheduler_stats is None else scheduler_stats.ascend_prefix_cache
+        if update is not None:
+            take(self, update, engine_idx)
+
+    return record
+
+
 @changes(f"{_PROMETHEUS}.record", "e06a5b11d5c6624b", METRICS)
 def wrap_prometheus_record(original: Callable) -> Callable:
     """Called with the statistics of every step, in every API server that is told of it."""
 
-    def record(
-        self: PrometheusStatLogger,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: MultiModalCacheStats | None = None,
-        engine_idx: int = 0,
-    ) -> None:
-        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-        metrics, update = self.ascend_prefix_cache, _update_in(scheduler_stats)
-        if metrics is not None and update is not None:
-            metrics.record(update, engine_idx)
+    def take(logger: PrometheusStatLogger, update: CacheUpdate, engine: int) -> None:
+        if logger.ascend_prefix_cache is not None:
+            logger.ascend_prefix_cache.record(update, engine)
 
-    return record
+    return _handing_on(original, take)
 
 
 @changes(f"{_LOGGING}.record", "349a6a9dd4b880aa", METRICS)
 def wrap_logging_record(original: Callable) -> Callable:
     """Sums up a logging interval."""
 
-    def record(
-        self: LoggingStatLogger,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: MultiModalCacheStats | None = None,
-        engine_idx: int = 0,
-    ) -> None:
-        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-        update = _update_in(scheduler_stats)
-        if update is not None:
-            if self.ascend_prefix_cache is None:
-                self.ascend_prefix_cache = PrefixCacheSummary()
-            self.ascend_prefix_cache.observe(update, engine_idx)
+    def take(logger: LoggingStatLogger, update: CacheUpdate, engine: int) -> None:
+        if logger.ascend_prefix_cache is None:
+            logger.ascend_prefix_cache = PrefixCacheSummary()
+        logger.ascend_prefix_cache.observe(update, engine)
 
-    return record
+    return _handing_on(original, take)
 
 
 @changes(f"{_LOGGING}.log", "ff885767ae08b2fe", METRICS)
@@ -110,10 +110,6 @@ def wrap_log(original: Callable) -> Callable:
             _logger.info("%sPrefix cache: %s", self.log_prefix, line)
 
     return log
-
-
-def _update_in(scheduler_stats: SchedulerStats | None) -> CacheUpdate | None:
-    return None if scheduler_stats is None else scheduler_stats.ascend_prefix_cache
 
 
 PATCHES: tuple[Patch, ...] = (

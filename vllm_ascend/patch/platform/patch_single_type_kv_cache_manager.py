@@ -6,18 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
-from vllm.v1.core.single_type_kv_cache_manager import (
-    CrossAttentionManager,
-    MambaManager,
-    SingleTypeKVCacheManager,
-)
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request
 
 from vllm_ascend.core import single_type_kv_cache_manager as managers
 from vllm_ascend.core.layout.specs import counts_rows
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, changes
+from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
 _MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 _BASE = f"{_MODULE}:SingleTypeKVCacheManager"
@@ -54,48 +50,27 @@ def wrap_cache_blocks(original: Callable) -> Callable:
     return cache_blocks
 
 
-@changes(
-    f"{_MODULE}:MambaManager.cache_blocks",
-    "93bfc8477dbe8642",
-    RETENTION,
-    skip_if_present=f"{_MODULE}:MambaManager.cache_blocks(retention_interval)",
-)
-def wrap_mamba_cache_blocks(original: Callable) -> Callable:
+def _wrap_override(original: Callable) -> Callable:
     """It overrides the base method and must take the same arguments."""
 
     def cache_blocks(
-        self: MambaManager,
+        self: SingleTypeKVCacheManager,
         request: Request,
         num_tokens: int,
         retention_interval: int | None = None,
         alignment_tokens: int | None = None,
     ) -> None:
-        """Enter the states at block ends; retention does not thin them out."""
+        """Do what vLLM does: retention thins out no Mamba states, encoder states are refused."""
         original(self, request, num_tokens)
 
     return cache_blocks
 
 
-@changes(
-    f"{_MODULE}:CrossAttentionManager.cache_blocks",
-    "dd9074c00825e99f",
-    RETENTION,
-    skip_if_present=f"{_MODULE}:CrossAttentionManager.cache_blocks(retention_interval)",
-)
-def wrap_cross_attention_cache_blocks(original: Callable) -> Callable:
-    """It overrides the base method and must take the same arguments."""
-
-    def cache_blocks(
-        self: CrossAttentionManager,
-        request: Request,
-        num_tokens: int,
-        retention_interval: int | None = None,
-        alignment_tokens: int | None = None,
-    ) -> None:
-        """Raise, as vLLM does: encoder states are never shared."""
-        original(self, request, num_tokens)
-
-    return cache_blocks
+def _override(manager: str, upstream_sha256: str) -> Wrap:
+    target = f"{_MODULE}:{manager}.cache_blocks"
+    evidence = f"{target}(retention_interval)"
+    make = changes(target, upstream_sha256, RETENTION, skip_if_present=evidence)
+    return make(_wrap_override)
 
 
 @changes(
@@ -140,8 +115,8 @@ PATCHES: tuple[Patch, ...] = (
         skip_if_present=f"{_BASE}.reachable_block_mask",
     ),
     wrap_cache_blocks,
-    wrap_mamba_cache_blocks,
-    wrap_cross_attention_cache_blocks,
+    _override("MambaManager", "93bfc8477dbe8642"),
+    _override("CrossAttentionManager", "dd9074c00825e99f"),
     Add(
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),

@@ -19,7 +19,7 @@ from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
-from vllm_ascend.patch.table import Add, Patch, Wrap, changes
+from vllm_ascend.patch.table import Add, Patch, changes
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 _PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
@@ -35,11 +35,21 @@ def _hash_size_left_to_us(cache_config: CacheConfig) -> Iterator[None]:
         cache_config.hash_block_size = explicit
 
 
+@changes(
+    f"{_PACKAGE}.pool_scheduler:KVPoolScheduler.__init__", "ffdf7f3dd3fc352d", UPSTREAM_CONNECTORS
+)
 def wrap_scheduler_init(original: Callable) -> Callable:
+    """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
+    the granule."""
     return _wrap_init(original, lambda scheduler, contract: None)
 
 
+@changes(f"{_PACKAGE}.pool_worker:KVPoolWorker.__init__", "17ce4ede492bc745", UPSTREAM_CONNECTORS)
 def wrap_worker_init(original: Callable) -> Callable:
+    """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
+    the granule. Keys do not tell layouts apart: engines with other block sizes or pages would
+    read each other's."""
+
     def name_layout(worker: Any, contract: KVTransferContract) -> None:
         worker.token_database.hash_block_size = contract.hash_block_size
         # The database makes its keys from the same object.
@@ -113,11 +123,6 @@ def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
     return process_tokens_with_block_ids
 
 
-_REAL_HASH_SIZE = (
-    "It takes the smallest group's rows for the tokens of a request hash; the hash granularity is "
-    "the granule."
-)
-
 PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_GRANULES}",
@@ -126,21 +131,8 @@ PATCHES: tuple[Patch, ...] = (
         "where a request loads.",
         **UPSTREAM_CONNECTORS,
     ),
-    Wrap(
-        target=f"{_PACKAGE}.pool_scheduler:KVPoolScheduler.__init__",
-        replacement=wrap_scheduler_init,
-        upstream_sha256="ffdf7f3dd3fc352d",
-        why=_REAL_HASH_SIZE,
-        **UPSTREAM_CONNECTORS,
-    ),
-    Wrap(
-        target=f"{_PACKAGE}.pool_worker:KVPoolWorker.__init__",
-        replacement=wrap_worker_init,
-        upstream_sha256="17ce4ede492bc745",
-        why=_REAL_HASH_SIZE + " Keys do not tell layouts apart: engines with other block sizes or "
-        "pages would read each other's.",
-        **UPSTREAM_CONNECTORS,
-    ),
+    wrap_scheduler_init,
+    wrap_worker_init,
     wrap_get_block_hashes,
     wrap_process_tokens_with_block_ids,
 )

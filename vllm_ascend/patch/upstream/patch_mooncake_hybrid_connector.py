@@ -19,7 +19,7 @@ from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.core.connectors.kv_transfer_contract import ContractError, KVTransferContract
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
 _MODULE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 _CONTRACT_FIELD = "kv_transfer_contract"
@@ -94,7 +94,12 @@ class ContractDecoder:
             )
 
 
+@changes(
+    f"{_MODULE}:MooncakeConnectorWorker.register_kv_caches", "30cf1f3b7c0ff1b6", UPSTREAM_CONNECTORS
+)
 def wrap_register_kv_caches(original: Callable) -> Callable:
+    """The threads that it starts must know how this side lays its KV cache out."""
+
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         with _contract_of(self):
             original(self, kv_caches)
@@ -102,7 +107,10 @@ def wrap_register_kv_caches(original: Callable) -> Callable:
     return register_kv_caches
 
 
+@changes(f"{_MODULE}:KVCacheSendingThread.__init__", "8772fc7217712f7c", UPSTREAM_CONNECTORS)
 def wrap_sending_thread_init(original: Callable) -> Callable:
+    """The metadata that a decode side asks for says how pages are laid out."""
+
     def __init__(self, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
         contract = _CONTRACT.get()
@@ -114,7 +122,11 @@ def wrap_sending_thread_init(original: Callable) -> Callable:
     return __init__
 
 
+@changes(f"{_MODULE}:KVCacheRecvingThread.__init__", "03fa8d452aa4134e", UPSTREAM_CONNECTORS)
 def wrap_receiving_thread_init(original: Callable) -> Callable:
+    """It reads the block size that it is sent, and never compares it: with unequal sizes every
+    byte arrives, in the wrong place."""
+
     def __init__(self, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
         self.failed_blocks_lock = threading.Lock()
@@ -152,20 +164,16 @@ def get_block_ids_with_load_errors(self) -> set[int]:
     return failed
 
 
-def _wrap(name: str, replacement: Callable, digest: str, why: str) -> Wrap:
-    return Wrap(
-        target=f"{_MODULE}:{name}",
-        replacement=replacement,
-        upstream_sha256=digest,
-        why=why,
-        **UPSTREAM_CONNECTORS,
-    )
-
-
 _FAILED_PULL = (
     "A pull that fails is logged and then counted as done: the request would be decoded from what "
     "lay in its blocks before."
 )
+
+
+def _pull(name: str, upstream_sha256: str) -> Wrap:
+    target = f"{_MODULE}:KVCacheRecvingThread.{name}"
+    return changes(target, upstream_sha256, UPSTREAM_CONNECTORS, why=_FAILED_PULL)(wrap_transfer)
+
 
 PATCHES: tuple[Patch, ...] = (
     Add(
@@ -180,32 +188,9 @@ PATCHES: tuple[Patch, ...] = (
         why=_FAILED_PULL,
         **UPSTREAM_CONNECTORS,
     ),
-    _wrap(
-        "MooncakeConnectorWorker.register_kv_caches",
-        wrap_register_kv_caches,
-        "30cf1f3b7c0ff1b6",
-        "The threads that it starts must know how this side lays its KV cache out.",
-    ),
-    _wrap(
-        "KVCacheSendingThread.__init__",
-        wrap_sending_thread_init,
-        "8772fc7217712f7c",
-        "The metadata that a decode side asks for says how pages are laid out.",
-    ),
-    _wrap(
-        "KVCacheRecvingThread.__init__",
-        wrap_receiving_thread_init,
-        "03fa8d452aa4134e",
-        "It reads the block size that it is sent, and never compares it: with unequal sizes every "
-        "byte arrives, in the wrong place.",
-    ),
-    _wrap(
-        "KVCacheRecvingThread._transfer_kv_cache_all_groups",
-        wrap_transfer,
-        "1b12f319a8e4e19d",
-        _FAILED_PULL,
-    ),
-    _wrap(
-        "KVCacheRecvingThread._transfer_kv_cache", wrap_transfer, "207375aff05d535f", _FAILED_PULL
-    ),
+    wrap_register_kv_caches,
+    wrap_sending_thread_init,
+    wrap_receiving_thread_init,
+    _pull("_transfer_kv_cache_all_groups", "1b12f319a8e4e19d"),
+    _pull("_transfer_kv_cache", "207375aff05d535f"),
 )

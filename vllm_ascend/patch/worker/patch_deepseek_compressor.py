@@ -20,7 +20,7 @@ from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSl
 from vllm_ascend.core.layout import dsv4_layout as layout
 from vllm_ascend.core.layout.block_sizes import (
     DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE,
-    get_dsv4_compressed_kv_block_size,
+    dsv4_rows_per_block,
 )
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
 from vllm_ascend.patch.installer import install
@@ -34,11 +34,11 @@ def block_sizes_in_force() -> layout.Dsv4BlockSizes:
     """Return the geometry of this device: the configured one, or 128 rows while we are off.
 
     Raises:
-        ValueError: See :func:`get_dsv4_compressed_kv_block_size`.
+        ValueError: See :func:`dsv4_rows_per_block`.
     """
-    rows = DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE
-    if load_config().apply_dsv4_patch:
-        rows = get_dsv4_compressed_kv_block_size(1)
+    config, rows = load_config(), DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE
+    if config.apply_dsv4_patch:
+        rows = dsv4_rows_per_block(1, config)
     return layout.dsv4_block_sizes(rows, _device())
 
 
@@ -50,13 +50,17 @@ def _device() -> layout.Dsv4Device:
     return layout.A5 if get_ascend_device_type() == AscendDeviceType.A5 else layout.A3
 
 
-def _dsa_backend() -> type[AttentionBackend]:
-    from vllm_ascend.attention.dsa_v1 import AscendDSABackend
+class _OnDsaBackend:
+    """A layer whose metadata vllm-ascend's backend builds."""
 
-    return AscendDSABackend
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        """Return the backend."""
+        from vllm_ascend.attention.dsa_v1 import AscendDSABackend
+
+        return AscendDSABackend
 
 
-class AscendCompressorStateCache(CompressorStateCache):
+class AscendCompressorStateCache(_OnDsaBackend, CompressorStateCache):
     """The running sums of one compressor.
 
     Args:
@@ -72,12 +76,7 @@ class AscendCompressorStateCache(CompressorStateCache):
     """
 
     def __init__(
-        self,
-        state_dim: int,
-        dtype: torch.dtype,
-        compress_ratio: int,
-        block_size: int,
-        prefix: str,
+        self, state_dim: int, dtype: torch.dtype, compress_ratio: int, block_size: int, prefix: str
     ) -> None:
         torch.nn.Module.__init__(self)
         if dtype != torch.float32:
@@ -116,12 +115,8 @@ class AscendCompressorStateCache(CompressorStateCache):
     def forward(self) -> None:
         """Compute nothing: the layer only owns a cache."""
 
-    def get_attn_backend(self) -> type[AttentionBackend]:
-        """Return the backend that builds the layer's metadata."""
-        return _dsa_backend()
 
-
-class AscendDeepseekV4IndexerCache(DeepseekV4IndexerCache):
+class AscendDeepseekV4IndexerCache(_OnDsaBackend, DeepseekV4IndexerCache):
     """The indexer's keys, one scale beside each."""
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
@@ -138,12 +133,8 @@ class AscendDeepseekV4IndexerCache(DeepseekV4IndexerCache):
             scale_dtype=torch.float32 if _device() is layout.A5 else torch.float16,
         )
 
-    def get_attn_backend(self) -> type[AttentionBackend]:
-        """Return the backend that builds the layer's metadata."""
-        return _dsa_backend()
 
-
-class AscendDeepseekV4SWACache(DeepseekV4SWACache):
+class AscendDeepseekV4SWACache(_OnDsaBackend, DeepseekV4SWACache):
     """The rows of a sliding window.
 
     For the arguments see vLLM's class; ``dtype`` is what is stored.
@@ -165,10 +156,6 @@ class AscendDeepseekV4SWACache(DeepseekV4SWACache):
             cache_dtype_str=self.cache_config.cache_dtype,
             model_version=_MODEL_VERSION,
         )
-
-    def get_attn_backend(self) -> type[AttentionBackend]:
-        """Return the backend that builds the layer's metadata."""
-        return _dsa_backend()
 
 
 def _cache_layer(
