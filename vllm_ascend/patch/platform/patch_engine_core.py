@@ -40,8 +40,8 @@ def wrap_validate_block_size(original: Callable) -> Callable:
     def validate_block_size(self: VllmConfig) -> None:
         """Validate, after undoing EngineCore's ``block_size = min(group block sizes)``.
 
-        It is the next thing EngineCore does after overwriting the configured size, and before
-        executors are told: so no process ever sees the smallest group's size.
+        There is no plainer place: the size is overwritten inline, this call reads it next, and
+        behind it, still within the same function, executors are told.
         """
         configured = _CONFIGURED_BLOCK_SIZE.get()
         if configured is not None:
@@ -51,7 +51,4 @@ def wrap_validate_block_size(original: Callable) -> Callable:
     return validate_block_size
 
 
-PATCHES: tuple[Patch, ...] = (
-    wrap_initialize_kv_caches,
-    wrap_validate_block_size,
-)
+PATCHES: tuple[Patch, ...] = (wrap_initialize_kv_caches, wrap_validate_block_size)

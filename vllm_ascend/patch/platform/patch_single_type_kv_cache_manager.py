@@ -20,12 +20,13 @@ _BASE = f"{_MODULE}:SingleTypeKVCacheManager"
 _WINDOW = f"{_MODULE}:SlidingWindowManager"
 
 
-@changes(
-    f"{_BASE}.cache_blocks",
-    "56f454398def9d3e",
-    RETENTION,
-    skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
-)
+def _of_manager(manager: str, upstream_sha256: str) -> Callable[[Callable], Wrap]:
+    target = f"{_MODULE}:{manager}.cache_blocks"
+    evidence = f"{target}(retention_interval)"
+    return changes(target, upstream_sha256, RETENTION, skip_if_present=evidence)
+
+
+@_of_manager("SingleTypeKVCacheManager", "56f454398def9d3e")
 def wrap_cache_blocks(original: Callable) -> Callable:
     """Only blocks that can serve a hit at a kept boundary are entered."""
 
@@ -64,13 +65,6 @@ def _wrap_override(original: Callable) -> Callable:
         original(self, request, num_tokens)
 
     return cache_blocks
-
-
-def _override(manager: str, upstream_sha256: str) -> Wrap:
-    target = f"{_MODULE}:{manager}.cache_blocks"
-    evidence = f"{target}(retention_interval)"
-    make = changes(target, upstream_sha256, RETENTION, skip_if_present=evidence)
-    return make(_wrap_override)
 
 
 @changes(
@@ -115,8 +109,8 @@ PATCHES: tuple[Patch, ...] = (
         skip_if_present=f"{_BASE}.reachable_block_mask",
     ),
     wrap_cache_blocks,
-    _override("MambaManager", "93bfc8477dbe8642"),
-    _override("CrossAttentionManager", "dd9074c00825e99f"),
+    _of_manager("MambaManager", "93bfc8477dbe8642")(_wrap_override),
+    _of_manager("CrossAttentionManager", "dd9074c00825e99f")(_wrap_override),
     Add(
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),
