@@ -171,11 +171,7 @@ def plan(
     """
     table = tuple(patches)
     live = _live(table)
-    problems: list[str] = []
-    if live is not None:
-        checked = live.plan
-    else:
-        checked, problems = _check(table, vllm_version or _running_vllm())
+    checked, problems = (live.plan, []) if live else _check(table, vllm_version or _running_vllm())
     version = checked.vllm_version
     unavailable = {row.feature for row in checked.rows if row.status == NOT_AVAILABLE}
     missing = sorted(unavailable & set(required_features))

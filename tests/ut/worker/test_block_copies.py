@@ -91,7 +91,7 @@ def step(runner: Runner, copies: list[KVCacheBlockCopy] | None, zeroed: list[int
     assert output.kv_cache_block_copies is None
     if copies:
         output.kv_cache_block_copies = copies
-    wrapped = patch_gpu_model_runner.wrap_update_states(original)
+    wrapped = patch_gpu_model_runner.wrap_update_states.replacement(original)
     assert wrapped(runner, output) == "corrections"
 
 
