@@ -23,9 +23,9 @@ from tests.ut.worker.flash import block_tables, flash_groups
 from vllm_ascend.attention.context_parallel.dsa_cp import AscendDSACPMetadataBuilder
 from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAMetadataBuilder
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
-from vllm_ascend.core.layout.block_sizes import get_dsv4_compressed_kv_block_size
 from vllm_ascend.core.layout.specs import tokens_per_block
 from vllm_ascend.models.layer.attention.layer import DSAAttention
+from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
 from vllm_ascend.utils import AscendDeviceType, get_compressed_pos_and_indices
 
 # --block-size -> rows of C4/C128/indexer, window, C4 state, C128 state; indexer and other pages.

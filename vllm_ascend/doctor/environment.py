@@ -41,7 +41,7 @@ def variable_rows(environ: Mapping[str, str]) -> tuple[VariableRow, ...]:
 
 def _row(variable: Variable, environ: Mapping[str, str], config: PrefixCacheConfig) -> VariableRow:
     raw = environ.get(variable.name, "")
-    in_force = variable.default if variable.field is None else getattr(config, variable.field)
+    in_force = getattr(config, variable.field)
     if _complaint(variable, environ):
         source, value = "invalid", raw
     elif raw:

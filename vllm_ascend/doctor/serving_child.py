@@ -71,7 +71,7 @@ def _plugins() -> dict[str, Any]:
         "entries": [
             {
                 "name": point.name,
-                "allowed": allowed is None or point.name in allowed,
+                "allowed": _is_allowed(point.name, allowed),
                 "failed": _load_failure(point) if _is_allowed(point.name, allowed) else None,
             }
             for point in mine
@@ -109,7 +109,7 @@ def _patches() -> list[dict[str, str]]:
     except ImportError:
         return []  # a vllm-ascend without this project, or a package that cannot be imported
     rows = _rows_of_tables(_modules_with_tables())
-    over_checkout = _platform_of_checkout().is_file()
+    over_checkout = importlib.import_module(f"{_PACKAGE}.deployment").is_over_checkout()
     # Only now: importing what serving did not import may install it.
     for module in list(_unloaded_modules()):
         try:
@@ -124,11 +124,6 @@ def _patches() -> list[dict[str, str]]:
         workers = [m for m in _modules_with_tables() if m.__name__.startswith(_WORKER)]
         rows.update(_rows_of_tables(workers))
     return list(rows.values())
-
-
-def _platform_of_checkout() -> Path:
-    package = importlib.import_module(_PACKAGE)
-    return Path(str(package.__file__)).parent / "platform.py"
 
 
 def _modules_with_tables() -> list[Any]:
@@ -225,7 +220,7 @@ def _rows_refused(patches: tuple[Any, ...]) -> dict[str, dict[str, str]]:
     planner = importlib.import_module(f"{_PACKAGE}.patch.planner")
     version = importlib.import_module("vllm").__version__
     if version.split("+")[0] == planner.SUPPORTED_VLLM:
-        _, problems = planner.plan_supported(patches, "vllm")
+        _, problems = planner.plan_supported(patches)
     else:
         _, problems = planner.plan_other(patches, version)
     rows = {}

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from vllm_ascend.patch.table import Override, Patch
+from vllm_ascend.patch.table import Patch
 from vllm_ascend.patch.upstream.source import PACKAGE
 
 PATCH_LIST = Path(__file__).with_name("patches.json")
@@ -52,7 +52,7 @@ def render(patches: Iterable[Patch]) -> str:
                 target=patch.target,
                 feature=patch.feature,
                 why=patch.why,
-                digests=patch.known_digests if isinstance(patch, Override) else (),
+                digests=patch.known_digests,
             )
         )
         for patch in patches

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -18,6 +17,7 @@ from vllm_ascend.patch.planner import (
     Change,
     PatchStatus,
     is_present,
+    modules_of,
     plan_other,
     plan_supported,
 )
@@ -54,7 +54,8 @@ class Installation:
         recorded = {(id(change.owner), change.name) for change in self._changes}
         return [
             Change(module, name, ours[id(value)].old, value)
-            for module in _modules_of(self.plan.holder_prefix)
+            for package in {patch.package for patch in self.plan.patches}
+            for _, module in modules_of(package)
             for name, value in list(vars(module).items())
             if id(value) in ours and (id(module), name) not in recorded
         ]
@@ -66,7 +67,6 @@ class Plan:
 
     patches: tuple[Patch, ...]
     vllm_version: str
-    holder_prefix: str
     rows: tuple[PatchStatus, ...]
     changes: tuple[Change, ...]
 
@@ -82,7 +82,11 @@ class Plan:
         live = _live(self.patches)
         if live is not None:
             return live
-        stale = [change.where for change in self.changes if not _is_untouched(change)]
+        stale = [
+            change.where
+            for change in self.changes
+            if vars(change.owner).get(change.name, change.old) is not change.old
+        ]
         if stale:
             raise PatchError(f"changed since it was planned: {', '.join(stale)}")
         done: list[Change] = []
@@ -118,16 +122,6 @@ def _sorted(table: Sequence[Patch]) -> list[Patch]:
     return sorted(table, key=lambda patch: patch.target)
 
 
-def _is_untouched(change: Change) -> bool:
-    return vars(change.owner).get(change.name, change.old) is change.old
-
-
-def _modules_of(package: str) -> Iterator[ModuleType]:
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and name.split(".")[0] == package:
-            yield module
-
-
 def refuse_unknown_vllm(marker: str, *, vllm_version: str | None = None) -> None:
     """Refuse a vLLM that is neither the supported one nor has the feature named by ``marker``.
 
@@ -151,19 +145,10 @@ def install(
     *,
     required_features: Collection[str] = (),
     vllm_version: str | None = None,
-    holder_prefix: str = "vllm",
 ) -> Installation:
-    """Plan and install a table; return the live installation if it is in force already.
-
-    Raises:
-        PatchError: See :func:`plan`.
-    """
-    return plan(
-        patches,
-        required_features=required_features,
-        vllm_version=vllm_version,
-        holder_prefix=holder_prefix,
-    ).install()
+    """Plan a table and install it; for arguments and errors see :func:`plan`."""
+    checked = plan(patches, required_features=required_features, vllm_version=vllm_version)
+    return checked.install()
 
 
 def plan(
@@ -171,7 +156,6 @@ def plan(
     *,
     required_features: Collection[str] = (),
     vllm_version: str | None = None,
-    holder_prefix: str = "vllm",
 ) -> Plan:
     """Check a table against the running vLLM without changing anything.
 
@@ -181,23 +165,16 @@ def plan(
         patches: The table.
         required_features: Features without which the caller cannot go on.
         vllm_version: The running version; vLLM's own word by default.
-        holder_prefix: Top-level package whose modules are searched for undeclared holders.
 
     Raises:
         PatchError: One message with everything that does not fit.
     """
     table = tuple(patches)
     live = _live(table)
-    problems: list[str] = []
-    if live is not None:
-        checked = live.plan
-    else:
-        checked, problems = _check(table, vllm_version or _running_vllm(), holder_prefix)
-    missing = sorted(
-        {row.feature for row in checked.rows if row.status == NOT_AVAILABLE}
-        & set(required_features)
-    )
+    checked, problems = (live.plan, []) if live else _check(table, vllm_version or _running_vllm())
     version = checked.vllm_version
+    unavailable = {row.feature for row in checked.rows if row.status == NOT_AVAILABLE}
+    missing = sorted(unavailable & set(required_features))
     if missing:
         problems.append(f"required but not available on vLLM {version}: {', '.join(missing)}")
     if problems:
@@ -205,15 +182,15 @@ def plan(
     return checked
 
 
-def _check(table: tuple[Patch, ...], version: str, holder_prefix: str) -> tuple[Plan, list[str]]:
+def _check(table: tuple[Patch, ...], version: str) -> tuple[Plan, list[str]]:
     """Return the plan and everything that speaks against it."""
     changes: list[Change] = []
     if _is_supported(version):
-        changes, problems = plan_supported(table, holder_prefix)
+        changes, problems = plan_supported(table)
         rows = [PatchStatus(p.target, p.feature, APPLIED, p.why) for p in table]
     else:
         rows, problems = plan_other(table, version)
-    return Plan(table, version, holder_prefix, tuple(rows), tuple(changes)), problems
+    return Plan(table, version, tuple(rows), tuple(changes)), problems
 
 
 def _running_vllm() -> str:

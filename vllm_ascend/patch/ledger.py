@@ -19,8 +19,9 @@ from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.features import DSV4_ON_CPU
-from vllm_ascend.patch.table import Add, AddField, Override, Patch, Rebind, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, Rebind, Wrap
 
+_KINDS = {Add: "added", AddField: "added field", Wrap: "changed", Rebind: "replaced"}
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
 
 
@@ -69,7 +70,7 @@ def render(patches: Sequence[Patch]) -> str:
     for feature, members in features.items():
         lines += ["", f"## {feature}", "", "| target | change | why | guard |", "|---|---|---|---|"]
         lines += [
-            f"| `{patch.target}`{_holders(patch)} | {_kind(patch)} | {patch.why} "
+            f"| `{patch.target}`{_holders(patch)} | {_KINDS[type(patch)]} | {patch.why} "
             f"| {_guard(patch)} |"
             for patch in members
         ]
@@ -85,18 +86,11 @@ def _holders(patch: Patch) -> str:
     return ""
 
 
-def _kind(patch: Patch) -> str:
-    kinds = {Add: "added", AddField: "added field", Wrap: "changed", Rebind: "replaced"}
-    return kinds[type(patch)]
-
-
 def _guard(patch: Patch) -> str:
-    own = "must be absent"
-    if isinstance(patch, Override):
-        own = f"source digest {' or '.join(f'`{digest}`' for digest in patch.known_digests)}"
-    if patch.skip_if_present is None:
-        return own
-    return f"{own}; left to a vLLM that has `{patch.skip_if_present}`"
+    digests = " or ".join(f"`{digest}`" for digest in patch.known_digests)
+    own = f"source digest {digests}" if digests else "must be absent"
+    evidence = patch.skip_if_present
+    return own if evidence is None else f"{own}; left to a vLLM that has `{evidence}`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,22 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args(arguments).check
     patches = collect_patches()
-    texts = {
-        LEDGER: render(patches),
-        PATCH_LIST: patch_list.render(
-            patch for patch in patches if patch.feature != DSV4_ON_CPU["feature"]
-        ),
-    }
-    if not check:
-        for path, text in texts.items():
+    over_checkout = [patch for patch in patches if patch.feature != DSV4_ON_CPU["feature"]]
+    texts = {LEDGER: render(patches), PATCH_LIST: patch_list.render(over_checkout)}
+    stale = []
+    for path, text in texts.items():
+        if not check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        return 0
-    stale = [
-        path.name
-        for path, text in texts.items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(path.name)
     if stale:
         print(f"{', '.join(stale)} stale: run `make ledger`", file=sys.stderr)
     return 1 if stale else 0

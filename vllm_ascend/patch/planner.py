@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a patch table against the running vLLM and says what would be set, changing nothing."""
+"""Checks a patch table against the running vLLM and says what would be set, changing nothing.
+
+Problems are collected, not raised: whoever asks shall read all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
@@ -73,7 +76,7 @@ class Change:
         return f"{self.owner.__name__}.{self.name}"
 
 
-def plan_supported(table: Sequence[Patch], holder_prefix: str) -> tuple[list[Change], list[str]]:
+def plan_supported(table: Sequence[Patch]) -> tuple[list[Change], list[str]]:
     """Check every patch against the supported vLLM.
 
     Returns:
@@ -81,83 +84,70 @@ def plan_supported(table: Sequence[Patch], holder_prefix: str) -> tuple[list[Cha
     """
     # Three passes: finding a target or building a replacement may import a module that takes
     # another target's original through ``from ... import``; holders are looked for last.
-    sites, problems = _find_targets(table)
-    planned: list[tuple[Patch, Change]] = []
-    for patch, owner, name in sites:
-        change, complaints = _plan_target(patch, owner, name, holder_prefix)
-        problems.extend(complaints)
-        if change is not None:
-            planned.append((patch, change))
-    changes = [change for _, change in planned]
-    for patch, change in planned:
-        if isinstance(patch, Wrap):
-            alias_changes, complaints = _plan_aliases(patch, change, holder_prefix)
-            changes.extend(alias_changes)
-            problems.extend(complaints)
-        elif isinstance(patch, Rebind):
-            known = {*patch.keepers, *(other.target for other in table)}
-            problems.extend(_undeclared(patch, change, known, holder_prefix, "keeper"))
-        elif isinstance(patch, AddField):
-            declaration, complaints = _plan_field(patch, change)
-            changes.extend(declaration)
-            problems.extend(complaints)
-    return changes, [*_named_twice(table, changes), *problems]
-
-
-def _find_targets(table: Sequence[Patch]) -> tuple[list[tuple[Patch, Any, str]], list[str]]:
-    sites: list[tuple[Patch, Any, str]] = []
     problems: list[str] = []
+    sites: list[tuple[Patch, Any, str]] = []
     for patch in table:
         try:
             sites.append((patch, *resolve(patch.target)))
         except (ImportError, AttributeError) as error:  # noqa: PERF203 - name them all
             problems.append(f"{patch.target} does not exist ({error})")
-    return sites, problems
+    planned = [(site[0], _plan_target(*site, problems)) for site in sites]
+    changes = [change for _, change in planned if change is not None]
+    for patch, change in planned:
+        if change is None:
+            continue
+        if isinstance(patch, AddField):
+            changes += _plan_field(patch, change, problems)
+        elif isinstance(patch, Wrap):
+            changes += _plan_aliases(patch, change, problems)
+            problems += _undeclared(patch, change, {*patch.aliases, patch.target}, "alias")
+        elif isinstance(patch, Rebind):
+            known = {*patch.keepers, *(other.target for other in table)}
+            problems += _undeclared(patch, change, known, "keeper")
+    return changes, [*_named_twice(table, changes), *problems]
 
 
-def _plan_target(
-    patch: Patch, owner: Any, name: str, holder_prefix: str
-) -> tuple[Change | None, list[str]]:
+def _plan_target(patch: Patch, owner: Any, name: str, problems: list[str]) -> Change | None:
     old = vars(owner).get(name, _ABSENT)
     if isinstance(patch, Add):
-        problems = [] if old is _ABSENT else [f"{patch.target} exists already"]
-        return Change(owner, name, _ABSENT, patch.replacement), problems
-    assert isinstance(patch, Wrap | Rebind)
+        if old is not _ABSENT:
+            problems.append(f"{patch.target} exists already")
+        return Change(owner, name, _ABSENT, patch.replacement)
+    assert isinstance(patch, Override)
     if old is _ABSENT:
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
-        return None, [f"{patch.target} is not defined on its owner{inherited}"]
-    problems = _check_source(patch, old, holder_prefix)
-    new = patch.replacement if isinstance(patch, Rebind) else replacement(patch, old)
-    return Change(owner, name, old, new), problems
+        problems.append(f"{patch.target} is not defined on its owner{inherited}")
+        return None
+    problems += _check_source(patch, old)
+    return Change(owner, name, old, replacement(patch, old))
 
 
-def _plan_field(patch: AddField, change: Change) -> tuple[list[Change], list[str]]:
-    """Declare the field where dataclasses and msgspec look; the attribute itself is planned."""
+def _plan_field(patch: AddField, change: Change, problems: list[str]) -> list[Change]:
+    """Declare the field where dataclasses and msgspec look; the attribute itself is planned.
+
+    There is no plainer way: msgspec reads a class's fields from these two attributes, and decodes
+    a subclass as the class that the message around it names, a msgspec.Struct.
+    """
     owner, name = change.owner, change.name
-    fields = vars(owner).get("__dataclass_fields__")
-    if fields is None:
-        return [], [f"{patch.target} is not on a dataclass"]
+    if "__dataclass_fields__" not in vars(owner):
+        problems.append(f"{patch.target} is not on a dataclass")
+        return []
     # init=False: dataclasses.replace() must not hand it to a constructor that does not know it.
     new_field = field(default=patch.replacement, init=False, repr=False, compare=False)
-    made = make_dataclass(owner.__name__, [(name, patch.type, new_field)])
+    made = vars(make_dataclass(owner.__name__, [(name, patch.type, new_field)]))
     return [
-        Change(owner, attribute, vars(owner)[attribute], {**vars(owner)[attribute], **extra})
-        for attribute, extra in (
-            ("__dataclass_fields__", vars(made)["__dataclass_fields__"]),
-            ("__annotations__", vars(made)["__annotations__"]),
-        )
-    ], []
+        Change(owner, attribute, vars(owner)[attribute], vars(owner)[attribute] | made[attribute])
+        for attribute in ("__dataclass_fields__", "__annotations__")
+    ]
 
 
 def _named_twice(table: Sequence[Patch], changes: Sequence[Change]) -> list[str]:
     """Name what would be set twice: by the same target, or by another name for the same thing."""
-    targets = Counter([patch.target for patch in table])
-    places = Counter([(id(change.owner), change.name) for change in changes])
-    where = {(id(change.owner), change.name): change.where for change in changes}
-    twice = [f"{target} is named twice" for target, count in targets.items() if count > 1]
-    if twice:
-        return twice
-    return [f"{where[place]} is set twice" for place, count in places.items() if count > 1]
+    targets = Counter(patch.target for patch in table)
+    places = Counter((id(change.owner), change.where) for change in changes)
+    return [f"{target} is named twice" for target, count in targets.items() if count > 1] or [
+        f"{where} is set twice" for (_, where), count in places.items() if count > 1
+    ]
 
 
 def resolve(target: str) -> tuple[Any, str]:
@@ -170,7 +160,7 @@ def resolve(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _check_source(patch: Override, original: Any, own_package: str) -> list[str]:
+def _check_source(patch: Override, original: Any) -> list[str]:
     try:
         digest = source_digest(original)
     except (OSError, TypeError) as error:
@@ -178,40 +168,31 @@ def _check_source(patch: Override, original: Any, own_package: str) -> list[str]
     if digest not in patch.known_digests:
         return [f"{patch.target} is not vLLM {SUPPORTED_VLLM}'s (digest {digest})"]
     # A wrapper made with functools.wraps answers with the source of what it wraps.
-    strangers = _wrapped_by(plain_function(original), own_package)
-    return [f"{patch.target} is wrapped already, by {stranger}" for stranger in strangers]
-
-
-def _wrapped_by(function: Any, own_package: str) -> list[str]:
-    """Return the modules of decorators around a function that are not its own package's."""
     layers: list[Any] = []
-    inspect.unwrap(function, stop=layers.append)
+    inspect.unwrap(plain_function(original), stop=layers.append)
     # type(), because a wrapt proxy passes itself off as a function of the module it wraps.
     origins = [
         layer.__globals__["__name__"] if type(layer) is FunctionType else type(layer).__module__
         for layer in layers
     ]
-    known = {own_package, *sys.stdlib_module_names}
-    return [origin for origin in origins if origin.split(".")[0] not in known]
+    known = {patch.package, *sys.stdlib_module_names}
+    strangers = [origin for origin in origins if origin.split(".")[0] not in known]
+    return [f"{patch.target} is wrapped already, by {stranger}" for stranger in strangers]
 
 
-def replacement(patch: Wrap, original: Any) -> Any:
-    """Call the patch's factory with the plain function; keep the kind of method."""
+def replacement(patch: Override, original: Any) -> Any:
+    """Return what takes the original's place; a changed method stays of the kind that it was."""
+    if not isinstance(patch, Wrap):
+        return patch.replacement
     new = patch.replacement(plain_function(original))
     if isinstance(original, classmethod | staticmethod):
         return type(original)(new)
     return new
 
 
-def _plan_aliases(
-    patch: Wrap, change: Change, holder_prefix: str
-) -> tuple[list[Change], list[str]]:
-    """Rebind declared aliases; name every holder that is not declared.
-
-    A module that is not imported yet needs nothing: it will import the replacement.
-    """
+def _plan_aliases(patch: Wrap, change: Change, problems: list[str]) -> list[Change]:
+    """Rebind declared aliases. A module that is not imported yet will import the replacement."""
     changes: list[Change] = []
-    problems: list[str] = []
     for alias in patch.aliases:
         module_name, _, name = alias.partition(":")
         module = sys.modules.get(module_name)
@@ -221,42 +202,35 @@ def _plan_aliases(
             changes.append(Change(module, name, change.old, change.new))
         else:
             problems.append(f"{alias} does not hold {patch.target}")
-    known = {*patch.aliases, patch.target}
-    problems.extend(_undeclared(patch, change, known, holder_prefix, "alias"))
-    return changes, problems
+    return changes
 
 
-def _undeclared(
-    patch: Patch, change: Change, known: Collection[str], holder_prefix: str, role: str
-) -> list[str]:
+def _undeclared(patch: Patch, change: Change, known: set[str], role: str) -> Iterator[str]:
     """Name who holds the original and is not known to: it would go on with the wrong one."""
-    return [
-        f"{holder} holds {patch.target} and is not declared as its {role}"
-        for holder in _holders(change.old, holder_prefix)
-        if holder not in known
-    ]
-
-
-def _holders(value: Any, prefix: str) -> Iterator[str]:
-    for module_name, module in list(sys.modules.items()):
-        if module is None or module_name.split(".")[0] != prefix:
-            continue
+    for module_name, module in modules_of(patch.package):
         for name, held in list(vars(module).items()):
-            if held is value:
-                yield f"{module_name}:{name}"
+            holder = f"{module_name}:{name}"
+            if held is change.old and holder not in known:
+                yield f"{holder} holds {patch.target} and is not declared as its {role}"
+
+
+def modules_of(package: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name, module) of everything that is imported of a top-level package."""
+    for name, module in list(sys.modules.items()):
+        if module is not None and name.partition(".")[0] == package:
+            yield name, module
 
 
 def plan_other(table: Sequence[Patch], version: str) -> tuple[list[PatchStatus], list[str]]:
     """Leave to this vLLM every feature it has; refuse one that has only some of them."""
-    evidence = {p.target: p.skip_if_present is not None and is_present(p.skip_if_present)
-                for p in table}  # fmt: skip
-    if not any(evidence.values()):
+    present = {p.target for p in table if p.skip_if_present and is_present(p.skip_if_present)}
+    if not present:
         return [], ["it has none of the features that the patches bring"]
-    features = {patch.feature for patch in table if evidence[patch.target]}
+    features = {patch.feature for patch in table if patch.target in present}
     rows: list[PatchStatus] = []
     problems: list[str] = []
     for patch in table:
-        if evidence[patch.target]:
+        if patch.target in present:
             reason = f"vLLM {version} has {patch.skip_if_present}"
             rows.append(PatchStatus(patch.target, patch.feature, LEFT_TO_VLLM, reason))
         elif patch.feature not in features:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ class PatchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """What all kinds of patches have in common. Every field is required.
+    """What all kinds of patches have in common.
 
     Attributes:
         target: ``"module:function"`` or ``"module:Class.attribute"``.
@@ -37,7 +38,22 @@ class Patch:
     why: str
     upstream: str
     remove_when: str
-    skip_if_present: str | None
+    skip_if_present: str | None = None
+
+    @property
+    def module(self) -> str:
+        """Name of the module that is patched."""
+        return self.target.partition(":")[0]
+
+    @property
+    def package(self) -> str:
+        """Name of its top-level package."""
+        return self.target.partition(".")[0]
+
+    @property
+    def known_digests(self) -> tuple[str, ...]:
+        """Every digest that the original may have; none: it must not exist."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +100,10 @@ class Wrap(Override):
 
     Attributes:
         aliases: Other module globals that hold the same function through ``from ... import``, as
-            ``"module:name"``.
+            ``"module:name"``. They are changed, too.
     """
 
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +115,27 @@ class Rebind(Override):
             ``"module:name"``. Whoever else holds it would be passed over unnoticed: refused.
     """
 
-    keepers: tuple[str, ...]
+    keepers: tuple[str, ...] = ()
+
+
+def changes(
+    target: str, upstream_sha256: str | tuple[str, ...], feature: Mapping[str, Any], **others: Any
+) -> Callable[[Callable[[Any], Any]], Wrap]:
+    """Make a function that takes the original and returns the new one a :class:`Wrap`.
+
+    Its docstring is the patch's ``why``.
+
+    Args:
+        target, upstream_sha256: See :class:`Wrap`.
+        feature: An entry of :mod:`vllm_ascend.patch.features`.
+        **others: Other fields.
+    """
+
+    def make(function: Callable[[Any], Any]) -> Wrap:
+        fields = {"why": " ".join((function.__doc__ or "").split()), **feature, **others}
+        return Wrap(target=target, replacement=function, upstream_sha256=upstream_sha256, **fields)
+
+    return make
 
 
 def source_digest(function: Any) -> str:

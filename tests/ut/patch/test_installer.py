@@ -90,11 +90,11 @@ def wrap(target: str, factory=None, **kwargs) -> Wrap:
 
 
 def do_install(*patches, version: str = "0.20.2", **kwargs):
-    return install(patches, vllm_version=version, holder_prefix="fakevllm", **kwargs)
+    return install(patches, vllm_version=version, **kwargs)
 
 
 def do_plan(*patches, version: str = "0.20.2", **kwargs):
-    return plan(patches, vllm_version=version, holder_prefix="fakevllm", **kwargs)
+    return plan(patches, vllm_version=version, **kwargs)
 
 
 def snapshot() -> dict[str, dict]:

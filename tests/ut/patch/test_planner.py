@@ -54,7 +54,7 @@ def wrap_size() -> Wrap:
 
 
 def do_plan(*patches: Patch) -> Plan:
-    return plan(patches, vllm_version="0.20.2", holder_prefix="fakeplan")
+    return plan(patches, vllm_version="0.20.2")
 
 
 @pytest.mark.parametrize("late", ["target", "factory"])
@@ -73,7 +73,7 @@ def test_a_holder_that_planning_itself_imports_is_rebound(fake, late):
         if late == "target"
         else wrap("fakeplan.core:Pool.size", SIZE, replacement=import_user)
     )
-    installation = install((first, second), vllm_version="0.20.2", holder_prefix="fakeplan")
+    installation = install((first, second), vllm_version="0.20.2")
     assert sys.modules["fakeplan.user"].free is sys.modules["fakeplan.core"].free
     assert sys.modules["fakeplan.core"].free([]) == "ours"
     installation.undo()
@@ -109,7 +109,7 @@ def test_whoever_else_holds_what_is_replaced_must_be_known_to(fake):
     with pytest.raises(PatchError, match=r"fakeplan\.user:free holds fakeplan\.core:free and is "):
         do_plan(rebind("fakeplan.core:free"))
     known = (rebind("fakeplan.core:free", ("fakeplan.user:free", "fakeplan.later:free")),)
-    installation = install(known, vllm_version="0.20.2", holder_prefix="fakeplan")
+    installation = install(known, vllm_version="0.20.2")
     assert sys.modules["fakeplan.core"].free([]) == "ours"
     assert fakeplan.user.free([]) == []
     installation.undo()
@@ -186,7 +186,7 @@ def test_evidence_in_a_module_that_cannot_be_imported_is_an_error(fake: Path, st
         **{**COMMON, "skip_if_present": "fakeplan.user:Late"},
     )
     with pytest.raises(PatchError, match="cannot tell"):
-        plan([patch], vllm_version="0.23.0", holder_prefix="fakeplan")
+        plan([patch], vllm_version="0.23.0")
 
 
 MESSAGE = """
@@ -208,7 +208,7 @@ def test_a_new_field_is_sent_and_received(fake):
     from fakeplan.user import Message  # type: ignore[import-not-found]
 
     before = dict(vars(Message))
-    installation = install((add_field(),), vllm_version="0.20.2", holder_prefix="fakeplan")
+    installation = install((add_field(),), vllm_version="0.20.2")
     message = Message(2)
     assert message.note is None
     message.note = "new"

@@ -30,7 +30,7 @@ from vllm_ascend.core.layout.specs import (
 )
 from vllm_ascend.core.retention.sparse_state_manager import is_sparse_state
 from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
-from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
 
 def request_footprint(plan: CachePlan) -> RequestFootprint:
@@ -85,7 +85,7 @@ def _end_blocks(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], step: StepLimit
 
 
 def blocks_of_longest_request(
-    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
+    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec], config: PrefixCacheConfig
 ) -> int | None:
     """Return the most blocks that a request of ``max_model_len`` tokens holds in all groups.
 
@@ -95,7 +95,6 @@ def blocks_of_longest_request(
     Raises:
         ValueError: The retention interval does not fit the layout.
     """
-    config = load_config()
     specs = [unpack_uniform(group.kv_cache_spec) for group in groups]
     is_cached = vllm_config.cache_config.enable_prefix_caching
     # As the coordinator is chosen: without windows vLLM's own is left in charge.
@@ -121,10 +120,10 @@ def blocks_of_longest_request(
 
 
 def max_memory_usage_bytes(
-    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
+    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec], config: PrefixCacheConfig
 ) -> int | None:
     """Return the bytes of a pool that holds such a request; ``None`` as above."""
-    num_blocks = blocks_of_longest_request(vllm_config, groups) if groups else None
+    num_blocks = blocks_of_longest_request(vllm_config, groups, config) if groups else None
     if num_blocks is None:
         return None
     # +1: the null block is nobody's.

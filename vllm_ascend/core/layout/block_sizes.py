@@ -16,7 +16,6 @@ from vllm_ascend.core.layout.specs import granule_tokens, group_specs, tokens_pe
 from vllm_ascend.prefix_cache_config import (
     DSV4_COMPRESSED_BLOCK_SIZES,
     PrefixCacheConfig,
-    load_config,
 )
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
@@ -113,7 +112,7 @@ def dsv4_compressed_block_size(config: PrefixCacheConfig, cache_config: CacheCon
     return rows
 
 
-def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
+def dsv4_rows_per_block(compress_ratio: int, config: PrefixCacheConfig) -> int:
     """Return the rows per block of a DeepSeek-V4 group; the same for every ratio.
 
     Raises:
@@ -123,4 +122,4 @@ def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
     if compress_ratio not in (0, 1, C4_RATIO, C128_RATIO):
         raise ValueError(f"compress_ratio ({compress_ratio}) must be 0, 1, 4 or 128")
     cache_config = getattr(get_current_vllm_config_or_none(), "cache_config", None)
-    return dsv4_compressed_block_size(load_config(), cache_config)
+    return dsv4_compressed_block_size(config, cache_config)

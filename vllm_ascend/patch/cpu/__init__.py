@@ -9,18 +9,11 @@ from vllm_ascend.patch.cpu import patch_cpu_platform, patch_cpu_triton_utils
 from vllm_ascend.patch.installer import Installation, install
 from vllm_ascend.patch.table import Patch
 
-PATCHES: tuple[Patch, ...] = (
-    *patch_cpu_platform.PATCHES,
-    *patch_cpu_triton_utils.PATCHES,
-)
+PATCHES: tuple[Patch, ...] = (*patch_cpu_platform.PATCHES, *patch_cpu_triton_utils.PATCHES)
 
 
 def install_all() -> Installation:
-    """Install the patches for the CPU; return the live installation if they are in force.
-
-    Raises:
-        PatchError: See :mod:`vllm_ascend.patch.installer`.
-    """
+    """Install the patches for the CPU; return the live installation if they are in force."""
     return install(PATCHES)
 
 

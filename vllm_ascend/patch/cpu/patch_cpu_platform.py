@@ -9,12 +9,16 @@ from vllm.config import VllmConfig
 from vllm.platforms.cpu import CpuPlatform
 
 from vllm_ascend.patch.features import DSV4_ON_CPU
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 
 _ARCHITECTURE = "DeepseekV4ForCausalLM"
 
 
+@changes("vllm.platforms.cpu:CpuPlatform.check_and_update_config", "2bef0c2ad9447eb7", DSV4_ON_CPU)
 def wrap_check_and_update_config(original: Callable) -> Callable:
+    """vLLM turns chunked prefill off for every MLA model on the CPU and takes prompts whole,
+    because its own CPU attention cannot read MLA rows back; ours reads pages."""
+
     def check_and_update_config(cls: type[CpuPlatform], vllm_config: VllmConfig) -> None:
         scheduler = vllm_config.scheduler_config
         asked = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
@@ -26,14 +30,4 @@ def wrap_check_and_update_config(original: Callable) -> Callable:
     return check_and_update_config
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm.platforms.cpu:CpuPlatform.check_and_update_config",
-        replacement=wrap_check_and_update_config,
-        upstream_sha256="2bef0c2ad9447eb7",
-        aliases=(),
-        **DSV4_ON_CPU,
-        why="vLLM turns chunked prefill off for every MLA model on the CPU and takes prompts "
-        "whole, because its own CPU attention cannot read MLA rows back; ours reads pages.",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_check_and_update_config,)

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_ascend.patch.features import DSV4_ON_CPU
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 
 _SYNTHETIC = "SYNTHETIC_MODE"
 
 
+@changes("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__", "3c1212f844725ffe", DSV4_ON_CPU)
 def wrap_getitem(original: Callable) -> Callable:
+    """vLLM's stand-ins for the rejection kernels do not take the arguments of synthetic acceptance
+    that its sampler passes: every draft on the CPU ends in a TypeError."""
+
     def __getitem__(self: Any, grid: Any) -> Callable:
         return _taking_what_it_knows(original(self, grid))
 
@@ -37,14 +41,4 @@ def _taking_what_it_knows(kernel: Callable) -> Callable:
     return call
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__",
-        replacement=wrap_getitem,
-        upstream_sha256="3c1212f844725ffe",
-        aliases=(),
-        **DSV4_ON_CPU,
-        why="vLLM's stand-ins for the rejection kernels do not take the arguments of synthetic "
-        "acceptance that its sampler passes: every draft on the CPU ends in a TypeError.",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_getitem,)

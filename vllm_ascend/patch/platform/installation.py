@@ -32,7 +32,7 @@ from vllm_ascend.patch.platform import (
 )
 from vllm_ascend.patch.table import Patch
 from vllm_ascend.patch.upstream import installation as upstream
-from vllm_ascend.patch.upstream import patch_spec_classes
+from vllm_ascend.patch.upstream import late, patch_spec_classes
 
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
@@ -53,19 +53,15 @@ PATCHES: tuple[Patch, ...] = (
 
 def _required_features(config: PrefixCacheConfig) -> set[str]:
     """Return what the switches that are set cannot do without."""
-    required: set[str] = set()
-    if config.apply_dsv4_patch:
-        required.add("dsv4-layout")
-    if config.partial_hits:
-        required.add("partial-hits")
-    if (
-        config.sparse_state
+    needed = {
+        "dsv4-layout": config.apply_dsv4_patch,
+        "partial-hits": config.partial_hits,
+        "retention-exactness": config.sparse_state
         or config.spare_tails
         or config.protect_returning
-        or config.pin_swa_tokens
-    ):
-        required.add("retention-exactness")
-    return required
+        or config.pin_swa_tokens,
+    }
+    return {feature for feature, is_needed in needed.items() if is_needed}
 
 
 def install_all() -> Installation:
@@ -75,8 +71,7 @@ def install_all() -> Installation:
     those modules are imported.
 
     Raises:
-        PatchError: See :mod:`vllm_ascend.patch.installer`.
-        ValueError: See :func:`vllm_ascend.prefix_cache_config.load_config`.
+        PatchError, ValueError: See the module.
     """
     config = load_config()
     if is_over_checkout():
@@ -84,7 +79,7 @@ def install_all() -> Installation:
         register_with_vllm()
     installation = install(PATCHES, required_features=_required_features(config))
     if is_over_checkout():
-        upstream.install_when_imported()
+        late.install_when_imported(upstream.PATCHES)
     _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
     return installation
 

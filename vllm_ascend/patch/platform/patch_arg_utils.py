@@ -10,11 +10,15 @@ from vllm.engine.arg_utils import EngineArgs
 
 from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.patch.features import EARLY_CHECK
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 
+@changes("vllm.engine.arg_utils:EngineArgs.create_engine_config", "2d98eee50b6b3712", EARLY_CHECK)
 def wrap_create_engine_config(original: Callable) -> Callable:
+    """The layout is known in workers and in the scheduler, minutes later and in other processes;
+    what an operator sees last is then vLLM's message, not the reason."""
+
     def create_engine_config(self: EngineArgs, *args, **kwargs) -> VllmConfig:
         vllm_config = original(self, *args, **kwargs)
         check_settings(vllm_config, load_config())
@@ -23,14 +27,4 @@ def wrap_create_engine_config(original: Callable) -> Callable:
     return create_engine_config
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm.engine.arg_utils:EngineArgs.create_engine_config",
-        replacement=wrap_create_engine_config,
-        upstream_sha256="2d98eee50b6b3712",
-        aliases=(),
-        **EARLY_CHECK,
-        why="The layout is known in workers and in the scheduler, minutes later and in other "
-        "processes; what an operator sees last is then vLLM's message, not the reason.",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_create_engine_config,)

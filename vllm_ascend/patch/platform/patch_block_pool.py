@@ -11,13 +11,19 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.pool import block_pool_methods as block_pool
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _CLASS = "vllm.v1.core.block_pool:BlockPool"
+_FRONT = {**RETENTION, "skip_if_present": f"{_CLASS}.free_blocks(prepend)"}
+_MASK = {**BLOCK_MASK, "skip_if_present": f"{_CLASS}.cache_full_blocks(block_mask)"}
 
 
+@changes(f"{_CLASS}.__init__", "14448f29d974b6ac", _FRONT)
 def wrap_init(original: Callable) -> Callable:
+    """A pool built without a coordinator follows the configuration, too. That of a coordinator of
+    vLLM's is made stock again by whoever chose that one."""
+
     def __init__(self: BlockPool, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
         self.scratch_first = load_config().changes_caching
@@ -25,7 +31,10 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
+@changes(f"{_CLASS}.free_blocks", "725bca2874bfa3e2", _FRONT)
 def wrap_free_blocks(original: Callable) -> Callable:
+    """Blocks of running requests must not push cached prefixes out of the free queue."""
+
     def free_blocks(
         self: BlockPool, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False
     ) -> None:
@@ -41,7 +50,10 @@ def wrap_free_blocks(original: Callable) -> Callable:
     return free_blocks
 
 
+@changes(f"{_CLASS}.cache_full_blocks", "79508f70207306db", _MASK)
 def wrap_cache_full_blocks(original: Callable) -> Callable:
+    """Blocks that can never serve a hit must not be cached."""
+
     def cache_full_blocks(
         self: BlockPool,
         request: Request,
@@ -53,18 +65,11 @@ def wrap_cache_full_blocks(original: Callable) -> Callable:
         block_mask: Sequence[bool] | None = None,
     ) -> None:
         """Enter full blocks; with ``block_mask``, only those it allows."""
-        arguments = (
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-        )
+        where = (num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id)
         if block_mask is None:
-            original(self, *arguments)
+            original(self, request, blocks, *where)
         else:
-            block_pool.cache_full_blocks_masked(original, self, *arguments, block_mask)
+            block_pool.cache_full_blocks_masked(original, self, request, blocks, *where, block_mask)
 
     return cache_full_blocks
 
@@ -73,36 +78,10 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.scratch_first",
         replacement=False,
-        **RETENTION,
+        **_FRONT,
         why="Says whether freed blocks without a hash go to the front; off is stock vLLM.",
-        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
     ),
-    Wrap(
-        target=f"{_CLASS}.__init__",
-        replacement=wrap_init,
-        upstream_sha256="14448f29d974b6ac",
-        aliases=(),
-        **RETENTION,
-        why="A pool built without a coordinator follows the configuration, too. That of a "
-        "coordinator of vLLM's is made stock again by whoever chose that one.",
-        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
-    ),
-    Wrap(
-        target=f"{_CLASS}.free_blocks",
-        replacement=wrap_free_blocks,
-        upstream_sha256="725bca2874bfa3e2",
-        aliases=(),
-        **RETENTION,
-        why="Blocks of running requests must not push cached prefixes out of the free queue.",
-        skip_if_present=f"{_CLASS}.free_blocks(prepend)",
-    ),
-    Wrap(
-        target=f"{_CLASS}.cache_full_blocks",
-        replacement=wrap_cache_full_blocks,
-        upstream_sha256="79508f70207306db",
-        aliases=(),
-        **BLOCK_MASK,
-        why="Blocks that can never serve a hit must not be cached.",
-        skip_if_present=f"{_CLASS}.cache_full_blocks(block_mask)",
-    ),
+    wrap_init,
+    wrap_free_blocks,
+    wrap_cache_full_blocks,
 )

@@ -10,14 +10,18 @@ from vllm.config import VllmConfig
 from vllm.v1.engine.core import EngineCore
 
 from vllm_ascend.patch.features import BLOCK_SIZE
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 # --block-size while EngineCore sizes its caches; None outside of that.
 _CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_size", default=None)
 
 
+@changes("vllm.v1.engine.core:EngineCore._initialize_kv_caches", "be9122ca50566f33", BLOCK_SIZE)
 def wrap_initialize_kv_caches(original: Callable) -> Callable:
+    """EngineCore overwrites --block-size with the smallest group's (8 for DeepSeek-V4), while
+    workers keep the configured one."""
+
     def _initialize_kv_caches(self: EngineCore, vllm_config: VllmConfig):
         configured = vllm_config.cache_config.block_size
         token = _CONFIGURED_BLOCK_SIZE.set(configured if load_config().apply_dsv4_patch else None)
@@ -29,12 +33,15 @@ def wrap_initialize_kv_caches(original: Callable) -> Callable:
     return _initialize_kv_caches
 
 
+@changes("vllm.config.vllm:VllmConfig.validate_block_size", "26fa756645861e89", BLOCK_SIZE)
 def wrap_validate_block_size(original: Callable) -> Callable:
+    """The one call between the overwriting and its first reader."""
+
     def validate_block_size(self: VllmConfig) -> None:
         """Validate, after undoing EngineCore's ``block_size = min(group block sizes)``.
 
-        It is the next thing EngineCore does after overwriting the configured size, and before
-        executors are told: so no process ever sees the smallest group's size.
+        There is no plainer place: the size is overwritten inline, this call reads it next, and
+        behind it, still within the same function, executors are told.
         """
         configured = _CONFIGURED_BLOCK_SIZE.get()
         if configured is not None:
@@ -44,22 +51,4 @@ def wrap_validate_block_size(original: Callable) -> Callable:
     return validate_block_size
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm.v1.engine.core:EngineCore._initialize_kv_caches",
-        replacement=wrap_initialize_kv_caches,
-        upstream_sha256="be9122ca50566f33",
-        aliases=(),
-        **BLOCK_SIZE,
-        why="EngineCore overwrites --block-size with the smallest group's (8 for DeepSeek-V4), "
-        "while workers keep the configured one.",
-    ),
-    Wrap(
-        target="vllm.config.vllm:VllmConfig.validate_block_size",
-        replacement=wrap_validate_block_size,
-        upstream_sha256="26fa756645861e89",
-        aliases=(),
-        **BLOCK_SIZE,
-        why="The one call between the overwriting and its first reader.",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_initialize_kv_caches, wrap_validate_block_size)

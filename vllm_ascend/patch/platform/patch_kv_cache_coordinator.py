@@ -21,7 +21,7 @@ from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import salted_hashes
 from vllm_ascend.core.reporting import startup_report
 from vllm_ascend.patch.features import RETENTION
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 # Under vLLM's own name, whose handlers print it.
@@ -88,7 +88,20 @@ def get_kv_cache_coordinator(
     return coordinator
 
 
+@changes(
+    "vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator",
+    "3eb560f5836a5026",
+    RETENTION,
+    aliases=(
+        "vllm.v1.core.kv_cache_manager:get_kv_cache_coordinator",
+        "vllm.v1.simple_kv_offload.manager:get_kv_cache_coordinator",
+    ),
+    skip_if_present="vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator("
+    "scheduler_block_size)",
+)
 def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
+    """Retention and row layouts need a look-up that walks aligned boundaries."""
+
     def choose_kv_cache_coordinator(
         kv_cache_config: KVCacheConfig, *args, **kwargs
     ) -> KVCacheCoordinator:
@@ -114,18 +127,4 @@ def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
     return choose_kv_cache_coordinator
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator",
-        replacement=wrap_get_kv_cache_coordinator,
-        upstream_sha256="3eb560f5836a5026",
-        aliases=(
-            "vllm.v1.core.kv_cache_manager:get_kv_cache_coordinator",
-            "vllm.v1.simple_kv_offload.manager:get_kv_cache_coordinator",
-        ),
-        **RETENTION,
-        why="Retention and row layouts need a look-up that walks aligned boundaries.",
-        skip_if_present="vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator("
-        "scheduler_block_size)",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_get_kv_cache_coordinator,)

@@ -12,8 +12,9 @@ from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
     AscendSlidingWindowMLASpec,
 )
-from vllm_ascend.core.layout.block_sizes import get_dsv4_compressed_kv_block_size
+from vllm_ascend.core.layout.block_sizes import dsv4_rows_per_block
 from vllm_ascend.patch.table import Patch
+from vllm_ascend.prefix_cache_config import load_config
 
 __all__ = [
     "PATCHES",
@@ -23,3 +24,8 @@ __all__ = [
 ]
 
 PATCHES: tuple[Patch, ...] = ()
+
+
+def get_dsv4_compressed_kv_block_size(compress_ratio: int) -> int:
+    """Return the rows per block; see :func:`dsv4_rows_per_block` for argument and errors."""
+    return dsv4_rows_per_block(compress_ratio, load_config())

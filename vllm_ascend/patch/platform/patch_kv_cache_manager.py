@@ -12,12 +12,16 @@ from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.scheduler_facts import building_scheduler
 from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, changes
 
 _CLASS = "vllm.v1.core.kv_cache_manager:KVCacheManager"
+_ALIGNMENT = {**RETENTION, "skip_if_present": f"{_CLASS}.__init__(scheduler_block_size)"}
 
 
+@changes(f"{_CLASS}.__init__", "bf8b98366d9722c8", _ALIGNMENT)
 def wrap_init(original: Callable) -> Callable:
+    """The coordinator must know the alignment that the scheduler works with."""
+
     def __init__(
         self: KVCacheManager, *args, scheduler_block_size: int | None = None, **kwargs
     ) -> None:
@@ -28,7 +32,11 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
+@changes(f"{_CLASS}.get_computed_blocks", "431438b9b2e3914e", _ALIGNMENT)
 def wrap_get_computed_blocks(original: Callable) -> Callable:
+    """A look-up is told hashes only; where a request leaves a cached prefix must be remembered for
+    that request."""
+
     def get_computed_blocks(self: KVCacheManager, request: Request) -> tuple[KVCacheBlocks, int]:
         coordinator = self.coordinator
         if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
@@ -52,30 +60,12 @@ def take_kv_cache_block_copies(self: KVCacheManager) -> list[KVCacheBlockCopy] |
 
 
 PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target=f"{_CLASS}.__init__",
-        replacement=wrap_init,
-        upstream_sha256="bf8b98366d9722c8",
-        aliases=(),
-        **RETENTION,
-        why="The coordinator must know the alignment that the scheduler works with.",
-        skip_if_present=f"{_CLASS}.__init__(scheduler_block_size)",
-    ),
-    Wrap(
-        target=f"{_CLASS}.get_computed_blocks",
-        replacement=wrap_get_computed_blocks,
-        upstream_sha256="431438b9b2e3914e",
-        aliases=(),
-        **RETENTION,
-        why="A look-up is told hashes only; where a request leaves a cached prefix must be "
-        "remembered for that request.",
-        skip_if_present=f"{_CLASS}.__init__(scheduler_block_size)",
-    ),
+    wrap_init,
+    wrap_get_computed_blocks,
     Add(
         target=f"{_CLASS}.take_kv_cache_block_copies",
         replacement=take_kv_cache_block_copies,
-        **PARTIAL_HITS,
+        **{**PARTIAL_HITS, "skip_if_present": f"{_CLASS}.take_kv_cache_block_copies"},
         why="A hit that ends inside a block needs a private copy of it before the step.",
-        skip_if_present=f"{_CLASS}.take_kv_cache_block_copies",
     ),
 )

@@ -15,7 +15,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     KVCacheTensor,
     MambaSpec,
-    UniformTypeKVCacheSpecs,
 )
 from vllm.v1.request import Request
 
@@ -24,13 +23,22 @@ from vllm_ascend.core.layout import block_sizes, kv_cache_groups
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import block_pool_methods, salted_hashes
 from vllm_ascend.patch.features import FOOTPRINT, ISOLATION, RETENTION, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _MODULE = "vllm.v1.core.kv_cache_utils"
 
 
+@changes(
+    f"{_MODULE}:get_request_block_hasher",
+    "b0287304e716cfd9",
+    ISOLATION,
+    aliases=("vllm.v1.engine.core:get_request_block_hasher",),
+)
 def wrap_get_request_block_hasher(original: Callable) -> Callable:
+    """A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's first block.
+    The hasher is made behind the scheduler, which says whether that matters."""
+
     def get_request_block_hasher(
         block_size: int, caching_hash_fn: Callable[[Any], bytes]
     ) -> Callable[[Request], list[BlockHash]]:
@@ -39,7 +47,16 @@ def wrap_get_request_block_hasher(original: Callable) -> Callable:
     return get_request_block_hasher
 
 
+@changes(
+    f"{_MODULE}:generate_block_hash_extra_keys",
+    "e09249e0ccb5e5d8",
+    ISOLATION,
+    aliases=("vllm.v1.core.block_pool:generate_block_hash_extra_keys",),
+)
 def wrap_generate_block_hash_extra_keys(original: Callable) -> Callable:
+    """Where that hasher is at work, the adapter's place is left empty beside a salt. All others, KV
+    events among them, go on getting vLLM's keys."""
+
     def generate_block_hash_extra_keys(
         request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
     ) -> tuple[tuple[Any, ...] | None, int]:
@@ -54,14 +71,22 @@ def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
     return [group.kv_cache_spec for group in groups]
 
 
+@changes(
+    f"{_MODULE}:resolve_kv_cache_block_sizes",
+    "8d94b0117a0fa0f1",
+    ROW_LAYOUT,
+    aliases=("vllm.v1.engine.core:resolve_kv_cache_block_sizes",),
+)
 def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
+    """Alignment and hash granularity must follow tokens per block; vLLM reads block_size, which
+    counts rows in Ascend's specs."""
+
     def resolve_kv_cache_block_sizes(
         kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
     ) -> tuple[int, int]:
         config, specs = load_config(), group_specs(kv_cache_config)
-        hybrid = any(map(is_windowed, specs)) and not any(
-            isinstance(spec, MambaSpec) for spec in specs
-        )
+        has_mamba = any(isinstance(spec, MambaSpec) for spec in specs)
+        hybrid = any(map(is_windowed, specs)) and not has_mamba
         parallel = vllm_config.parallel_config
         ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
         # Context parallelism is Ascend's own; for other layouts vLLM refuses it.
@@ -73,59 +98,39 @@ def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
     return resolve_kv_cache_block_sizes
 
 
-def wrap_group_and_unify_kv_cache_specs(original: Callable) -> Callable:
-    def group_and_unify_kv_cache_specs(
-        kv_cache_spec: dict[str, KVCacheSpec],
-    ) -> list[UniformTypeKVCacheSpecs] | None:
-        if kv_cache_groups.has_row_layout(kv_cache_spec.values()):
-            return kv_cache_groups.group_specs_by_kind(kv_cache_spec)
-        return original(kv_cache_spec)
+def _for_row_layouts(
+    name: str, upstream_sha256: str, ours: Callable, specs_of: Callable, why: str
+) -> Wrap:
+    """Let ``ours`` answer where the specs, which ``specs_of`` takes from the arguments, say so."""
 
-    return group_and_unify_kv_cache_specs
+    def wrap(original: Callable) -> Callable:
+        def choose(*arguments: Any) -> Any:
+            is_ours = kv_cache_groups.has_row_layout(specs_of(*arguments))
+            return (ours if is_ours else original)(*arguments)
 
+        return choose
 
-def wrap_get_kv_cache_groups_uniform_groups(original: Callable) -> Callable:
-    def _get_kv_cache_groups_uniform_groups(
-        grouped_specs: list[UniformTypeKVCacheSpecs],
-    ) -> list[KVCacheGroupSpec]:
-        if kv_cache_groups.has_row_layout(grouped_specs):
-            return kv_cache_groups.split_into_groups(grouped_specs)
-        return original(grouped_specs)
-
-    return _get_kv_cache_groups_uniform_groups
+    return changes(f"{_MODULE}:{name}", upstream_sha256, ROW_LAYOUT, why=why)(wrap)
 
 
-def wrap_get_kv_cache_config_deepseek_v4(original: Callable) -> Callable:
-    def _get_kv_cache_config_deepseek_v4(
-        vllm_config: VllmConfig,
-        kv_cache_groups_: list[KVCacheGroupSpec],
-        available_memory: int,
-    ) -> tuple[int, list[KVCacheTensor]]:
-        if not kv_cache_groups.has_row_layout(_specs_of(kv_cache_groups_)):
-            return original(vllm_config, kv_cache_groups_, available_memory)
-        plan = kv_cache_groups.plan_tensors(kv_cache_groups_)
-        num_blocks = kv_cache_utils.may_override_num_blocks(
-            vllm_config, available_memory // plan.bytes_per_block
-        )
-        return num_blocks, plan.allocate(num_blocks)
-
-    return _get_kv_cache_config_deepseek_v4
+def _plan_tensors(
+    vllm_config: VllmConfig, groups: list[KVCacheGroupSpec], available_memory: int
+) -> tuple[int, list[KVCacheTensor]]:
+    plan = kv_cache_groups.plan_tensors(groups)
+    num_blocks = kv_cache_utils.may_override_num_blocks(
+        vllm_config, available_memory // plan.bytes_per_block
+    )
+    return num_blocks, plan.allocate(num_blocks)
 
 
-def wrap_pool_bytes_per_block(original: Callable) -> Callable:
-    def _pool_bytes_per_block(groups: list[KVCacheGroupSpec]) -> int:
-        if kv_cache_groups.has_row_layout(_specs_of(groups)):
-            return kv_cache_groups.plan_tensors(groups).bytes_per_block
-        return original(groups)
-
-    return _pool_bytes_per_block
-
-
+@changes(f"{_MODULE}:_max_memory_usage_bytes_from_groups", "0cfd47cdf5065319", ROW_LAYOUT)
 def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
+    """The start-up check must ask for the bytes of the planned tensors."""
+
     def _max_memory_usage_bytes_from_groups(
         vllm_config: VllmConfig, groups: list[KVCacheGroupSpec]
     ) -> int:
-        in_force = request_memory.max_memory_usage_bytes(vllm_config, groups)
+        in_force = request_memory.max_memory_usage_bytes(vllm_config, groups, load_config())
         if in_force is not None:
             return in_force
         if kv_cache_groups.has_row_layout(_specs_of(groups)):
@@ -135,12 +140,15 @@ def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     return _max_memory_usage_bytes_from_groups
 
 
+@changes(f"{_MODULE}:get_max_concurrency_for_kv_cache_config", "d65ca5af2b5d6465", FOOTPRINT)
 def wrap_get_max_concurrency(original: Callable) -> Callable:
+    """The logged concurrency must count what a request holds in the mode in force."""
+
     def get_max_concurrency_for_kv_cache_config(
         vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> float:
         blocks = request_memory.blocks_of_longest_request(
-            vllm_config, kv_cache_config.kv_cache_groups
+            vllm_config, kv_cache_config.kv_cache_groups, load_config()
         )
         if blocks is None:
             return original(vllm_config, kv_cache_config)
@@ -148,19 +156,6 @@ def wrap_get_max_concurrency(original: Callable) -> Callable:
         return (kv_cache_config.num_blocks - 1) / blocks
 
     return get_max_concurrency_for_kv_cache_config
-
-
-def _row_layout_patch(
-    name: str, wrap: Callable, upstream_sha256: str, why: str, aliases: tuple[str, ...] = ()
-) -> Wrap:
-    return Wrap(
-        target=f"{_MODULE}:{name}",
-        replacement=wrap,
-        upstream_sha256=upstream_sha256,
-        aliases=aliases,
-        why=why,
-        **ROW_LAYOUT,
-    )
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -171,70 +166,39 @@ PATCHES: tuple[Patch, ...] = (
         why="Blocks that hold nothing reusable must be handed out before cached ones.",
         skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
     ),
-    Wrap(
-        target=f"{_MODULE}:get_request_block_hasher",
-        replacement=wrap_get_request_block_hasher,
-        upstream_sha256="b0287304e716cfd9",
-        aliases=("vllm.v1.engine.core:get_request_block_hasher",),
-        **ISOLATION,
-        why="A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's "
-        "first block. The hasher is made behind the scheduler, which says whether that matters.",
-    ),
-    Wrap(
-        target=f"{_MODULE}:generate_block_hash_extra_keys",
-        replacement=wrap_generate_block_hash_extra_keys,
-        upstream_sha256="e09249e0ccb5e5d8",
-        aliases=("vllm.v1.core.block_pool:generate_block_hash_extra_keys",),
-        **ISOLATION,
-        why="Where that hasher is at work, the adapter's place is left empty beside a salt. All "
-        "others, KV events among them, go on getting vLLM's keys.",
-    ),
-    _row_layout_patch(
-        "resolve_kv_cache_block_sizes",
-        wrap_resolve_kv_cache_block_sizes,
-        "8d94b0117a0fa0f1",
-        "Alignment and hash granularity must follow tokens per block; vLLM reads block_size, "
-        "which counts rows in Ascend's specs.",
-        aliases=("vllm.v1.engine.core:resolve_kv_cache_block_sizes",),
-    ),
-    _row_layout_patch(
+    wrap_get_request_block_hasher,
+    wrap_generate_block_hash_extra_keys,
+    wrap_resolve_kv_cache_block_sizes,
+    _for_row_layouts(
         "group_and_unify_kv_cache_specs",
-        wrap_group_and_unify_kv_cache_specs,
         "0c5b3282a749ff8e",
+        kv_cache_groups.group_specs_by_kind,
+        lambda specs: specs.values(),
         "C4 and C128 blocks of equal rows cover different numbers of tokens: they need groups "
         "of their own.",
     ),
-    _row_layout_patch(
+    _for_row_layouts(
         "_get_kv_cache_groups_uniform_groups",
-        wrap_get_kv_cache_groups_uniform_groups,
         "0f2f756047c2ea7e",
+        kv_cache_groups.split_into_groups,
+        lambda grouped_specs: grouped_specs,
         "vLLM expects one compressed group in front; Ascend's layout has one per ratio.",
     ),
-    _row_layout_patch(
+    _for_row_layouts(
         "_get_kv_cache_config_deepseek_v4",
-        wrap_get_kv_cache_config_deepseek_v4,
         "2b964a158cdb46d5",
+        _plan_tensors,
+        lambda vllm_config, groups, available_memory: _specs_of(groups),
         "Tensors are planned over the page sizes of all groups, without tensors that no layer "
         "uses.",
     ),
-    _row_layout_patch(
+    _for_row_layouts(
         "_pool_bytes_per_block",
-        wrap_pool_bytes_per_block,
         "0439ce2f21d25f12",
+        lambda groups: kv_cache_groups.plan_tensors(groups).bytes_per_block,
+        _specs_of,
         "The bytes of a block must be those of the planned tensors.",
     ),
-    _row_layout_patch(
-        "_max_memory_usage_bytes_from_groups",
-        wrap_max_memory_usage_bytes_from_groups,
-        "0cfd47cdf5065319",
-        "The start-up check must ask for the bytes of the planned tensors.",
-    ),
-    Wrap(
-        target=f"{_MODULE}:get_max_concurrency_for_kv_cache_config",
-        replacement=wrap_get_max_concurrency,
-        upstream_sha256="d65ca5af2b5d6465",
-        aliases=(),
-        **FOOTPRINT,
-        why="The logged concurrency must count what a request holds in the mode in force.",
-    ),
+    wrap_max_memory_usage_bytes_from_groups,
+    wrap_get_max_concurrency,
 )

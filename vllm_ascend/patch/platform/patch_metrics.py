@@ -10,18 +10,19 @@ logger, which is built after all plugins, takes every metric called ``vllm*`` ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import LoggingStatLogger, PrometheusStatLogger
-from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.metrics.prometheus import PrefixCacheProm
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 from vllm_ascend.patch.features import METRICS
-from vllm_ascend.patch.table import Add, AddField, Patch, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _STATS = "vllm.v1.metrics.stats:SchedulerStats"
@@ -32,7 +33,10 @@ _LOGGING = "vllm.v1.metrics.loggers:LoggingStatLogger"
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 
+@changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", "c495855b2fac9c07", METRICS)
 def wrap_make_stats(original: Callable) -> Callable:
+    """The one place where every scheduler makes the statistics of a step."""
+
     def make_stats(self: Scheduler, *args, **kwargs) -> SchedulerStats | None:
         stats = original(self, *args, **kwargs)
         coordinator = self.kv_cache_manager.coordinator
@@ -43,7 +47,10 @@ def wrap_make_stats(original: Callable) -> Callable:
     return make_stats
 
 
+@changes(f"{_PROMETHEUS}.__init__", "34121638e857f1f7", METRICS)
 def wrap_prometheus_init(original: Callable) -> Callable:
+    """It empties the registry first, so metrics can only be registered after it."""
+
     def __init__(self: PrometheusStatLogger, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
         if load_config().changes_caching:
@@ -52,41 +59,49 @@ def wrap_prometheus_init(original: Callable) -> Callable:
     return __init__
 
 
-def wrap_prometheus_record(original: Callable) -> Callable:
+def _handing_on(
+    original: Callable, take: Callable[[Any, CacheUpdate, int], None]
+) -> Callable[..., None]:
+    """Return a logger's ``record`` that lets ``take(logger, update, engine)`` have the update."""
+
     def record(
-        self: PrometheusStatLogger,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: MultiModalCacheStats | None = None,
-        engine_idx: int = 0,
+        self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx: int = 0
     ) -> None:
         original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-        metrics, update = self.ascend_prefix_cache, _update_in(scheduler_stats)
-        if metrics is not None and update is not None:
-            metrics.record(update, engine_idx)
-
-    return record
-
-
-def wrap_logging_record(original: Callable) -> Callable:
-    def record(
-        self: LoggingStatLogger,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: MultiModalCacheStats | None = None,
-        engine_idx: int = 0,
-    ) -> None:
-        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-        update = _update_in(scheduler_stats)
+        update = None if scheduler_stats is None else scheduler_stats.ascend_prefix_cache
         if update is not None:
-            if self.ascend_prefix_cache is None:
-                self.ascend_prefix_cache = PrefixCacheSummary()
-            self.ascend_prefix_cache.observe(update, engine_idx)
+            take(self, update, engine_idx)
 
     return record
 
 
+@changes(f"{_PROMETHEUS}.record", "e06a5b11d5c6624b", METRICS)
+def wrap_prometheus_record(original: Callable) -> Callable:
+    """Called with the statistics of every step, in every API server that is told of it."""
+
+    def take(logger: PrometheusStatLogger, update: CacheUpdate, engine: int) -> None:
+        if logger.ascend_prefix_cache is not None:
+            logger.ascend_prefix_cache.record(update, engine)
+
+    return _handing_on(original, take)
+
+
+@changes(f"{_LOGGING}.record", "349a6a9dd4b880aa", METRICS)
+def wrap_logging_record(original: Callable) -> Callable:
+    """Sums up a logging interval."""
+
+    def take(logger: LoggingStatLogger, update: CacheUpdate, engine: int) -> None:
+        if logger.ascend_prefix_cache is None:
+            logger.ascend_prefix_cache = PrefixCacheSummary()
+        logger.ascend_prefix_cache.observe(update, engine)
+
+    return _handing_on(original, take)
+
+
+@changes(f"{_LOGGING}.log", "ff885767ae08b2fe", METRICS)
 def wrap_log(original: Callable) -> Callable:
+    """One line more, behind vLLM's own, when anything happened."""
+
     def log(self: LoggingStatLogger) -> None:
         original(self)
         summary = self.ascend_prefix_cache
@@ -95,10 +110,6 @@ def wrap_log(original: Callable) -> Callable:
             _logger.info("%sPrefix cache: %s", self.log_prefix, line)
 
     return log
-
-
-def _update_in(scheduler_stats: SchedulerStats | None) -> CacheUpdate | None:
-    return None if scheduler_stats is None else scheduler_stats.ascend_prefix_cache
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -110,56 +121,21 @@ PATCHES: tuple[Patch, ...] = (
         why="What the cache counted must reach the API server, which is another process; no field "
         "of vLLM's own is open to others.",
     ),
-    Wrap(
-        target="vllm.v1.core.sched.scheduler:Scheduler.make_stats",
-        replacement=wrap_make_stats,
-        upstream_sha256="c495855b2fac9c07",
-        aliases=(),
-        **METRICS,
-        why="The one place where every scheduler makes the statistics of a step.",
-    ),
+    wrap_make_stats,
     Add(
         target=f"{_PROMETHEUS}.ascend_prefix_cache",
         replacement=None,
         **METRICS,
         why="Holds the metrics; a default on the class for loggers without.",
     ),
-    Wrap(
-        target=f"{_PROMETHEUS}.__init__",
-        replacement=wrap_prometheus_init,
-        upstream_sha256="34121638e857f1f7",
-        aliases=(),
-        **METRICS,
-        why="It empties the registry first, so metrics can only be registered after it.",
-    ),
-    Wrap(
-        target=f"{_PROMETHEUS}.record",
-        replacement=wrap_prometheus_record,
-        upstream_sha256="e06a5b11d5c6624b",
-        aliases=(),
-        **METRICS,
-        why="Called with the statistics of every step, in every API server that is told of it.",
-    ),
+    wrap_prometheus_init,
+    wrap_prometheus_record,
     Add(
         target=f"{_LOGGING}.ascend_prefix_cache",
         replacement=None,
         **METRICS,
         why="Holds what the next line will tell; a default on the class for loggers without.",
     ),
-    Wrap(
-        target=f"{_LOGGING}.record",
-        replacement=wrap_logging_record,
-        upstream_sha256="349a6a9dd4b880aa",
-        aliases=(),
-        **METRICS,
-        why="Sums up a logging interval.",
-    ),
-    Wrap(
-        target=f"{_LOGGING}.log",
-        replacement=wrap_log,
-        upstream_sha256="ff885767ae08b2fe",
-        aliases=(),
-        **METRICS,
-        why="One line more, behind vLLM's own, when anything happened.",
-    ),
+    wrap_logging_record,
+    wrap_log,
 )

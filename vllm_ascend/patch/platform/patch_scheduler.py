@@ -29,7 +29,7 @@ from vllm_ascend.patch.features import (
     RETENTION,
     UNWRITTEN,
 )
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -42,7 +42,15 @@ def _our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | N
     return coordinator if isinstance(coordinator, AscendHybridKVCacheCoordinator) else None
 
 
+@changes(
+    f"{_SCHEDULER}.__init__",
+    "bc95a9f15113e884",
+    RETENTION,
+    skip_if_present="vllm.v1.core.kv_cache_manager:KVCacheManager.__init__(scheduler_block_size)",
+)
 def wrap_init(original: Callable) -> Callable:
+    """vLLM 0.20.2 does not tell the KV cache manager the scheduler's block size, nor how many
+    tokens it may count as computed too early."""
     signature = inspect.signature(original)
 
     def __init__(self: Scheduler, *args, **kwargs) -> None:
@@ -61,7 +69,10 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
+@changes(f"{_SCHEDULER}._handle_invalid_blocks", "e42aa17d64fcda2a", CONNECTORS)
 def wrap_handle_invalid_blocks(original: Callable) -> Callable:
+    """A failed load ends the engine where there are several KV cache groups: vLLM unpacks one."""
+
     def _handle_invalid_blocks(
         self: Scheduler,
         invalid_block_ids: set[int],
@@ -120,7 +131,11 @@ def _restart(scheduler: Scheduler, request: Request) -> None:
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
+@changes(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", "70bfb3b443725109", CONNECTORS)
 def wrap_select_waiting_queue(original: Callable) -> Callable:
+    """A request whose load failed is computed; in front of loaded ones it may wait for memory that
+    they hold, and nothing is ever scheduled again."""
+
     def _select_waiting_queue_for_scheduling(self: Scheduler):
         """Let requests whose blocks have been loaded go first where nothing runs.
 
@@ -150,7 +165,11 @@ def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
     return request.num_computed_tokens > 0
 
 
+@changes(f"{_SCHEDULER}._preempt_request", "128202fc69d1f908", UNWRITTEN)
 def wrap_preempt_request(original: Callable) -> Callable:
+    """By priority, a request can be preempted in the step that it was just scheduled in; what it
+    entered is never written."""
+
     def _preempt_request(self: Scheduler, request: Request, timestamp: float) -> None:
         coordinator = _our_coordinator(self)
         if coordinator is not None:
@@ -160,7 +179,10 @@ def wrap_preempt_request(original: Callable) -> Callable:
     return _preempt_request
 
 
+@changes(f"{_SCHEDULER}._update_after_schedule", "5dcec8ecd4cd8b72", PARTIAL_HITS)
 def wrap_update_after_schedule(original: Callable) -> Callable:
+    """The one call that every scheduler makes on the output it has built."""
+
     def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> None:
         copies = self.kv_cache_manager.take_kv_cache_block_copies()
         if copies is not None:
@@ -170,7 +192,11 @@ def wrap_update_after_schedule(original: Callable) -> Callable:
     return _update_after_schedule
 
 
+@changes(f"{_SCHEDULER}.update_from_output", "7d43ee5ee3f6ca2a", CONNECTORS)
 def wrap_update_from_output(original: Callable) -> Callable:
+    """A KV connector writes beside the steps: what a step copies from must not be given away before
+    the step has run."""
+
     def update_from_output(
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
@@ -182,7 +208,11 @@ def wrap_update_from_output(original: Callable) -> Callable:
     return update_from_output
 
 
+@changes(f"{_SCHEDULER}.reset_prefix_cache", "cfb9da648143a518", KV_EVENTS)
 def wrap_reset_prefix_cache(original: Callable) -> Callable:
+    """vLLM publishes events behind a step. An engine that is reset while it is idle makes none, and
+    routers would go on sending requests to a cache that is gone."""
+
     def reset_prefix_cache(self: Scheduler, *args, **kwargs) -> bool:
         is_reset = original(self, *args, **kwargs)
         if isinstance(self.kv_cache_manager.block_pool, AscendBlockPool):
@@ -195,77 +225,18 @@ def wrap_reset_prefix_cache(original: Callable) -> Callable:
 
 
 PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target=f"{_SCHEDULER}.__init__",
-        replacement=wrap_init,
-        upstream_sha256="bc95a9f15113e884",
-        aliases=(),
-        **RETENTION,
-        why="vLLM 0.20.2 does not tell the KV cache manager the scheduler's block size, nor how "
-        "many tokens it may count as computed too early.",
-        skip_if_present="vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
-        "(scheduler_block_size)",
-    ),
-    Wrap(
-        target=f"{_SCHEDULER}._handle_invalid_blocks",
-        replacement=wrap_handle_invalid_blocks,
-        upstream_sha256="e42aa17d64fcda2a",
-        aliases=(),
-        **CONNECTORS,
-        why="A failed load ends the engine where there are several KV cache groups: vLLM unpacks "
-        "one.",
-    ),
-    Wrap(
-        target=f"{_SCHEDULER}._select_waiting_queue_for_scheduling",
-        replacement=wrap_select_waiting_queue,
-        upstream_sha256="70bfb3b443725109",
-        aliases=(),
-        **CONNECTORS,
-        why="A request whose load failed is computed; in front of loaded ones it may wait for "
-        "memory that they hold, and nothing is ever scheduled again.",
-    ),
-    Wrap(
-        target=f"{_SCHEDULER}._preempt_request",
-        replacement=wrap_preempt_request,
-        upstream_sha256="128202fc69d1f908",
-        aliases=(),
-        **UNWRITTEN,
-        why="By priority, a request can be preempted in the step that it was just scheduled in; "
-        "what it entered is never written.",
-    ),
-    Wrap(
-        target=f"{_SCHEDULER}.reset_prefix_cache",
-        replacement=wrap_reset_prefix_cache,
-        upstream_sha256="cfb9da648143a518",
-        aliases=(),
-        **KV_EVENTS,
-        why="vLLM publishes events behind a step. An engine that is reset while it is idle makes "
-        "none, and routers would go on sending requests to a cache that is gone.",
-    ),
+    wrap_init,
+    wrap_handle_invalid_blocks,
+    wrap_select_waiting_queue,
+    wrap_preempt_request,
+    wrap_reset_prefix_cache,
     Add(
         target=f"{_OUTPUT}.kv_cache_block_copies",
         replacement=None,
         **PARTIAL_HITS,
         why="Workers are told which pages to copy before the step. A default on the class: "
         "dataclasses.replace drops what is only on the instance.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
-    Wrap(
-        target=f"{_SCHEDULER}._update_after_schedule",
-        replacement=wrap_update_after_schedule,
-        upstream_sha256="5dcec8ecd4cd8b72",
-        aliases=(),
-        **PARTIAL_HITS,
-        why="The one call that every scheduler makes on the output it has built.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
-    ),
-    Wrap(
-        target=f"{_SCHEDULER}.update_from_output",
-        replacement=wrap_update_from_output,
-        upstream_sha256="7d43ee5ee3f6ca2a",
-        aliases=(),
-        **CONNECTORS,
-        why="A KV connector writes beside the steps: what a step copies from must not be given "
-        "away before the step has run.",
-    ),
+    wrap_update_after_schedule,
+    wrap_update_from_output,
 )

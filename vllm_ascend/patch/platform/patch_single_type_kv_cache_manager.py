@@ -6,25 +6,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
-from vllm.v1.core.single_type_kv_cache_manager import (
-    CrossAttentionManager,
-    MambaManager,
-    SingleTypeKVCacheManager,
-)
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request
 
 from vllm_ascend.core import single_type_kv_cache_manager as managers
 from vllm_ascend.core.layout.specs import counts_rows
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
 _MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 _BASE = f"{_MODULE}:SingleTypeKVCacheManager"
 _WINDOW = f"{_MODULE}:SlidingWindowManager"
 
 
+def _of_manager(manager: str, upstream_sha256: str) -> Callable[[Callable], Wrap]:
+    target = f"{_MODULE}:{manager}.cache_blocks"
+    evidence = f"{target}(retention_interval)"
+    return changes(target, upstream_sha256, RETENTION, skip_if_present=evidence)
+
+
+@_of_manager("SingleTypeKVCacheManager", "56f454398def9d3e")
 def wrap_cache_blocks(original: Callable) -> Callable:
+    """Only blocks that can serve a hit at a kept boundary are entered."""
+
     def cache_blocks(
         self: SingleTypeKVCacheManager,
         request: Request,
@@ -46,35 +51,31 @@ def wrap_cache_blocks(original: Callable) -> Callable:
     return cache_blocks
 
 
-def wrap_mamba_cache_blocks(original: Callable) -> Callable:
+def _wrap_override(original: Callable) -> Callable:
+    """It overrides the base method and must take the same arguments."""
+
     def cache_blocks(
-        self: MambaManager,
+        self: SingleTypeKVCacheManager,
         request: Request,
         num_tokens: int,
         retention_interval: int | None = None,
         alignment_tokens: int | None = None,
     ) -> None:
-        """Enter the states at block ends; retention does not thin them out."""
+        """Do what vLLM does: retention thins out no Mamba states, encoder states are refused."""
         original(self, request, num_tokens)
 
     return cache_blocks
 
 
-def wrap_cross_attention_cache_blocks(original: Callable) -> Callable:
-    def cache_blocks(
-        self: CrossAttentionManager,
-        request: Request,
-        num_tokens: int,
-        retention_interval: int | None = None,
-        alignment_tokens: int | None = None,
-    ) -> None:
-        """Raise, as vLLM does: encoder states are never shared."""
-        original(self, request, num_tokens)
-
-    return cache_blocks
-
-
+@changes(
+    f"{_MODULE}:get_manager_for_kv_cache_spec",
+    "2474d51502ac06d6",
+    ROW_LAYOUT,
+    aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
+)
 def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
+    """vLLM looks managers up by exact class; Ascend's specs are subclasses."""
+
     def get_manager_for_kv_cache_spec(
         kv_cache_spec: KVCacheSpec,
         max_num_batched_tokens: int,
@@ -107,33 +108,9 @@ PATCHES: tuple[Patch, ...] = (
         why="Managers say which of their blocks can serve a hit.",
         skip_if_present=f"{_BASE}.reachable_block_mask",
     ),
-    Wrap(
-        target=f"{_BASE}.cache_blocks",
-        replacement=wrap_cache_blocks,
-        upstream_sha256="56f454398def9d3e",
-        aliases=(),
-        **RETENTION,
-        why="Only blocks that can serve a hit at a kept boundary are entered.",
-        skip_if_present=f"{_BASE}.cache_blocks(retention_interval)",
-    ),
-    Wrap(
-        target=f"{_MODULE}:MambaManager.cache_blocks",
-        replacement=wrap_mamba_cache_blocks,
-        upstream_sha256="93bfc8477dbe8642",
-        aliases=(),
-        **RETENTION,
-        why="It overrides the base method and must take the same arguments.",
-        skip_if_present=f"{_MODULE}:MambaManager.cache_blocks(retention_interval)",
-    ),
-    Wrap(
-        target=f"{_MODULE}:CrossAttentionManager.cache_blocks",
-        replacement=wrap_cross_attention_cache_blocks,
-        upstream_sha256="dd9074c00825e99f",
-        aliases=(),
-        **RETENTION,
-        why="It overrides the base method and must take the same arguments.",
-        skip_if_present=f"{_MODULE}:CrossAttentionManager.cache_blocks(retention_interval)",
-    ),
+    wrap_cache_blocks,
+    _of_manager("MambaManager", "93bfc8477dbe8642")(_wrap_override),
+    _of_manager("CrossAttentionManager", "dd9074c00825e99f")(_wrap_override),
     Add(
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),
@@ -148,12 +125,5 @@ PATCHES: tuple[Patch, ...] = (
         why="A window only needs the blocks of its tail before a kept boundary.",
         skip_if_present=f"{_WINDOW}.reachable_block_mask",
     ),
-    Wrap(
-        target=f"{_MODULE}:get_manager_for_kv_cache_spec",
-        replacement=wrap_get_manager_for_kv_cache_spec,
-        upstream_sha256="2474d51502ac06d6",
-        aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
-        **ROW_LAYOUT,
-        why="vLLM looks managers up by exact class; Ascend's specs are subclasses.",
-    ),
+    wrap_get_manager_for_kv_cache_spec,
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables that are in force over a checkout of vllm-ascend."""
+"""The patches of vllm-ascend's modules, for :mod:`vllm_ascend.patch.upstream.late` to set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from vllm_ascend.patch.table import Patch, PatchError
 from vllm_ascend.patch.upstream import (
-    late,
     patch_ascend_store,
     patch_dsa_attention,
     patch_model_runner,
@@ -15,7 +14,7 @@ from vllm_ascend.patch.upstream import (
     patch_recompute_scheduler,
     patch_utils,
 )
-from vllm_ascend.patch.upstream.source import known_digests, misfits
+from vllm_ascend.patch.upstream.source import misfits
 
 PATCHES: tuple[Patch, ...] = (
     *patch_utils.PATCHES,
@@ -36,18 +35,9 @@ def check(package: Path) -> None:
     Raises:
         PatchError: One message with everything that does not fit.
     """
-    problems = misfits(package, known_digests(PATCHES))
+    problems = misfits(package, {patch.target: patch.known_digests for patch in PATCHES})
     if problems:
         raise PatchError(
             f"the patches do not fit the vllm-ascend in {package.parent}; nothing was changed: "
             f"{'; '.join(problems)}"
         )
-
-
-def install_when_imported() -> None:
-    """Let every patch be set as soon as its module is imported. Idempotent.
-
-    Raises:
-        PatchError: See :func:`vllm_ascend.patch.upstream.late.install_when_imported`.
-    """
-    late.install_when_imported(PATCHES)

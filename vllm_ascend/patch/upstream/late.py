@@ -12,45 +12,44 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
 from vllm_ascend.patch.planner import replacement, resolve
-from vllm_ascend.patch.table import Add, Override, Patch, PatchError, Wrap, source_digest
+from vllm_ascend.patch.table import Override, Patch, PatchError, Wrap, source_digest
 
-_Callback = Callable[[ModuleType], None]
+# Module -> what of it is changed -> how, once it has been imported.
+_WAITING: defaultdict[str, dict[str, Callable[[ModuleType], None]]] = defaultdict(dict)
+# Target -> (original, replacement) of every patch that is set.
+_SET: dict[str, tuple[Any, Any]] = {}
 
 
-class _AfterImport(MetaPathFinder):
-    """Finds modules as usual, and calls back once one of them has been executed."""
-
-    def __init__(self) -> None:
-        self.callbacks: defaultdict[str, list[_Callback]] = defaultdict(list)
+class _Finder(MetaPathFinder):
+    """Finds the modules that are waited for; in force only as long as there are any."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self.callbacks:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for callback in self.callbacks.pop(fullname, ()):
-                callback(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _WAITING else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(fullname, spec.origin)
         return spec
 
 
-_FINDER = _AfterImport()
-# target -> (original, replacement) of every patch that is set.
-_SET: dict[str, tuple[Any, Any]] = {}
-_SCHEDULED: set[str] = set()
+class _Loader(SourceFileLoader):
+    """Executes a source file as usual, and then does with the module what waits for it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        for change in _WAITING[self.name].values():
+            change(module)
+        del _WAITING[self.name]
+        if not _WAITING and _FINDER in sys.meta_path:
+            sys.meta_path.remove(_FINDER)
+
+
+_FINDER = _Finder()
 
 
 def install_when_imported(patches: Sequence[Patch]) -> None:
@@ -62,16 +61,13 @@ def install_when_imported(patches: Sequence[Patch]) -> None:
         PatchError: A module that is there already holds something else than was judged. An
             import of a module raises it likewise.
     """
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
     for patch in patches:
-        if patch.target in _SCHEDULED:
-            continue
-        _SCHEDULED.add(patch.target)
-        _after_import(patch.target.partition(":")[0], partial(_set_target, patch))
+        if not is_set(patch):
+            _after_import(patch.target, partial(_set_target, patch))
         for alias in patch.aliases if isinstance(patch, Wrap) else ():
-            module, _, name = alias.partition(":")
-            _after_import(module, partial(_set_alias, patch.target, name))
+            _after_import(alias, partial(_set_alias, patch.target, alias))
+    if _WAITING and _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
 
 
 def is_set(patch: Patch) -> bool:
@@ -79,33 +75,32 @@ def is_set(patch: Patch) -> bool:
     return patch.target in _SET
 
 
-def _after_import(module: str, callback: _Callback) -> None:
-    imported = sys.modules.get(module)
-    if imported is not None:
-        callback(imported)
+def _after_import(holder: str, change: Callable[[ModuleType], None]) -> None:
+    name = holder.partition(":")[0]
+    module = sys.modules.get(name)
+    if module is not None:
+        change(module)
     else:
-        _FINDER.callbacks[module].append(callback)
+        _WAITING[name][holder] = change
 
 
 def _set_target(patch: Patch, _module: ModuleType) -> None:
     owner, name = resolve(patch.target)
-    if isinstance(patch, Add):
-        original, new = None, patch.replacement
-    else:
-        assert isinstance(patch, Override)
-        original = vars(owner)[name]
+    original, new = vars(owner).get(name), patch.replacement
+    if isinstance(patch, Override):
         digest = source_digest(original)
         if digest not in patch.known_digests:
             raise PatchError(f"{patch.target} was replaced by somebody else (digest {digest})")
-        new = replacement(patch, original) if isinstance(patch, Wrap) else patch.replacement
+        new = replacement(patch, original)
     setattr(owner, name, new)
     _SET[patch.target] = (original, new)
 
 
-def _set_alias(target: str, name: str, module: ModuleType) -> None:
+def _set_alias(target: str, alias: str, module: ModuleType) -> None:
     original, new = _SET[target]
+    name = alias.partition(":")[2]
     held = vars(module).get(name)
     if held is original:
         setattr(module, name, new)
     elif held is not new:
-        raise PatchError(f"{module.__name__}.{name} does not hold {target}")
+        raise PatchError(f"{alias} does not hold {target}")

@@ -19,7 +19,7 @@ from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, changes
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 _PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
@@ -35,11 +35,21 @@ def _hash_size_left_to_us(cache_config: CacheConfig) -> Iterator[None]:
         cache_config.hash_block_size = explicit
 
 
+@changes(
+    f"{_PACKAGE}.pool_scheduler:KVPoolScheduler.__init__", "ffdf7f3dd3fc352d", UPSTREAM_CONNECTORS
+)
 def wrap_scheduler_init(original: Callable) -> Callable:
+    """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
+    the granule."""
     return _wrap_init(original, lambda scheduler, contract: None)
 
 
+@changes(f"{_PACKAGE}.pool_worker:KVPoolWorker.__init__", "17ce4ede492bc745", UPSTREAM_CONNECTORS)
 def wrap_worker_init(original: Callable) -> Callable:
+    """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
+    the granule. Keys do not tell layouts apart: engines with other block sizes or pages would
+    read each other's."""
+
     def name_layout(worker: Any, contract: KVTransferContract) -> None:
         worker.token_database.hash_block_size = contract.hash_block_size
         # The database makes its keys from the same object.
@@ -64,7 +74,15 @@ def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], N
     return __init__
 
 
+@changes(
+    f"{_PACKAGE}.config_data:get_block_hashes",
+    ("9899f77dd8865828", "5cf292f745ba86c9"),
+    UPSTREAM_CONNECTORS,
+    aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
+)
 def wrap_get_block_hashes(original: Callable) -> Callable:
+    """State blocks are finer than a granule, so a hash names several of them."""
+
     def get_block_hashes(
         block_hashes: Sequence[Any], group_block_size: int, hash_block_size: int
     ) -> Sequence[Any]:
@@ -88,7 +106,15 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
     return BlockHash(hashlib.sha256(_PLACE_DOMAIN + content + suffix).digest())
 
 
+@changes(
+    f"{_PACKAGE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
+    "0d5030bddbfedf1e",
+    UPSTREAM_CONNECTORS,
+)
 def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
+    """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
+    not."""
+
     def process_tokens_with_block_ids(self, *args, **kwargs) -> Iterator[Any]:
         for start, end, key, block_id in original(self, *args, **kwargs):
             if block_id > 0:
@@ -96,11 +122,6 @@ def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
 
     return process_tokens_with_block_ids
 
-
-_REAL_HASH_SIZE = (
-    "It takes the smallest group's rows for the tokens of a request hash; the hash granularity is "
-    "the granule."
-)
 
 PATCHES: tuple[Patch, ...] = (
     Add(
@@ -110,38 +131,8 @@ PATCHES: tuple[Patch, ...] = (
         "where a request loads.",
         **UPSTREAM_CONNECTORS,
     ),
-    Wrap(
-        target=f"{_PACKAGE}.pool_scheduler:KVPoolScheduler.__init__",
-        replacement=wrap_scheduler_init,
-        upstream_sha256="ffdf7f3dd3fc352d",
-        aliases=(),
-        why=_REAL_HASH_SIZE,
-        **UPSTREAM_CONNECTORS,
-    ),
-    Wrap(
-        target=f"{_PACKAGE}.pool_worker:KVPoolWorker.__init__",
-        replacement=wrap_worker_init,
-        upstream_sha256="17ce4ede492bc745",
-        aliases=(),
-        why=_REAL_HASH_SIZE + " Keys do not tell layouts apart: engines with other block sizes or "
-        "pages would read each other's.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Wrap(
-        target=f"{_PACKAGE}.config_data:get_block_hashes",
-        replacement=wrap_get_block_hashes,
-        upstream_sha256=("9899f77dd8865828", "5cf292f745ba86c9"),
-        aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
-        why="State blocks are finer than a granule, so a hash names several of them.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Wrap(
-        target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
-        replacement=wrap_process_tokens_with_block_ids,
-        upstream_sha256="0d5030bddbfedf1e",
-        aliases=(),
-        why="Behind a hit, windows have null blocks; their page was stored under the keys of what "
-        "it is not.",
-        **UPSTREAM_CONNECTORS,
-    ),
+    wrap_scheduler_init,
+    wrap_worker_init,
+    wrap_get_block_hashes,
+    wrap_process_tokens_with_block_ids,
 )

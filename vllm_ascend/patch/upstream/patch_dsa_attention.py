@@ -9,9 +9,9 @@ from typing import Any
 
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_ascend.core.layout.block_sizes import get_dsv4_compressed_kv_block_size
+from vllm_ascend.core.layout.block_sizes import dsv4_rows_per_block
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, Wrap, changes
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.worker.draft_slots import write_draft_slots
 from vllm_ascend.worker.state_window import current_state_window
@@ -23,29 +23,26 @@ _LAYER = "vllm_ascend.models.layer.attention.layer:DSAAttention"
 _BACKEND = "vllm_ascend.attention.dsa_v1:AscendDSABackend"
 _V1 = "vllm_ascend.attention.dsa_v1:AscendDSAMetadataBuilder"
 _CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
-_BUILDERS = {
-    _V1: (
-        "8a227dac0925acc7",
-        "ea0e3c83a0192849",
-    ),
-    _CP: (
-        "356d4c9389220ea3",
-        "42094cec95506ecf",
-    ),
-}
 
 
+@changes(f"{_LAYER}.get_kv_cache_spec", "acbaac96850e5432", CHECKOUT_BLOCK_SIZE)
 def wrap_get_kv_cache_spec(original: Callable) -> Callable:
+    """Compressed blocks of 128 rows are hard-coded."""
+
     def get_kv_cache_spec(self, vllm_config) -> KVCacheSpec | None:
-        spec = original(self, vllm_config)
-        if spec is None or not load_config().apply_dsv4_patch:
+        spec, config = original(self, vllm_config), load_config()
+        if spec is None or not config.apply_dsv4_patch:
             return spec
-        return replace(spec, block_size=get_dsv4_compressed_kv_block_size(spec.compress_ratio))
+        return replace(spec, block_size=dsv4_rows_per_block(spec.compress_ratio, config))
 
     return get_kv_cache_spec
 
 
+@changes(f"{_BACKEND}.get_supported_kernel_block_sizes", "010b1e62ddbefba9", CHECKOUT_BLOCK_SIZE)
 def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
+    """The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; the
+    kernels take them."""
+
     def get_supported_kernel_block_sizes() -> list[int]:
         sizes = original()
         # vllm-ascend's own sizes stay in front: others take the first for the preferred one.
@@ -55,6 +52,8 @@ def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
 
 
 def wrap_build(original: Callable) -> Callable:
+    """Slots are split into block and row by 128 where the caller names no block size."""
+
     def build(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("block_size", self.kv_cache_spec.block_size)
         return original(self, *args, **kwargs)
@@ -63,6 +62,9 @@ def wrap_build(original: Callable) -> Callable:
 
 
 def wrap_build_for_drafting(original: Callable) -> Callable:
+    """From the second draft token on, the proposer looks blocks of 128 tokens up in a table of
+    smaller ones, and would write into another place, or another request."""
+
     def build_for_drafting(self, draft_step: int, common_attn_metadata, *args: Any, **kwargs: Any):
         self.block_size = self.kv_cache_spec.block_size
         write_draft_slots(
@@ -84,6 +86,9 @@ def wrap_shifting(first_request: Callable[[Any], int]) -> Callable:
     """
 
     def wrap(original: Callable) -> Callable:
+        """State tables hold the last blocks of a request only: the compressors must count from
+        the first token that a row covers."""
+
         def build_metadata(self, *args: Any, **kwargs: Any):
             metadata = original(self, *args, **kwargs)
             window = current_state_window()
@@ -97,66 +102,21 @@ def wrap_shifting(first_request: Callable[[Any], int]) -> Callable:
     return wrap
 
 
-def _shifting_patch(target: str, first_request: Callable[[Any], int], digest: str) -> Wrap:
-    return Wrap(
-        target=target,
-        replacement=wrap_shifting(first_request),
-        upstream_sha256=digest,
-        aliases=(),
-        **CHECKOUT_BLOCK_SIZE,
-        why="State tables hold the last blocks of a request only: the compressors must count from "
-        "the first token that a row covers.",
-    )
+def _patch(target: str, upstream_sha256: str, wrap: Callable) -> Wrap:
+    return changes(target, upstream_sha256, CHECKOUT_BLOCK_SIZE)(wrap)
 
 
-def _builder_patches(builder: str, build: str, build_for_drafting: str) -> tuple[Patch, ...]:
-    return (
-        Wrap(
-            target=f"{builder}.build",
-            replacement=wrap_build,
-            upstream_sha256=build,
-            aliases=(),
-            **CHECKOUT_BLOCK_SIZE,
-            why="Slots are split into block and row by 128 where the caller names no block size.",
-        ),
-        Wrap(
-            target=f"{builder}.build_for_drafting",
-            replacement=wrap_build_for_drafting,
-            upstream_sha256=build_for_drafting,
-            aliases=(),
-            **CHECKOUT_BLOCK_SIZE,
-            why="From the second draft token on, the proposer looks blocks of 128 tokens up in a "
-            "table of smaller ones, and would write into another place, or another request.",
-        ),
-    )
-
+_shift = wrap_shifting(lambda builder: 0)
+_shift_behind_decodes = wrap_shifting(lambda builder: builder.num_decodes)
 
 PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target=f"{_LAYER}.get_kv_cache_spec",
-        replacement=wrap_get_kv_cache_spec,
-        upstream_sha256="acbaac96850e5432",
-        aliases=(),
-        **CHECKOUT_BLOCK_SIZE,
-        why="Compressed blocks of 128 rows are hard-coded.",
-    ),
-    Wrap(
-        target=f"{_BACKEND}.get_supported_kernel_block_sizes",
-        replacement=wrap_get_supported_kernel_block_sizes,
-        upstream_sha256="010b1e62ddbefba9",
-        aliases=(),
-        **CHECKOUT_BLOCK_SIZE,
-        why="The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; "
-        "the kernels take them.",
-    ),
-    _shifting_patch(
-        f"{_V1}.build_prefill_metadata", lambda self: self.num_decodes, "1a782d89a97875f3"
-    ),
-    _shifting_patch(f"{_V1}.build_decode_metadata", lambda self: 0, "65a5c25ecaeb789d"),
-    _shifting_patch(f"{_CP}.build_req_metadata", lambda self: 0, "b602d01be355b4b8"),
-    *(
-        patch
-        for builder, digests in _BUILDERS.items()
-        for patch in _builder_patches(builder, *digests)
-    ),
+    wrap_get_kv_cache_spec,
+    wrap_get_supported_kernel_block_sizes,
+    _patch(f"{_V1}.build_prefill_metadata", "1a782d89a97875f3", _shift_behind_decodes),
+    _patch(f"{_V1}.build_decode_metadata", "65a5c25ecaeb789d", _shift),
+    _patch(f"{_CP}.build_req_metadata", "b602d01be355b4b8", _shift),
+    _patch(f"{_V1}.build", "8a227dac0925acc7", wrap_build),
+    _patch(f"{_V1}.build_for_drafting", "ea0e3c83a0192849", wrap_build_for_drafting),
+    _patch(f"{_CP}.build", "356d4c9389220ea3", wrap_build),
+    _patch(f"{_CP}.build_for_drafting", "42094cec95506ecf", wrap_build_for_drafting),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm_ascend.patch.features import CHECKOUT_CACHE
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.worker.block_copies import RawTensors
 from vllm_ascend.worker.kv_cache_tensors import KVCacheTensorsError, allocate_pages
 
@@ -16,7 +16,15 @@ from vllm_ascend.worker.kv_cache_tensors import KVCacheTensorsError, allocate_pa
 _ATTENTION = "attn"
 
 
+@changes(
+    "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors",
+    "c5accffcbbebaa7a",
+    CHECKOUT_CACHE,
+)
 def wrap_allocate(original: Callable) -> Callable:
+    """Layers are given views; whole pages can only be copied in the raw tensors. A bare assertion
+    says that layers and tensors disagree, not which."""
+
     def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, RawTensors]:
         try:
             return allocate_pages(self, kv_cache_config, original)
@@ -35,14 +43,4 @@ def wrap_allocate(original: Callable) -> Callable:
     return _allocate_kv_cache_tensors
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors",
-        replacement=wrap_allocate,
-        upstream_sha256="c5accffcbbebaa7a",
-        aliases=(),
-        **CHECKOUT_CACHE,
-        why="Layers are given views; whole pages can only be copied in the raw tensors. A bare "
-        "assertion says that layers and tensors disagree, not which.",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_allocate,)

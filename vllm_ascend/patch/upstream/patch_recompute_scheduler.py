@@ -11,10 +11,16 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.patch.features import CHECKOUT_CACHE
 from vllm_ascend.patch.platform.patch_scheduler import wrap_update_from_output
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
+
+_CLASS = "vllm_ascend.core.recompute_scheduler:RecomputeScheduler"
 
 
+@changes(f"{_CLASS}.schedule", "3d93bc5d71369f8f", CHECKOUT_CACHE)
 def wrap_schedule(original: Callable) -> Callable:
+    """On a decode node it frees a running request itself instead of preempting it: what the request
+    entered in this step is never written."""
+
     def schedule(self: Scheduler) -> SchedulerOutput:
         coordinator = self.kv_cache_manager.coordinator
         if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
@@ -26,21 +32,11 @@ def wrap_schedule(original: Callable) -> Callable:
 
 
 PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm_ascend.core.recompute_scheduler:RecomputeScheduler.schedule",
-        replacement=wrap_schedule,
-        upstream_sha256="3d93bc5d71369f8f",
-        aliases=(),
-        **CHECKOUT_CACHE,
-        why="On a decode node it frees a running request itself instead of preempting it: what "
-        "the request entered in this step is never written.",
-    ),
-    Wrap(
-        target="vllm_ascend.core.recompute_scheduler:RecomputeScheduler.update_from_output",
-        replacement=wrap_update_from_output,
-        upstream_sha256="98d47ec1fd7bb5b3",
-        aliases=(),
-        **CHECKOUT_CACHE,
+    wrap_schedule,
+    changes(
+        f"{_CLASS}.update_from_output",
+        "98d47ec1fd7bb5b3",
+        CHECKOUT_CACHE,
         why="It overrides vLLM's, which is told here that a step has run.",
-    ),
+    )(wrap_update_from_output.replacement),
 )

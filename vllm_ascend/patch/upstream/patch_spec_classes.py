@@ -10,10 +10,6 @@ from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSl
 from vllm_ascend.patch.features import CHECKOUT_SPECS
 from vllm_ascend.patch.table import Patch, Rebind
 
-_MLA_DIGEST = "9f27c636faca79dd"
-_WINDOW_DIGEST = "7feb3df068e09b2f"
-
-
 # They ask what a spec is, which a subclass answers as well, or make those of other models.
 _KEEPERS_OF_BOTH = (
     "vllm.v1.core.kv_cache_utils",
@@ -22,20 +18,25 @@ _KEEPERS_OF_BOTH = (
     "vllm.model_executor.layers.deepseek_compressor",
 )
 _KEEPERS_OF_MLA = (
+    *_KEEPERS_OF_BOTH,
     "vllm.v1.attention.backends.mla.indexer",
     "vllm.model_executor.layers.deepseek_v4_attention",
     "vllm.model_executor.models.deepseek_v2",
     "vllm.model_executor.models.extract_hidden_states",
 )
+_SPECS = {
+    "MLAAttentionSpec": (AscendMLAAttentionSpec, "9f27c636faca79dd", _KEEPERS_OF_MLA),
+    "SlidingWindowMLASpec": (AscendSlidingWindowMLASpec, "7feb3df068e09b2f", _KEEPERS_OF_BOTH),
+}
 
 
-def _rebind(target: str, spec: type, upstream_sha256: str, keepers: tuple[str, ...] = ()) -> Rebind:
-    name = target.partition(":")[2]
+def _rebind(module: str, name: str) -> Rebind:
+    spec, upstream_sha256, keepers = _SPECS[name]
     return Rebind(
-        target=target,
+        target=f"{module}:{name}",
         replacement=spec,
         upstream_sha256=upstream_sha256,
-        keepers=tuple(f"{module}:{name}" for module in (*_KEEPERS_OF_BOTH, *keepers)),
+        keepers=tuple(f"{keeper}:{name}" for keeper in keepers),
         **CHECKOUT_SPECS,
         why="vllm-ascend's runner and schedulers take the class by vLLM's name, and pass and read "
         "what only Ascend's has.",
@@ -43,21 +44,7 @@ def _rebind(target: str, spec: type, upstream_sha256: str, keepers: tuple[str, .
 
 
 PATCHES: tuple[Patch, ...] = (
-    _rebind(
-        "vllm.v1.kv_cache_interface:MLAAttentionSpec",
-        AscendMLAAttentionSpec,
-        _MLA_DIGEST,
-        _KEEPERS_OF_MLA,
-    ),
-    _rebind(
-        "vllm.v1.kv_cache_interface:SlidingWindowMLASpec",
-        AscendSlidingWindowMLASpec,
-        _WINDOW_DIGEST,
-    ),
-    _rebind(
-        "vllm.model_executor.layers.attention.mla_attention:MLAAttentionSpec",
-        AscendMLAAttentionSpec,
-        _MLA_DIGEST,
-        _KEEPERS_OF_MLA,
-    ),
+    _rebind("vllm.v1.kv_cache_interface", "MLAAttentionSpec"),
+    _rebind("vllm.v1.kv_cache_interface", "SlidingWindowMLASpec"),
+    _rebind("vllm.model_executor.layers.attention.mla_attention", "MLAAttentionSpec"),
 )

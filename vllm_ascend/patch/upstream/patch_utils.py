@@ -9,11 +9,19 @@ from vllm.config import VllmConfig
 
 from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 
+@changes(
+    "vllm_ascend.utils:refresh_block_size",
+    "9a40c748584dd47b",
+    CHECKOUT_BLOCK_SIZE,
+    aliases=("vllm_ascend.platform:refresh_block_size",),
+)
 def wrap_refresh_block_size(original: Callable) -> Callable:
+    """vllm-ascend sets 128 for DeepSeek-V4 whatever --block-size says."""
+
     def refresh_block_size(vllm_config: VllmConfig) -> None:
         """Let the original decide, and undo its 128 for DeepSeek-V4 under our layout.
 
@@ -22,14 +30,9 @@ def wrap_refresh_block_size(original: Callable) -> Callable:
                 allowed.
         """
         config, cache_config = load_config(), vllm_config.cache_config
-        model_config = vllm_config.model_config
-        rows = None
-        if (
-            config.apply_dsv4_patch
-            and cache_config
-            and model_config is not None
-            and model_config.hf_config.model_type == "deepseek_v4"
-        ):
+        model, rows = vllm_config.model_config, None
+        is_dsv4 = model is not None and model.hf_config.model_type == "deepseek_v4"
+        if config.apply_dsv4_patch and cache_config and is_dsv4:
             rows = dsv4_compressed_block_size(config, cache_config)
         original(vllm_config)
         if rows is not None:
@@ -38,13 +41,4 @@ def wrap_refresh_block_size(original: Callable) -> Callable:
     return refresh_block_size
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm_ascend.utils:refresh_block_size",
-        replacement=wrap_refresh_block_size,
-        upstream_sha256="9a40c748584dd47b",
-        aliases=("vllm_ascend.platform:refresh_block_size",),
-        **CHECKOUT_BLOCK_SIZE,
-        why="vllm-ascend sets 128 for DeepSeek-V4 whatever --block-size says.",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_refresh_block_size,)

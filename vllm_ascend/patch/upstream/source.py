@@ -6,11 +6,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import textwrap
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-
-from vllm_ascend.patch.table import Override, Patch
 
 PACKAGE = "vllm_ascend"
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -35,32 +33,22 @@ def source_digest_in_file(path: Path, qualified_name: str) -> str | None:
     Raises:
         OSError, SyntaxError: The file cannot be read or parsed.
     """
-    lines, tree = _parsed(path, path.stat().st_mtime_ns)
-    node: ast.AST = tree
+    lines, node = _parsed(path, path.stat().st_mtime_ns)
     for name in qualified_name.split("."):
-        found = _definition(node, name)
-        if found is None:
+        found = [n for n in node.body if isinstance(n, _Definition) and n.name == name]
+        if not found:
             return None
-        node = found
+        node = found[-1]  # as an import would leave it
     assert isinstance(node, _Definition)
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    first = min(part.lineno for part in (node, *node.decorator_list))
     source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 @cache
-def _parsed(path: Path, _mtime: int) -> tuple[list[str], ast.Module]:
+def _parsed(path: Path, _mtime: int) -> tuple[list[str], ast.Module | _Definition]:
     text = path.read_text(encoding="utf-8")
     return text.splitlines(keepends=True), ast.parse(text, filename=str(path))
-
-
-def _definition(parent: ast.AST, name: str) -> ast.AST | None:
-    """Return the last definition of a name in a body, as an import would leave it."""
-    found: ast.AST | None = None
-    for node in ast.iter_child_nodes(parent):
-        if isinstance(node, _Definition) and node.name == name:
-            found = node
-    return found
 
 
 def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
@@ -93,8 +81,3 @@ def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
         elif digest not in known:
             problems.append(f"{target} is another one than was patched (digest {digest})")
     return problems
-
-
-def known_digests(patches: Iterable[Patch]) -> dict[str, tuple[str, ...]]:
-    """Return target -> digests that the original may have, none of what is added."""
-    return {p.target: p.known_digests if isinstance(p, Override) else () for p in patches}

@@ -13,11 +13,7 @@ PATCHES: tuple[Patch, ...] = (*patch_gpu_model_runner.PATCHES, *patch_worker_bas
 
 
 def install_all() -> Installation:
-    """Install the worker patches; return the live installation if they are in force.
-
-    Raises:
-        PatchError: See :mod:`vllm_ascend.patch.installer`.
-    """
+    """Install the worker patches; return the live installation if they are in force."""
     return install(PATCHES, required_features={"partial-hits"})
 
 

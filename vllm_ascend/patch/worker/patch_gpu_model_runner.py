@@ -12,17 +12,19 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.patch.features import PARTIAL_HITS, ROW_LAYOUT
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.worker.block_copies import RawTensors, copy_blocks
 from vllm_ascend.worker.block_table import MultiGroupBlockTable
 from vllm_ascend.worker.kv_cache_tensors import allocate_pages
 
 _CLASS = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-_OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
 
 
+@changes(f"{_CLASS}._allocate_kv_cache_tensors", "3003a8fcfa3ceb69", PARTIAL_HITS)
 def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
+    """Layers are given views; whole pages can only be copied in the raw tensors."""
+
     def _allocate_kv_cache_tensors(
         self: GPUModelRunner, kv_cache_config: KVCacheConfig
     ) -> dict[str, RawTensors]:
@@ -34,7 +36,10 @@ def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
     return _allocate_kv_cache_tensors
 
 
+@changes(f"{_CLASS}._update_states", "2c51aa694e26bb38", PARTIAL_HITS)
 def wrap_update_states(original: Callable) -> Callable:
+    """The first thing of a step, before anything is read, written or loaded."""
+
     def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput):
         # The original zeroes fresh pages, so copies come behind it; nothing has read or written
         # the cache in this step yet, not even a step without tokens.
@@ -51,7 +56,10 @@ def wrap_update_states(original: Callable) -> Callable:
     return _update_states
 
 
+@changes(f"{_CLASS}.may_reinitialize_input_batch", "c85d53e38965e3c2", ROW_LAYOUT)
 def wrap_may_reinitialize_input_batch(original: Callable) -> Callable:
+    """vLLM's block tables take every token for a row; compressed groups have one for many."""
+
     def may_reinitialize_input_batch(
         self: GPUModelRunner, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> None:
@@ -83,39 +91,14 @@ PATCHES: tuple[Patch, ...] = (
         replacement=(),
         **PARTIAL_HITS,
         why="The raw KV cache tensors as pages; none until they are allocated.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
     Add(
         target=f"{_CLASS}.num_block_copies",
         replacement=0,
         **PARTIAL_HITS,
         why="How many blocks a runner has copied; one without this makes no copies.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
     ),
-    Wrap(
-        target=f"{_CLASS}._allocate_kv_cache_tensors",
-        replacement=wrap_allocate_kv_cache_tensors,
-        upstream_sha256="3003a8fcfa3ceb69",
-        aliases=(),
-        **PARTIAL_HITS,
-        why="Layers are given views; whole pages can only be copied in the raw tensors.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
-    ),
-    Wrap(
-        target=f"{_CLASS}._update_states",
-        replacement=wrap_update_states,
-        upstream_sha256="2c51aa694e26bb38",
-        aliases=(),
-        **PARTIAL_HITS,
-        why="The first thing of a step, before anything is read, written or loaded.",
-        skip_if_present=f"{_OUTPUT}.kv_cache_block_copies",
-    ),
-    Wrap(
-        target=f"{_CLASS}.may_reinitialize_input_batch",
-        replacement=wrap_may_reinitialize_input_batch,
-        upstream_sha256="c85d53e38965e3c2",
-        aliases=(),
-        **ROW_LAYOUT,
-        why="vLLM's block tables take every token for a row; compressed groups have one for many.",
-    ),
+    wrap_allocate_kv_cache_tensors,
+    wrap_update_states,
+    wrap_may_reinitialize_input_batch,
 )

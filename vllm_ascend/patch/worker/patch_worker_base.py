@@ -9,11 +9,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from vllm_ascend.patch.features import PARTIAL_HITS
-from vllm_ascend.patch.table import Patch, Wrap
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.worker.block_copies import execute_with_copies
 
 
+@changes(
+    "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", "beb33a0813e85b30", PARTIAL_HITS
+)
 def wrap_execute_model(original: Callable) -> Callable:
+    """Whatever the worker's class: a runner of its own, or one that overrides `_update_states`,
+    would leave the copies out without a word."""
+
     def execute_model(self: WorkerWrapperBase, scheduler_output: SchedulerOutput):
         copies = scheduler_output.kv_cache_block_copies
         if not copies:
@@ -24,15 +30,4 @@ def wrap_execute_model(original: Callable) -> Callable:
     return execute_model
 
 
-PATCHES: tuple[Patch, ...] = (
-    Wrap(
-        target="vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model",
-        replacement=wrap_execute_model,
-        upstream_sha256="beb33a0813e85b30",
-        aliases=(),
-        **PARTIAL_HITS,
-        why="Whatever the worker's class: a runner of its own, or one that overrides "
-        "`_update_states`, would leave the copies out without a word.",
-        skip_if_present="vllm.v1.core.sched.output:SchedulerOutput.kv_cache_block_copies",
-    ),
-)
+PATCHES: tuple[Patch, ...] = (wrap_execute_model,)
