@@ -14,9 +14,9 @@ from tests.ut.core.real_groups import compressed, full, window
 from vllm_ascend.core.layout.block_sizes import (
     Granularity,
     dsv4_compressed_block_size,
-    get_dsv4_compressed_kv_block_size,
     resolve_block_sizes,
 )
+from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.replay import scheduler as factory
 from vllm_ascend.replay.layouts import dsv4_flash_a3

@@ -9,7 +9,12 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from tests.e2e.core import layouts
 from tests.ut.core.real_groups import compressed, full, make_groups, window
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
-from vllm_ascend.core.layout.groups import find_draft_groups, hits_end_inside, tail_length
+from vllm_ascend.core.layout.groups import (
+    find_draft_groups,
+    hits_end_inside,
+    tail_length,
+    tail_spec,
+)
 
 
 def dsv4_specs() -> list:
@@ -64,7 +69,7 @@ def test_stock_tails_are_what_the_manager_keeps():
 )
 def test_the_blocks_of_a_tail_far_from_the_start(block_tokens, window_tokens, alignment, blocks):
     spec = window(block_tokens, window_tokens)
-    assert tail_length(spec, [spec], alignment) == blocks
+    assert tail_length(tail_spec(spec, [spec], alignment)) == blocks
 
 
 @pytest.mark.parametrize(
