@@ -15,7 +15,6 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
-from vllm_ascend.core.admission.hit_blocks import Blocks, tail_of_hit
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.events.announcement import announced_groups
@@ -23,7 +22,7 @@ from vllm_ascend.core.events.kv_event_queue import HitRules
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.lookup.hit_search import Hit
+from vllm_ascend.core.lookup.hit_search import Blocks, Hit
 from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.free_queue import TIERS, Rank
@@ -63,12 +62,8 @@ class RankedCaching:
         successors: SuccessorHashes,
         stats: CacheStats,
     ) -> None:
-        """Build the parts; see :class:`BlockAllocation` for ``footprint``."""
-        self._pool = pool
-        self._groups = groups
-        self._plan = plan
-        self._successors = successors
-        self._stats = stats
+        self._pool, self._groups, self._plan = pool, groups, plan
+        self._successors, self._stats = successors, stats
         self.unwritten_block_ids: set[int] = set()
         self.withdraws_freed = False
         self._compressed = [is_compressed(spec) for spec in plan.specs]
@@ -141,7 +136,7 @@ class RankedCaching:
         """Let a request in behind its hit; see vLLM's ``allocate_new_computed_blocks``."""
         # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
         # the blocks.
-        tail = tail_of_hit(self._groups.retained, blocks, num_local)
+        tail = self.tails.tail_of_hit(blocks, num_local)
         num_copies = self.allocation.take_hit(request_id, blocks, num_local, num_external)
         self._stats.partial_hits += bool(num_copies)
         if not num_local:
@@ -150,16 +145,16 @@ class RankedCaching:
         record.passed = record.cached = num_local
         for group in self._groups.retained:
             record.freed[group.id] = group.tail(num_local).start
-        self.tails.keep_hit(record, num_local, tail)
+        self.tails.keep_hit(record, tail)
         self.partial_hits.start_behind(record, num_local)
 
     def allocate_new_blocks(self, *args, **kwargs) -> tuple[list[KVCacheBlock], ...]:
         """Make room for more tokens; see vLLM's base class."""
         return self.allocation.allocate_new_blocks(*args, **kwargs)
 
-    def num_blocks_held(self, group_id: int, request_id: str) -> int:
-        """Return the blocks that a request cannot do without, of those that it holds in a group."""
-        return self.allocation.num_blocks_held(group_id, request_id)
+    def num_spares(self, group_id: int, request_id: str) -> int:
+        """Return how many blocks of a request's table are held for spare tails, for this step."""
+        return self.sparse_state.num_spares(group_id, request_id)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group, for cascade attention.

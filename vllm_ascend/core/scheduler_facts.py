@@ -54,11 +54,7 @@ def scheduler_facts() -> SchedulerFacts:
 
 @contextmanager
 def building_scheduler(**facts: Any) -> Iterator[None]:
-    """Say what is known of the scheduler that is built inside.
-
-    Args:
-        facts: Fields of :class:`SchedulerFacts`; the others keep their values.
-    """
+    """Say what is known of the scheduler built inside; other facts keep their values."""
     token = _SCHEDULER_FACTS.set(replace(_SCHEDULER_FACTS.get(), **facts))
     try:
         yield

@@ -33,7 +33,7 @@ from vllm_ascend.core.layout.specs import (
 )
 from vllm_ascend.core.retention.block_ranks import reachable_blocks
 from vllm_ascend.core.retention.boundaries import contiguous_blocks_for_hit
-from vllm_ascend.core.retention.sparse_state_manager import SparseStateManager, is_sparse_state
+from vllm_ascend.core.retention.sparse_state import SparseStateManager, is_sparse_state
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -81,8 +81,8 @@ class CompressAttentionManager(FullAttentionManager):
         num_external_computed_tokens: int,
     ) -> None:
         """Take the hit's blocks and make room for external tokens; see vLLM's base class."""
-        local_rows = num_local_computed_tokens // self.compress_ratio
         total_tokens = num_local_computed_tokens + num_external_computed_tokens
+        local_rows = num_local_computed_tokens // self.compress_ratio
         total_rows = total_tokens // self.compress_ratio
         super().allocate_new_computed_blocks(
             request_id, new_computed_blocks, local_rows, total_rows - local_rows
@@ -124,13 +124,9 @@ class CompressAttentionManager(FullAttentionManager):
         dcp_world_size: int = 1,
         pcp_world_size: int = 1,
     ) -> tuple[list[KVCacheBlock], ...]:
-        """Return the longest cached run of blocks from the start, per group.
+        """Return the longest cached run of blocks from the start, per group; see vLLM's base class.
 
-        Args:
-            block_hashes: One hash per ``kv_cache_spec.block_size`` tokens.
-            max_length: Upper bound of the hit in tokens.
-            use_eagle: Give the last block up.
-            alignment_tokens: The hit's length in tokens is a multiple of this.
+        There is one hash per ``kv_cache_spec.block_size`` tokens.
         """
         ranks = dcp_world_size * pcp_world_size
         block_tokens = tokens_per_block(kv_cache_spec) * ranks
@@ -165,10 +161,8 @@ def get_manager_for_kv_cache_spec(
     tokens.
 
     Args:
-        kv_cache_spec: The group's spec.
         max_num_batched_tokens: Tokens of one step; with ``max_model_len`` it bounds what a
             windowed group holds.
-        max_model_len: Longest request in tokens.
         sparse_state: The group's tables hold null blocks where nobody reads.
 
     Raises:
@@ -229,7 +223,6 @@ def cache_reachable_blocks(
     """Enter the blocks that ``num_tokens`` tokens fill and that can serve a hit.
 
     Args:
-        request: The request; its hashes cover ``num_tokens``.
         num_tokens: Tokens computed or scheduled, those already cached included.
         retention_interval: ``None`` for every boundary, 0 for the replay boundary only, N for
             every N tokens as well.
@@ -303,10 +296,7 @@ def sliding_window_reachable_block_mask(
     """Keep the window's tail before every kept boundary; see ``block_ranks.reachable_blocks``.
 
     Args:
-        start_block: First block, counted from the request's start.
-        end_block: Behind the last block.
         alignment_tokens: Boundaries are multiples of this; ``None`` masks nothing.
-        kv_cache_spec: The group's spec.
         use_eagle: Boundaries are found by one block more than the window (vLLM's EAGLE rule).
         retention_interval: See ``cache_reachable_blocks``.
         num_prompt_tokens: Length of the prompt, for the replay boundary.
@@ -315,15 +305,13 @@ def sliding_window_reachable_block_mask(
     """
     if alignment_tokens is None:
         return None
-    block_tokens = kv_cache_spec.block_size
+    block_tokens, window = kv_cache_spec.block_size, kv_cache_spec.sliding_window
     assert alignment_tokens % block_tokens == 0
     return reachable_blocks(
         start_block,
         end_block,
         block_tokens=block_tokens,
-        tail_length=contiguous_blocks_for_hit(
-            kv_cache_spec.sliding_window, block_tokens, peek_block=use_eagle
-        ),
+        tail_length=contiguous_blocks_for_hit(window, block_tokens, peek_block=use_eagle),
         alignment=alignment_tokens,
         interval=retention_interval,
         num_prompt_tokens=num_prompt_tokens,

@@ -23,8 +23,6 @@ class StockCaching:
     step in flight were accepted.
 
     Attributes:
-        get_num_blocks_to_allocate, take_hit, allocate_new_blocks, get_num_common_prefix_blocks:
-            vLLM's own.
         unwritten_block_ids: None: nothing is kept from hits, as in vLLM.
         withdraws_freed: Without effect: nothing is withdrawn, as in vLLM.
     """
@@ -36,14 +34,8 @@ class StockCaching:
         plan: CachePlan,
         successors: SuccessorHashes,
     ) -> None:
-        """Prepare.
-
-        Args:
-            vllms: vLLM's coordinator over the same managers.
-        """
-        self._vllms = vllms
-        self._groups = groups
-        self._successors = successors
+        """Use ``vllms``: vLLM's coordinator over the same managers."""
+        self._vllms, self._groups, self._successors = vllms, groups, successors
         self._num_unconfirmed = plan.num_unconfirmed_tokens
         self.unwritten_block_ids: set[int] = set()
         self.withdraws_freed = False
@@ -93,10 +85,9 @@ class StockCaching:
     def take_stats(self) -> None:
         """Nothing is counted."""
 
-    def num_blocks_held(self, group_id: int, request_id: str) -> int:
-        """Return the blocks that a request holds in a group."""
-        blocks = self._groups.all[group_id].manager.req_to_blocks.get(request_id, ())
-        return sum(not block.is_null for block in blocks)
+    def num_spares(self, group_id: int, request_id: str) -> int:
+        """There are no spare tails."""
+        return 0
 
 
 def enter_full_blocks(

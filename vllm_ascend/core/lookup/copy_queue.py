@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from typing import NamedTuple
 
@@ -35,11 +36,7 @@ class CopyQueue:
     """
 
     def __init__(self, pool: BlockPool, *, until_confirmed: bool = False) -> None:
-        """Prepare.
-
-        Args:
-            until_confirmed: Hold sources until :meth:`confirm` is told of their step.
-        """
+        """Hold sources ``until_confirmed``: until :meth:`confirm` is told of their step."""
         self._pool = pool
         self._until_confirmed = until_confirmed
         self._queued: defaultdict[str, list[tuple[KVCacheBlock, KVCacheBlock]]] = defaultdict(list)
@@ -57,11 +54,8 @@ class CopyQueue:
         """Hand the queued copies to the step that has just been scheduled; ``None`` if none."""
         if not self._queued:
             return None
-        copies = [
-            KVCacheBlockCopy(source.block_id, private.block_id)
-            for pairs in self._queued.values()
-            for source, private in pairs
-        ]
+        pairs_queued = itertools.chain.from_iterable(self._queued.values())
+        copies = [KVCacheBlockCopy(source.block_id, to.block_id) for source, to in pairs_queued]
         sources = {name: [pair[0] for pair in pairs] for name, pairs in self._queued.items()}
         self._dispatched.append(_DispatchedStep(copies, sources))
         self._queued.clear()

@@ -8,7 +8,7 @@ group's blocks are cut to that boundary, so no request is ever handed a block be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -18,6 +18,8 @@ from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
 from vllm_ascend.core.retention.boundaries import align_down
 
+Blocks = tuple[Sequence[KVCacheBlock], ...]
+"""A hit as a look-up returns it: per group, the blocks from the first token on."""
 Ends = dict[int, list[KVCacheBlock]]
 """Group id -> what lies at the end of a hit: a tail, or the block to be copied."""
 
@@ -44,11 +46,6 @@ class HitSearch:
     """Finds hits over any number of groups of any block sizes, compressed ones included."""
 
     def __init__(self, plan: CachePlan, groups: Groups, view: CacheView) -> None:
-        """Prepare.
-
-        Args:
-            view: What is cached.
-        """
         self._plan = plan
         self._groups = groups
         self._view = view
@@ -91,8 +88,7 @@ class HitSearch:
     def _walk(self, look_up: PrefixLookup, limit: int, step: int) -> tuple[int, Ends]:
         """Return the largest multiple of ``step`` up to ``limit`` at which all groups can resume.
 
-        Returns:
-            The boundary, 0 if there is none, and what lies at its end.
+        It is 0 if there is none. With it comes what lies at its end.
         """
         boundary = align_down(limit, step)
         while boundary > 0:

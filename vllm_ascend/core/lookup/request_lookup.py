@@ -23,7 +23,6 @@ class RequestLookup:
     """
 
     def __init__(self, plan: CachePlan, search: HitSearch) -> None:
-        """Prepare; no request is named, and no connector known yet."""
         self.request: Request | None = None
         self._search = search
         self._has_connector = plan.facts.has_connector

@@ -56,10 +56,7 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
 
 
 class CacheStats:
-    """Counters since the engine's start, and the observations since they were last taken.
-
-    Attributes: see :class:`CacheUpdate`.
-    """
+    """Counters since the engine's start, observations since the last update: see there."""
 
     def __init__(self) -> None:
         self.kept = [0] * len(BoundaryKind)

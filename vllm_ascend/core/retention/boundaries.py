@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which boundaries keep a tail, and which blocks a tail is made of: arithmetic on ints only.
 
-Boundaries and intervals count tokens, block ordinals count blocks from a request's start, ranges
-are half-open. Nothing here knows a pool, a request or the configuration.
+Boundaries, alignments (all boundaries are multiples of one) and intervals count tokens, block
+ordinals count blocks from a request's start, ranges are half-open.
 
 Example: windows of 128 tokens, blocks of 32, alignment 4096, interval 0, a prompt of 10,000::
 
@@ -31,7 +31,6 @@ def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_blo
 
     Args:
         window_tokens: The sliding window, the token being computed included.
-        block_tokens: Tokens per block.
         peek_block: One block behind the boundary is asked for as well (vLLM's EAGLE rule).
 
     Source: vLLM 0.23.0 ``SlidingWindowManager._contiguous_blocks_for_hit``.
@@ -46,7 +45,6 @@ def tail_blocks(boundary_tokens: int, first_token: int, block_tokens: int) -> ra
     Args:
         boundary_tokens: Where the next token is computed; a multiple of ``block_tokens``.
         first_token: The first token whose row is read there.
-        block_tokens: Tokens per block.
     """
     return range(first_token // block_tokens, boundary_tokens // block_tokens)
 
@@ -55,8 +53,6 @@ def replay_boundary(num_prompt_tokens: int, alignment_tokens: int, lookahead_tok
     """Return the deepest boundary that a replay of the same prompt can hit.
 
     Args:
-        num_prompt_tokens: Length of the prompt.
-        alignment_tokens: Hits are multiples of this.
         lookahead_tokens: Tokens behind the boundary that the replay must still have: one (its
             logits are wanted), or more where a draft layer looks ahead.
     """
@@ -86,9 +82,7 @@ def finish_boundary(num_tokens: int, alignment_tokens: int, lookahead_tokens: in
 
     Args:
         num_tokens: Tokens computed when the request ends.
-        alignment_tokens: Hits are multiples of this.
-        lookahead_tokens: Tokens behind the boundary that must be known as well: none, or more
-            where a draft layer looks ahead.
+        lookahead_tokens: As above.
     """
     return align_down(max(num_tokens - lookahead_tokens, 0), alignment_tokens)
 
@@ -101,16 +95,12 @@ def kept_boundaries(
     interval_tokens: int | None,
     singled_out: Iterable[int],
 ) -> list[int]:
-    """Return the boundaries in ``(start_tokens, end_tokens]`` whose tails are to be kept.
+    """Return the boundaries in ``(start_tokens, end_tokens]`` whose tails are kept, ascending.
 
     Args:
-        alignment_tokens: Boundaries are multiples of this.
-        interval_tokens: ``None`` keeps all of them, 0 only those singled out, N also every
-            multiple of N.
-        singled_out: Boundaries to be kept whatever the interval: replay, finish, junctions.
-
-    Returns:
-        Ascending, without duplicates.
+        interval_tokens: ``None`` keeps all multiples of ``alignment_tokens``, 0 only those singled
+            out, N also every multiple of N.
+        singled_out: Kept whatever the interval: replay, finish, junctions.
     """
     kept = {boundary for boundary in singled_out if start_tokens < boundary <= end_tokens}
     spacing = alignment_tokens if interval_tokens is None else interval_tokens
@@ -122,12 +112,7 @@ def kept_boundaries(
 def resolve_retention_interval(
     retention: int | str | None, alignment_tokens: int, *, has_windowed_group: bool
 ) -> int | None:
-    """Turn the configured retention into an interval in tokens.
-
-    Args:
-        retention: ``None``, ``"auto"`` or a number of tokens.
-        alignment_tokens: The alignment in force.
-        has_windowed_group: Whether the model has sliding-window groups at all.
+    """Turn the configured retention, ``"auto"`` or tokens, into an interval in tokens.
 
     Raises:
         ValueError: There is nothing to retain, or the interval does not fit the alignment.

@@ -27,20 +27,12 @@ def deep_first(blocks: list[PlacedBlock]) -> list[KVCacheBlock]:
 
 
 def leave_behind(
-    group: Group,
-    record: RequestRecord,
-    request_id: str,
-    num_tokens: int,
-    null_block: KVCacheBlock,
+    group: Group, record: RequestRecord, request_id: str, num_tokens: int, null_block: KVCacheBlock
 ) -> list[PlacedBlock]:
-    """Replace what a window has left by null blocks, and return it.
+    """Replace what a retained group's window has left by null blocks, and return it.
 
     Notes in the record how far that was, and before which number of computed tokens the window
-    leaves nothing more behind.
-
-    Args:
-        group: A retained group.
-        num_tokens: Tokens computed for sure.
+    leaves nothing more behind; ``num_tokens`` are computed for sure.
     """
     first = record.freed.get(group.id, 0)
     skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)

@@ -9,19 +9,81 @@ the tails of boundaries that are cached.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.layout.specs import is_compressor_state
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.retention.block_ranks import ordinals_of_ranges, spread
 from vllm_ascend.core.retention.request_record import RequestRecord
-from vllm_ascend.core.retention.sparse_state_manager import RowsRead, SparseStateManager
 from vllm_ascend.core.retention.tail_cache import TailCache
+
+RowsRead = Callable[[str, int, int, int], Sequence[int]]
+"""(request id, first new ordinal, tokens of the main model, tokens with slots) -> the ordinals
+of new blocks that will be read."""
+
+
+def is_sparse_state(spec: KVCacheSpec, plan: CachePlan) -> bool:
+    """Whether a group, of this unpacked spec, holds compressor state only where it is read."""
+    if plan.is_stock or not plan.config.sparse_state:
+        return False
+    # Only Ascend's kernels skip writes to the null block.
+    is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
+    # A connector may hand on any block of a table, also one that nobody here would have read.
+    return is_ascend_state and not plan.facts.has_connector
+
+
+class SparseStateManager(SlidingWindowManager):
+    """A compressor-state group whose table holds null blocks where nobody will read.
+
+    Attributes:
+        rows_read: Says which new blocks will be read; set by :class:`SparseState`, which knows
+            the boundaries, before anything is allocated.
+    """
+
+    rows_read: RowsRead
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return the blocks that ``num_tokens`` tokens still need; see vLLM's base class."""
+        held = len(self.req_to_blocks.get(request_id, ()))
+        if request_id not in self.num_cached_block:
+            skipped = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size
+            held = max(held + len(new_computed_blocks), skipped)
+        idle = self._get_num_evictable_blocks(new_computed_blocks)
+        if cdiv(num_tokens, self.block_size) <= held:
+            return idle
+        return len(self.rows_read(request_id, held, num_tokens_main_model, num_tokens)) + idle
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        """Extend the table to ``num_tokens`` tokens, with null blocks where nobody will read."""
+        blocks = self.req_to_blocks[request_id]
+        held = len(blocks)
+        num_new = cdiv(num_tokens, self.block_size) - held
+        if num_new <= 0:
+            return []
+        read = self.rows_read(request_id, held, num_tokens_main_model, num_tokens)
+        new_blocks = [self._null_block] * num_new
+        for ordinal, block in zip(read, self.block_pool.get_new_blocks(len(read)), strict=True):
+            new_blocks[ordinal - held] = block
+        blocks.extend(new_blocks)
+        return new_blocks
 
 
 class SparseState:
@@ -71,11 +133,13 @@ class SparseState:
             ranges = [(group.tail_start(resumed_at), num_tokens + 1)]
             # Drafts may be among the tokens; boundaries are passed by real ones.
             end = min(num_main_tokens, record.request.num_tokens)
-            if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
-                return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
-            own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
-            ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
+            passes_boundary = self._tails.passes_boundary(record, end)
+            if passes_boundary:
+                own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
+                ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
             read = ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            if not passes_boundary:  # as in most steps of decoding
+                return read
             mask = group.manager.reachable_block_mask(
                 first_ordinal,
                 end_ordinal,
@@ -92,10 +156,7 @@ class SparseState:
         return rows_read
 
     def add_spares(
-        self,
-        request_id: str,
-        new_blocks: tuple[list[KVCacheBlock], ...],
-        num_main_tokens: int,
+        self, request_id: str, new_blocks: tuple[list[KVCacheBlock], ...], num_main_tokens: int
     ) -> None:
         """Give spare tails the state that they need, out of memory that nobody will miss.
 
@@ -121,8 +182,7 @@ class SparseState:
         filled = [hole for boundary in chosen for hole in holes[boundary]]
         blocks = self._pool.get_new_blocks(len(filled))
         for (group, ordinal), block in zip(filled, blocks, strict=True):
-            table = group.manager.req_to_blocks[request_id]
-            given = new_blocks[group.id]
+            table, given = group.manager.req_to_blocks[request_id], new_blocks[group.id]
             table[ordinal] = given[ordinal - len(table) + len(given)] = block
             self._spares.append((request_id, group, ordinal, block))
 
@@ -176,3 +236,23 @@ class SparseState:
         self._spares.clear()
         if released:
             self._pool.free_blocks(released)
+
+
+def ordinals_of_ranges(
+    first_ordinal: int, end_ordinal: int, block_tokens: int, ranges: Iterable[tuple[int, int]]
+) -> list[int]:
+    """Return the blocks of ``[first_ordinal, end_ordinal)`` that hold a token of any range."""
+    ordinals: set[int] = set()
+    for start, end in ranges:
+        if start < end:
+            first = max(start // block_tokens, first_ordinal)
+            ordinals.update(range(first, min(cdiv(end, block_tokens), end_ordinal)))
+    return sorted(ordinals)
+
+
+def spread(items: Sequence[int], count: int) -> Sequence[int]:
+    """Return at most ``count`` of the items, evenly spread, the last one among them."""
+    if count <= 0:
+        return []
+    stride = cdiv(len(items), count)
+    return items[::-1][::stride][::-1] if stride else items

@@ -53,17 +53,14 @@ class TailCache:
         lookahead: int,
         stats: CacheStats,
     ) -> None:
-        """Prepare.
+        """Retain tails of ``groups``.
 
         Args:
-            groups: Those whose tails are retained.
             lookahead: Tokens behind a boundary that a hit must know, for draft layers; or 0.
-            stats: Where kept boundaries are counted.
         """
         self._pool = pool
         self._groups = groups
-        self._plan = plan
-        self._alignment = plan.alignment
+        self._plan, self._alignment = plan, plan.alignment
         self.lookahead = lookahead
         self._windows = [(group.window, group.block_tokens) for group in groups]
         self._num_kept = stats.kept
@@ -157,8 +154,7 @@ class TailCache:
         assert record.request is not None, "its blocks are entered, so it has named itself"
         entered: list[Entered] = []
         for group, blocks in self._tables(record):
-            ordinals = group.tails(boundaries)
-            if ordinals:
+            if ordinals := group.tails(boundaries):
                 self._pool.enter(
                     record.request, blocks, ordinals, group.block_tokens, group.id, rank
                 )
@@ -247,9 +243,12 @@ class TailCache:
 
     # Ranks
 
-    def keep_hit(self, record: RequestRecord, boundary: int, blocks: Sequence[TailBlock]) -> None:
+    def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
+        """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
+        return _make_tail(hit, [(group, blocks[group.id]) for group in self._groups])
+
+    def keep_hit(self, record: RequestRecord, tail: Tail) -> None:
         """Keep the tail that a request's hit rests on, whatever it was so far."""
-        tail = Tail(boundary, tuple(blocks))
         self._raise(tail, Rank.KEPT)
         record.kept.append(tail)
 
@@ -266,14 +265,19 @@ class TailCache:
 
     def _tail(self, record: RequestRecord, boundary: int) -> Tail:
         """Return the tail that was entered for a boundary."""
-        entries: list[TailBlock] = []
-        for group, blocks in self._tables(record):
-            for ordinal in group.tail(boundary):
-                key = blocks[ordinal].block_hash
-                assert key is not None, "it was entered just now, or before"
-                entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
-        return Tail(boundary, tuple(entries))
+        return _make_tail(boundary, self._tables(record))
 
     def _tables(self, record: RequestRecord) -> list[tuple[Group, list[KVCacheBlock]]]:
         request_id = "" if record.request is None else record.request.request_id
         return [(group, group.manager.req_to_blocks[request_id]) for group in self._groups]
+
+
+def _make_tail(boundary: int, tables: Iterable[tuple[Group, Sequence[KVCacheBlock]]]) -> Tail:
+    """Return a boundary's tail, whose blocks are cached, of every group's blocks."""
+    entries: list[TailBlock] = []
+    for group, blocks in tables:
+        for ordinal in group.tail(boundary):
+            key = blocks[ordinal].block_hash
+            assert key is not None, "it is in the index: entered before, or just now"
+            entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
+    return Tail(boundary, tuple(entries))
