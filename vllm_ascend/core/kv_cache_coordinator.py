@@ -20,9 +20,8 @@ from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.layout.groups import describe_groups, find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch
+from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
 from vllm_ascend.core.lookup.prefix_lookup import CacheView
-from vllm_ascend.core.lookup.request_lookup import RequestLookup
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
@@ -167,7 +166,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def get_num_blocks_to_allocate(self, *args, **kwargs) -> int:
         """Return the blocks that a request still needs; see vLLM's base class."""
-        return self.caching.get_num_blocks_to_allocate(*args, **kwargs)
+        return self.caching.allocation.get_num_blocks_to_allocate(*args, **kwargs)
 
     def allocate_new_computed_blocks(
         self,
@@ -195,7 +194,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def allocate_new_blocks(self, *args, **kwargs) -> tuple[list[KVCacheBlock], ...]:
         """Make room for more tokens; see vLLM's base class."""
-        return self.caching.allocate_new_blocks(*args, **kwargs)
+        return self.caching.allocation.allocate_new_blocks(*args, **kwargs)
 
     def num_blocks_held(self, group_id: int, request_id: str) -> int:
         """Return the blocks that a request cannot do without, of those that it holds in a group."""

@@ -23,6 +23,7 @@ class StockCaching:
     step in flight were accepted.
 
     Attributes:
+        allocation: vLLM's coordinator over the same managers.
         unwritten_block_ids: None: nothing is kept from hits, as in vLLM.
         withdraws_freed: Without effect: nothing is withdrawn, as in vLLM.
     """
@@ -34,14 +35,11 @@ class StockCaching:
         plan: CachePlan,
         successors: SuccessorHashes,
     ) -> None:
-        """Use ``vllms``: vLLM's coordinator over the same managers."""
-        self._vllms, self._groups, self._successors = vllms, groups, successors
+        self.allocation, self._groups, self._successors = vllms, groups, successors
         self._num_unconfirmed = plan.num_unconfirmed_tokens
         self.unwritten_block_ids: set[int] = set()
         self.withdraws_freed = False
-        self.get_num_blocks_to_allocate = vllms.get_num_blocks_to_allocate
         self.take_hit = vllms.allocate_new_computed_blocks
-        self.allocate_new_blocks = vllms.allocate_new_blocks
         self.get_num_common_prefix_blocks = vllms.get_num_common_prefix_blocks
 
     def look_up_starts(self, request: Request) -> None:
@@ -63,12 +61,12 @@ class StockCaching:
         Source: vllm-project/vllm#47728.
         """
         confirmed = max(total_computed_tokens - self._num_unconfirmed, 0)
-        self._vllms.remove_skipped_blocks(request_id, confirmed)
+        self.allocation.remove_skipped_blocks(request_id, confirmed)
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks."""
         self._successors.forget(request_id)
-        self._vllms.free(request_id)
+        self.allocation.free(request_id)
 
     def withdraw_unwritten(self, request_id: str) -> None:
         """What a preempted request entered stays."""

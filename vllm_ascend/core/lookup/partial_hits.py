@@ -33,6 +33,7 @@ class PartialHits:
     Attributes:
         pool: Where copies and their sources are; it lets go of copies before it is reset.
         copies: What workers are told to copy.
+        unwritten: Granules that nothing may be copied from yet.
     """
 
     def __init__(self, pool: AscendBlockPool, groups: Groups, plan: CachePlan) -> None:
@@ -41,7 +42,7 @@ class PartialHits:
         pool.before_reset = self.copies.prepare_reset
         self._hash_tokens = plan.hash_tokens
         self._groups = [group for group in groups.prefix if group.ends_inside]
-        self._unwritten = UnwrittenGranules(pool, plan)
+        self.unwritten = UnwrittenGranules(pool, plan)
 
     def copy(self, request_id: str, sources: list[tuple[Group, KVCacheBlock]]) -> None:
         """Give a request private copies of blocks, which its hit ends inside of.
@@ -63,21 +64,17 @@ class PartialHits:
     def collect(self, record: RequestRecord, request: Request, num_tokens: int) -> None:
         """Note the granules that a request's first ``num_tokens`` tokens fill, to be entered."""
         for group in self._groups:
-            self._unwritten.collect(group, record, request, num_tokens)
-
-    def withdraw(self, request_id: str) -> None:
-        """Drop the granules that a request has yet to write: it will not."""
-        self._unwritten.forget(request_id)
+            self.unwritten.collect(group, record, request, num_tokens)
 
     def end(self, request_id: str) -> None:
         """A request ends or is preempted, and its blocks are about to be freed."""
         self.copies.forget(request_id)
-        self._unwritten.enter(request_id)
+        self.unwritten.enter(request_id)
 
     def new_step_starts(self) -> None:
         """The steps before have been dispatched: what they write may be copied from now on."""
         self.copies.new_step_starts()
-        self._unwritten.enter_all()
+        self.unwritten.enter_all()
 
 
 class UnwrittenGranules:

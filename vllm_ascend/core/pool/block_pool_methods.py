@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import (
-    FreeKVCacheBlockQueue,
-    KVCacheBlock,
-)
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.request import Request
 
 NULL_BLOCK_ID = 0
@@ -51,8 +48,6 @@ def free_blocks(
     Source: vLLM 0.23.0 ``BlockPool.free_blocks``.
     """
     blocks = list(ordered_blocks)
-    if not blocks:
-        return
     for block in blocks:
         block.ref_cnt -= 1
     freed = [block for block in blocks if block.ref_cnt == 0 and not block.is_null]
@@ -82,7 +77,6 @@ def cache_full_blocks_masked(
 
     Args:
         cache_full_blocks: vLLM's ``BlockPool.cache_full_blocks``.
-        block_size: Tokens per block.
         block_mask: One flag per block in ``[num_cached_blocks, num_full_blocks)``.
     """
     assert len(block_mask) == num_full_blocks - num_cached_blocks
@@ -92,13 +86,8 @@ def cache_full_blocks_masked(
         return
     if not any(block_mask):
         return
-    hidden = [
-        block
-        for block, allowed in zip(
-            blocks[num_cached_blocks:num_full_blocks], block_mask, strict=True
-        )
-        if not allowed and not block.is_null
-    ]
+    masked = zip(blocks[num_cached_blocks:num_full_blocks], block_mask, strict=True)
+    hidden = [block for block, allowed in masked if not (allowed or block.is_null)]
     try:
         for block in hidden:
             block.is_null = True

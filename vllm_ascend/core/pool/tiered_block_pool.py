@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import (
-    BlockHashWithGroupId,
-    KVCacheBlock,
-)
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
@@ -46,13 +43,10 @@ class AscendBlockPool(BlockPool):
         self.granules = GranuleIndex()
         self.given_up: GivenUpNames | None = None
         self.before_reset: Callable[[], None] | None = None
-        self._ranks = self._no_ranks()
+        self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
         # vLLM's own events count copies; the log tells of the first and the last.
         self.enable_kv_cache_events = False
-
-    def _no_ranks(self) -> bytearray:
-        return bytearray([Rank.KEPT]) * self.num_gpu_blocks
 
     # Entering
 
@@ -69,10 +63,8 @@ class AscendBlockPool(BlockPool):
         """Enter full blocks under their names. Null and already entered ones are passed over.
 
         Args:
-            blocks: All blocks of the request in the group.
-            num_cached_blocks: First ordinal to enter.
-            num_full_blocks: Behind the last ordinal; the request's hashes must cover it.
-            block_size: Tokens per block.
+            blocks: All blocks of the request in the group; ``[num_cached_blocks, num_full_blocks)``
+                are entered, which the request's hashes must cover.
             block_mask: One flag per ordinal; ``None`` allows all.
         """
         ordinals: Iterable[int] = range(num_cached_blocks, num_full_blocks)
@@ -138,10 +130,9 @@ class AscendBlockPool(BlockPool):
                 ranks[block_id] = Rank.PROTECTED
 
     def demote_n(self, n: int, rank: Rank = Rank.PINNED) -> int:
-        """Let the ``n`` oldest free blocks of a rank be kept like others from now on.
+        """Let the ``n`` oldest free blocks of a rank be kept like others; return how many it were.
 
-        Returns:
-            How many there were, at most ``n``. Their content stays cached.
+        Their content stays cached.
 
         Source: vllm-project/vllm#40676 ``BlockPool.demote_n``.
         """
@@ -229,7 +220,7 @@ class AscendBlockPool(BlockPool):
         self.granules.clear()
         if self.given_up is not None:
             self.given_up.clear()
-        self._ranks = self._no_ranks()
+        self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         handed_out = self.free_block_queue.num_handed_out
         self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
         if self.event_log is not None:

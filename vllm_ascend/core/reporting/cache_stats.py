@@ -96,19 +96,19 @@ class CacheStats:
             # By far the most steps: decodes took blocks, and nothing else happened.
             self._told_blocks = blocks
             return CacheUpdate(blocks)
-        told = self._told_counts or (0,) * len(counts)
+        told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
         partial_hits, copied_blocks, junction_misses, prompt_tokens, *rest = map(sub, counts, told)
         self._told_counts, self._told_blocks = counts, blocks
         update = CacheUpdate(
-            blocks=blocks,
-            evicted=tuple(rest[len(self.kept) :]),
-            kept=tuple(rest[: len(self.kept)]),
-            partial_hits=partial_hits,
-            copied_blocks=copied_blocks,
-            junction_misses=junction_misses,
-            prompt_tokens=prompt_tokens,
-            hit_tokens=tuple(self.hit_tokens),
-            look_up_seconds=tuple(self.look_up_seconds),
+            blocks,
+            tuple(rest[num_kinds:]),
+            tuple(rest[:num_kinds]),
+            partial_hits,
+            copied_blocks,
+            junction_misses,
+            prompt_tokens,
+            tuple(self.hit_tokens),
+            tuple(self.look_up_seconds),
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()
