@@ -68,7 +68,6 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """Decide what is in force, and build pool, managers and parts.
 
         Args:
-            hash_block_size: Tokens per request block hash.
             eagle_attn_layer_names: Layers of the draft model. Without them, and without a group
                 that vLLM flagged, every group that could hold some is taken to.
             max_num_batched_tokens: Tokens of one step; ``max_model_len`` if unknown.

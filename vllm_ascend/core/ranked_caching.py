@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
@@ -28,7 +30,6 @@ from vllm_ascend.core.pool.free_queue import TIERS, Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.boundaries import align_down
-from vllm_ascend.core.retention.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
@@ -36,6 +37,9 @@ from vllm_ascend.core.retention.tail_cache import Entered, TailCache
 from vllm_ascend.core.stock_caching import enter_full_blocks
 
 _NEVER = 1 << 62
+# The first token whose rows a block holds, and the block. A plain tuple: a request of a million
+# tokens gives back tens of thousands of them at once.
+PlacedBlock = tuple[int, KVCacheBlock]
 
 
 class RankedCaching:
@@ -298,3 +302,55 @@ class RankedCaching:
         used = self._pool.num_gpu_blocks - 1 - queue.num_free_blocks
         evicted = queue.num_handed_out[TIERS.index(Rank.SPARE) :]
         return self._stats.take((used, *queue.num_free_by_tier), evicted)
+
+
+def deep_first(blocks: list[PlacedBlock]) -> list[KVCacheBlock]:
+    """Return blocks in the order in which they are freed; equally deep ones as given.
+
+    A hit needs every group, so the groups' chains have to shrink together: were one group freed
+    after another, pressure would first empty one of them and leave the rest useless.
+    """
+    blocks.sort(key=itemgetter(0), reverse=True)
+    return [block for _, block in blocks]
+
+
+def leave_behind(
+    group: Group, record: RequestRecord, request_id: str, num_tokens: int, null_block: KVCacheBlock
+) -> list[PlacedBlock]:
+    """Replace what a retained group's window has left by null blocks, and return it.
+
+    Notes in the record how far that was, and before which number of computed tokens the window
+    leaves nothing more behind; ``num_tokens`` are computed for sure.
+    """
+    first = record.freed.get(group.id, 0)
+    skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)
+    next_free = (skipped + 1) * group.block_tokens + group.window - 1
+    record.next_free = min(record.next_free, next_free)
+    blocks = group.manager.req_to_blocks.get(request_id, [])
+    end = min(skipped, len(blocks))
+    if first >= end:
+        return []
+    left = _placed(group, blocks[first:end], first, null_block)
+    blocks[first:end] = [null_block] * (end - first)
+    record.freed[group.id] = end
+    return left
+
+
+def take_held(
+    group: Group, record: RequestRecord | None, request_id: str, null_block: KVCacheBlock
+) -> list[PlacedBlock]:
+    """Take away and return what an ended request still holds in a group."""
+    blocks = group.manager.req_to_blocks.pop(request_id, [])
+    first = record.freed.get(group.id, 0) if record is not None else 0
+    return _placed(group, blocks[first:], first, null_block)
+
+
+def _placed(
+    group: Group, blocks: Sequence[KVCacheBlock], first: int, null_block: KVCacheBlock
+) -> list[PlacedBlock]:
+    """Return all but null blocks with their places; ``first`` is the ordinal of the first."""
+    return [
+        (ordinal * group.block_tokens, block)
+        for ordinal, block in enumerate(blocks, first)
+        if block is not null_block
+    ]

@@ -11,10 +11,7 @@ from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
 from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, BlockHashListWithBlockSize, KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import (
-    FullAttentionManager,
-    SingleTypeKVCacheManager,
-)
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     KVCacheGroupSpec,
@@ -158,11 +155,9 @@ def get_manager_for_kv_cache_spec(
 
     A request is admitted only if its blocks fit, so the bound used then must be the bound of what
     it will ever hold; windowed and compressed groups hold less than a block per ``block_size``
-    tokens.
+    tokens. Tokens of a step and of the longest request bound what a windowed group holds.
 
     Args:
-        max_num_batched_tokens: Tokens of one step; with ``max_model_len`` it bounds what a
-            windowed group holds.
         sparse_state: The group's tables hold null blocks where nobody reads.
 
     Raises:
@@ -255,12 +250,12 @@ def _enter_blocks(
     block_mask: list[bool] | None = None,
 ) -> None:
     manager.block_pool.cache_full_blocks(
-        request=request,
-        blocks=manager.req_to_blocks[request.request_id],
-        num_cached_blocks=num_cached_blocks,
-        num_full_blocks=num_full_blocks,
-        block_size=block_tokens,
-        kv_cache_group_id=manager.kv_cache_group_id,
+        request,
+        manager.req_to_blocks[request.request_id],
+        num_cached_blocks,
+        num_full_blocks,
+        block_tokens,
+        manager.kv_cache_group_id,
         block_mask=block_mask,
     )
     manager.num_cached_block[request.request_id] = num_full_blocks
@@ -276,11 +271,8 @@ def reachable_block_mask(
     retention_interval: int | None = None,
     num_prompt_tokens: int | None = None,
 ) -> list[bool] | None:
-    """Say which blocks of ``[start_block, end_block)`` may serve a hit; ``None`` means all.
-
-    Full attention reads every block of a prefix, so by default nothing is masked.
-    """
-    return None
+    """Say which blocks of ``[start_block, end_block)`` may serve a hit; ``None`` means all."""
+    return None  # full attention reads every block of a prefix
 
 
 def sliding_window_reachable_block_mask(

@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for requests: what one holds at most, what its next step needs, and how it gets it.
-
-Whose memory is given up for it is decided in ``pool`` and ``retention``.
-"""
+"""Memory for requests: what one holds at most, what its next step needs, and how it gets it."""

@@ -190,13 +190,13 @@ def blocks_of_longest_request(
         )
     )
 
-    def blocks(group_id: int, spec: KVCacheSpec) -> int:
+    num_blocks = 0
+    for group_id, spec in enumerate(specs):
         known = footprint.blocks(group_id)
         if known is None:
-            return cdiv(spec.max_memory_usage_bytes(vllm_config), spec.page_size_bytes)
-        return known
-
-    return sum(blocks(group_id, spec) for group_id, spec in enumerate(specs))
+            known = cdiv(spec.max_memory_usage_bytes(vllm_config), spec.page_size_bytes)
+        num_blocks += known
+    return num_blocks
 
 
 def max_memory_usage_bytes(

@@ -18,13 +18,6 @@ class KVCacheBlockCopy(NamedTuple):
     dst_block_id: int
 
 
-class _DispatchedStep(NamedTuple):
-    """A step that copies: what it was told, and the sources that it reads, by request."""
-
-    copies: list[KVCacheBlockCopy]
-    sources: dict[str, list[KVCacheBlock]]
-
-
 class CopyQueue:
     """Copies from the moment they are decided until nothing can overtake them.
 
@@ -40,7 +33,10 @@ class CopyQueue:
         self._pool = pool
         self._until_confirmed = until_confirmed
         self._queued: defaultdict[str, list[tuple[KVCacheBlock, KVCacheBlock]]] = defaultdict(list)
-        self._dispatched: deque[_DispatchedStep] = deque()
+        # By step: what it was told, and the sources that it reads, by request.
+        self._dispatched: deque[tuple[list[KVCacheBlockCopy], dict[str, list[KVCacheBlock]]]] = (
+            deque()
+        )
 
     def __len__(self) -> int:
         """Sources that are still referenced."""
@@ -57,7 +53,7 @@ class CopyQueue:
         pairs_queued = itertools.chain.from_iterable(self._queued.values())
         copies = [KVCacheBlockCopy(source.block_id, to.block_id) for source, to in pairs_queued]
         sources = {name: [pair[0] for pair in pairs] for name, pairs in self._queued.items()}
-        self._dispatched.append(_DispatchedStep(copies, sources))
+        self._dispatched.append((copies, sources))
         self._queued.clear()
         return copies
 
@@ -72,8 +68,8 @@ class CopyQueue:
         Args:
             copies: What :meth:`take` returned; the list itself, not an equal one.
         """
-        for index, step in enumerate(self._dispatched):
-            if step.copies is copies:
+        for index, (told, _) in enumerate(self._dispatched):
+            if told is copies:
                 self._release_dispatched(index + 1)
                 return
 
@@ -81,8 +77,8 @@ class CopyQueue:
         """A request ends or is preempted: drop its copies that were not handed out yet."""
         sources = [source for source, _ in self._queued.pop(request_id, ())]
         if not self._until_confirmed:
-            for step in self._dispatched:
-                sources += step.sources.pop(request_id, [])
+            for _, by_request in self._dispatched:
+                sources += by_request.pop(request_id, [])
         if sources:
             self._pool.free_blocks(sources)
 
@@ -98,12 +94,11 @@ class CopyQueue:
     def sources(self) -> list[KVCacheBlock]:
         """Return every block referenced for a copy, once per reference."""
         sources = [source for pairs in self._queued.values() for source, _ in pairs]
-        for step in self._dispatched:
-            for held in step.sources.values():
-                sources += held
+        for _, by_request in self._dispatched:
+            sources += itertools.chain.from_iterable(by_request.values())
         return sources
 
     def _release_dispatched(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            for sources in self._dispatched.popleft().sources.values():
+            for sources in self._dispatched.popleft()[1].values():
                 self._pool.free_blocks(sources)

@@ -82,14 +82,8 @@ class CacheStats:
             blocks: See :class:`CacheUpdate`.
             evicted: Evictions since the engine's start, by tier; always as many tiers.
         """
-        counts = (
-            self.partial_hits,
-            self.copied_blocks,
-            self.junction_misses,
-            self.prompt_tokens,
-            *self.kept,
-            *evicted,
-        )
+        own = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
+        counts = (*own, *self.kept, *evicted)
         if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
             if blocks == self._told_blocks:
                 return None

@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request leaves in the cache, why, and for how long: boundaries, tails, ranks, pins.
-
-Policy is arithmetic (``boundaries``, ``pinning``); the other modules carry it out.
-"""
+"""What a request leaves in the cache, why, and for how long: boundaries, tails, ranks, pins."""

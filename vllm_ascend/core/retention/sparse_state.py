@@ -160,12 +160,9 @@ class SparseState:
     ) -> None:
         """Give spare tails the state that they need, out of memory that nobody will miss.
 
-        The blocks are held for this step only. So much stays untouched that the rest of the step
-        need not take anything kept instead.
-
-        Args:
-            new_blocks: Per group, what the request was given for this step; changed in place.
-            num_main_tokens: Behind the last token of the step.
+        The blocks are held for this step only; so much stays untouched that the rest of the step
+        need not take anything kept instead. ``new_blocks``, what the request was given for this
+        step by group, is changed in place.
         """
         if not (self._sparse and self._tails.keeps_spares):
             return
@@ -217,8 +214,7 @@ class SparseState:
     def num_spares(self, group_id: int, request_id: str) -> int:
         """Return how many blocks of a request's table are held for spare tails, for this step."""
         return sum(
-            group.id == group_id
-            and name == request_id
+            (group.id, name) == (group_id, request_id)
             and group.manager.req_to_blocks[name][ordinal] is block
             for name, group, ordinal, block in self._spares
             if name in group.manager.req_to_blocks

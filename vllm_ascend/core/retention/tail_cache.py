@@ -72,16 +72,6 @@ class TailCache:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
         return align_down(end, self._alignment) > record.passed
 
-    def kept(self, record: RequestRecord, start: int, end: int) -> list[int]:
-        """Return the boundaries in ``(start, end]`` whose tails the request keeps."""
-        return kept_boundaries(
-            start,
-            end,
-            alignment_tokens=self._alignment,
-            interval_tokens=self._plan.tails_interval,
-            singled_out=self.singled_out(record),
-        )
-
     def singled_out(self, record: RequestRecord) -> set[int]:
         """Return the boundaries that a request keeps whatever the interval; 0 is none."""
         return {*self._replay(record), record.junction}
@@ -101,11 +91,18 @@ class TailCache:
 
     def ranked(self, record: RequestRecord, start: int, end: int) -> dict[Rank, list[int]]:
         """Return the boundaries in ``(start, end]`` that have tails, by rank, lowest first."""
+        kept = kept_boundaries(
+            start,
+            end,
+            alignment_tokens=self._alignment,
+            interval_tokens=self._plan.tails_interval,
+            singled_out=self.singled_out(record),
+        )
         return ranked_boundaries(
             start,
             end,
             alignment=self._alignment,
-            kept=self.kept(record, start, end),
+            kept=kept,
             rolling=self.rolling(end),
             keeps_spares=self.keeps_spares,
             rank=record.rank,
@@ -116,8 +113,7 @@ class TailCache:
     def advance(self, record: RequestRecord, end: int) -> list[Entered]:
         """Enter the tails of the boundaries that a request has passed, up to ``end`` tokens.
 
-        Returns:
-            What is cached now and was perhaps not before.
+        Returns what is cached now and was perhaps not before.
         """
         start, record.passed = record.passed, end
         self._pin_window_left(record, start, end)
