@@ -97,10 +97,9 @@ def plan_cache(
     scheduler_block_size: int | None = None,
     interval: int | None = None,
 ) -> CachePlan:
-    """Decide what is in force.
+    """Decide what is in force for groups of these specs, unpacked.
 
     Args:
-        specs: Of all groups, unpacked.
         hash_tokens: Tokens per request hash; the granule where nobody hashes yet.
         scheduler_block_size: Alignment asked for by the scheduler, in tokens; hits are aligned to
             it as well, unless they may end inside blocks. By default what ``facts`` say.

@@ -243,7 +243,7 @@ class RankedCaching:
         left: list[PlacedBlock] = []
         for group in self._groups.windowed:
             if group.is_retained:
-                left += leave_behind(group, record, request_id, confirmed, self._pool.null_block)
+                left += self._leave_behind(group, record, request_id, confirmed)
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
@@ -252,6 +252,27 @@ class RankedCaching:
             # Most of what a window leaves behind can never be hit: it is handed out next.
             self._pool.free_blocks([b for b in blocks if b.block_hash is None], prepend=True)
             self._pool.free_blocks([b for b in blocks if b.block_hash is not None])
+
+    def _leave_behind(
+        self, group: Group, record: RequestRecord, request_id: str, num_tokens: int
+    ) -> list[PlacedBlock]:
+        """Replace what a retained group's window has left by null blocks, and return it.
+
+        Notes in the record how far that was, and before which number of computed tokens the window
+        leaves nothing more behind; ``num_tokens`` are computed for sure.
+        """
+        first = record.freed.get(group.id, 0)
+        skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)
+        next_free = (skipped + 1) * group.block_tokens + group.window - 1
+        record.next_free = min(record.next_free, next_free)
+        blocks = group.manager.req_to_blocks.get(request_id, [])
+        end = min(skipped, len(blocks))
+        if first >= end:
+            return []
+        left = self._placed(group, blocks[first:end], first)
+        blocks[first:end] = [self._pool.null_block] * (end - first)
+        record.freed[group.id] = end
+        return left
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
@@ -267,13 +288,22 @@ class RankedCaching:
                 held.append((entry.start_token, entry.block))
         protects = record is not None and record.rank is Rank.PROTECTED
         for group in self._groups.all:
-            blocks = take_held(group, record, request_id, self._pool.null_block)
+            blocks = group.manager.req_to_blocks.pop(request_id, [])
+            first = record.freed.get(group.id, 0) if record is not None else 0
+            placed = self._placed(group, blocks[first:], first)
             if protects and group.is_downward_closed:
-                self._pool.protect(block for _, block in blocks)
-            held += blocks
+                self._pool.protect(block for _, block in placed)
+            held += placed
             group.manager.free(request_id)
         if held:
             self._pool.free_blocks(deep_first(held))
+
+    def _placed(
+        self, group: Group, blocks: Sequence[KVCacheBlock], first: int
+    ) -> list[PlacedBlock]:
+        """Return all but null blocks with their places; ``first`` is the ordinal of the first."""
+        tokens, null_block = group.block_tokens, self._pool.null_block
+        return [(i * tokens, b) for i, b in enumerate(blocks, first) if b is not null_block]
 
     # Steps
 
@@ -312,45 +342,3 @@ def deep_first(blocks: list[PlacedBlock]) -> list[KVCacheBlock]:
     """
     blocks.sort(key=itemgetter(0), reverse=True)
     return [block for _, block in blocks]
-
-
-def leave_behind(
-    group: Group, record: RequestRecord, request_id: str, num_tokens: int, null_block: KVCacheBlock
-) -> list[PlacedBlock]:
-    """Replace what a retained group's window has left by null blocks, and return it.
-
-    Notes in the record how far that was, and before which number of computed tokens the window
-    leaves nothing more behind; ``num_tokens`` are computed for sure.
-    """
-    first = record.freed.get(group.id, 0)
-    skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)
-    next_free = (skipped + 1) * group.block_tokens + group.window - 1
-    record.next_free = min(record.next_free, next_free)
-    blocks = group.manager.req_to_blocks.get(request_id, [])
-    end = min(skipped, len(blocks))
-    if first >= end:
-        return []
-    left = _placed(group, blocks[first:end], first, null_block)
-    blocks[first:end] = [null_block] * (end - first)
-    record.freed[group.id] = end
-    return left
-
-
-def take_held(
-    group: Group, record: RequestRecord | None, request_id: str, null_block: KVCacheBlock
-) -> list[PlacedBlock]:
-    """Take away and return what an ended request still holds in a group."""
-    blocks = group.manager.req_to_blocks.pop(request_id, [])
-    first = record.freed.get(group.id, 0) if record is not None else 0
-    return _placed(group, blocks[first:], first, null_block)
-
-
-def _placed(
-    group: Group, blocks: Sequence[KVCacheBlock], first: int, null_block: KVCacheBlock
-) -> list[PlacedBlock]:
-    """Return all but null blocks with their places; ``first`` is the ordinal of the first."""
-    return [
-        (ordinal * group.block_tokens, block)
-        for ordinal, block in enumerate(blocks, first)
-        if block is not null_block
-    ]

@@ -32,11 +32,8 @@ class BlockAllocation:
         sparse_state: SparseState,
         partial_hits: PartialHits,
     ) -> None:
-        self._groups = groups
-        self._footprint = footprint
-        self._records = records
-        self._sparse_state = sparse_state
-        self._partial_hits = partial_hits
+        self._groups, self._footprint, self._records = groups, footprint, records
+        self._sparse_state, self._partial_hits = sparse_state, partial_hits
         self._max_model_len = plan.max_model_len
         self._num_draft_tokens = plan.facts.num_draft_tokens
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in groups.all)
@@ -97,11 +94,7 @@ class BlockAllocation:
     def _most_new_blocks(
         self, group: Group, record: RequestRecord | None, request_id: str, num_tokens: int
     ) -> int | None:
-        """Return the most blocks of a group that a request will hold beside those that it has.
-
-        Returns:
-            ``None``: nothing bounds it.
-        """
+        """Return the most blocks of a group that a request takes yet; ``None``: unbounded."""
         if group.is_downward_closed:
             return None  # it holds what it needs
         request = None if record is None else record.request
@@ -129,10 +122,9 @@ class BlockAllocation:
     def take_hit(
         self, request_id: str, hit_blocks: Blocks, num_local_tokens: int, num_external_tokens: int
     ) -> int:
-        """Give a request the blocks of its hit, copies of those that it ends inside of, and room.
+        """Give a request its hit's blocks, copies of those that it ends inside of, and room.
 
-        Returns:
-            How many blocks are copied.
+        Returns how many blocks are copied.
         """
         shared = list(hit_blocks)
         sources: list[tuple[Group, KVCacheBlock]] = []

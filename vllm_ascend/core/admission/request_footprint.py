@@ -75,12 +75,11 @@ class RequestFootprint:
     ) -> int | None:
         """Return the most blocks of one group, however the request is cut into steps.
 
+        ``None`` where the group knows itself.
+
         Args:
             num_tokens: Tokens of the request, without drafts; the longest one's by default.
             may_resume: It may be preempted and go on: then answers are computed in large steps too.
-
-        Returns:
-            ``None`` where the group knows itself.
         """
         group, num_slots = self.groups[group_id], self._plan.max_model_len
         if group is None:
@@ -168,11 +167,8 @@ def blocks_of_longest_request(
 ) -> int | None:
     """Return the most blocks that a request of ``max_model_len`` tokens holds in all groups.
 
-    Returns:
-        ``None`` where no switch changes what is cached: vLLM's own numbers hold.
-
-    Raises:
-        ValueError: The retention interval does not fit the layout.
+    ``None`` where no switch changes what is cached: vLLM's own numbers hold. Raises ``ValueError``
+    if the retention interval does not fit the layout.
     """
     config = load_config()
     specs = [unpack_uniform(group.kv_cache_spec) for group in groups]

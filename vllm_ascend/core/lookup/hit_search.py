@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -50,9 +51,7 @@ class HitSearch:
     """Finds hits over any number of groups of any block sizes, compressed ones included."""
 
     def __init__(self, plan: CachePlan, groups: Groups, view: CacheView) -> None:
-        self._plan = plan
-        self._groups = groups
-        self._view = view
+        self._plan, self._groups, self._view = plan, groups, view
         # Its tails always have a last block, which is named by the boundary's hash.
         self._probe: Group | None = None
         if not plan.is_stock:
@@ -67,7 +66,6 @@ class HitSearch:
         """Return the longest hit of at most ``limit`` tokens.
 
         Args:
-            block_hashes: The request's hashes, one per ``plan.hash_tokens`` tokens.
             external_tokens_follow: Whether a connector brings tokens behind so many local ones, or
                 may. Behind a hit that ends inside a block it brings none. ``None``: there is no
                 connector.
@@ -172,11 +170,10 @@ class RequestLookup:
         # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
         if request is not None and self._shortens_prompts:
             limit = min(limit, look_up_limit(request.num_tokens, request.kv_transfer_params))
-        return self._search.find(block_hashes, limit, self._external_tokens_follow())
-
-    def _external_tokens_follow(self) -> Callable[[int], bool] | None:
-        connector, request = self._connector, self.request
-        if connector is None or request is None:
-            # Nobody to be asked: it may.
-            return (lambda _: True) if self._has_connector else None
-        return lambda num_local_tokens: connector.brings_tokens(request, num_local_tokens)
+        connector = self._connector
+        follow: Callable[[int], bool] | None = None
+        if connector is not None and request is not None:
+            follow = partial(connector.brings_tokens, request)
+        elif self._has_connector:
+            follow = lambda _: True  # nobody to be asked: it may
+        return self._search.find(block_hashes, limit, follow)

@@ -26,9 +26,6 @@ class CacheView:
     """What look-ups read; the same objects for all of them.
 
     Attributes:
-        pool: Whose index is searched.
-        hash_tokens: Tokens per request hash.
-        alignment: Hits are multiples of this, in tokens.
         granules: Entries of blocks that a hit may end inside; ``None`` if none may.
         successors: What followed the blocks of draft layers.
         unwritten_block_ids: Blocks that are cached but must not be read in this step.

@@ -63,15 +63,11 @@ def warnings(plan: CachePlan) -> Iterator[str]:
     elif config.partial_hits and not any(map(is_compressed, plan.specs)):
         yield from _without_effect(plan, "VLLM_ASCEND_DSV4_PARTIAL_HITS", "compressed layer")
     if config.partial_min_hit_tokens and not config.partial_hits:
-        yield (
-            "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS has no effect without "
-            "VLLM_ASCEND_DSV4_PARTIAL_HITS=1"
-        )
+        setting = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
+        yield f"{setting} has no effect without VLLM_ASCEND_DSV4_PARTIAL_HITS=1"
     if config.sparse_state and plan.facts.has_connector:
-        yield (
-            "VLLM_ASCEND_DSV4_SPARSE_STATE has no effect with a KV connector, which may hand on "
-            "any block"
-        )
+        why = "with a KV connector, which may hand on any block"
+        yield f"VLLM_ASCEND_DSV4_SPARSE_STATE has no effect {why}"
     elif config.sparse_state and not (
         any(map(is_compressor_state, plan.specs)) and any(map(counts_rows, plan.specs))
     ):
@@ -95,8 +91,7 @@ def warnings(plan: CachePlan) -> Iterator[str]:
 
 
 def _pinning_warnings(plan: CachePlan) -> Iterator[str]:
-    config = plan.config
-    setting = f"VLLM_PIN_MIN_DROP_SIZE={config.pin_min_drop_size}"
+    config, setting = plan.config, f"VLLM_PIN_MIN_DROP_SIZE={plan.config.pin_min_drop_size}"
     if not config.pin_swa_tokens:
         if config.pin_min_drop_size != PrefixCacheConfig.pin_min_drop_size:
             yield f"{setting} has no effect without VLLM_PIN_SWA_TOKENS=1"

@@ -110,17 +110,15 @@ def reachable_blocks(
 ) -> list[bool] | None:
     """Say for each block in ``[start_block, end_block)`` whether it may serve a kept boundary.
 
+    ``None`` when every block is kept.
+
     Args:
         tail_length: Blocks in a boundary's tail, peeked ones included.
         alignment: Boundaries are multiples of this, in tokens; a multiple of ``block_tokens``.
         interval: ``None`` keeps every boundary, 0 none but the replay boundary, N also every
             multiple of N.
-        num_prompt_tokens: Its replay boundary is kept whenever there is an interval. ``None``
-            where the prompt is not known.
+        num_prompt_tokens: Whose replay boundary is kept if there is an interval; ``None``: unknown.
         peek_blocks: Blocks behind the boundary that belong to its tail.
-
-    Returns:
-        One flag per block, or ``None`` when every block is kept.
     """
     spacing = alignment if interval is None else interval
     if spacing and tail_length >= spacing // block_tokens:

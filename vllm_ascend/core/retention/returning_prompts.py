@@ -65,9 +65,7 @@ class ReturningPrompts:
 
     def __init__(self, pool: BlockPool, suffix: bytes, *, block_tokens: int) -> None:
         """Look up in ``pool`` what is cached; the group's keys end in ``suffix``."""
-        self._pool = pool
-        self._suffix = suffix
-        self._block_tokens = block_tokens
+        self._pool, self._suffix, self._block_tokens = pool, suffix, block_tokens
         self.given_up = GivenUpNames(suffix, REMEMBERED_NAMES * pool.num_gpu_blocks)
 
     def includes(self, request: Request, matched: int) -> bool:

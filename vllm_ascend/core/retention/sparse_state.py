@@ -28,6 +28,8 @@ from vllm_ascend.core.retention.tail_cache import TailCache
 RowsRead = Callable[[str, int, int, int], Sequence[int]]
 """(request id, first new ordinal, tokens of the main model, tokens with slots) -> the ordinals
 of new blocks that will be read."""
+NewBlocks = tuple[list[KVCacheBlock], ...]
+"""What a request was given for a step, by group."""
 
 
 def is_sparse_state(spec: KVCacheSpec, plan: CachePlan) -> bool:
@@ -98,11 +100,8 @@ class SparseState:
         plan: CachePlan,
     ) -> None:
         """Take charge of the groups whose manager is a :class:`SparseStateManager`."""
-        self._pool = pool
+        self._pool, self._tails, self._records, self._plan = pool, tails, records, plan
         self._sparse = [g for g in groups if isinstance(g.manager, SparseStateManager)]
-        self._tails = tails
-        self._records = records
-        self._plan = plan
         self._num_unconfirmed = plan.num_unconfirmed_tokens
         self._spares: list[tuple[str, Group, int, KVCacheBlock]] = []
         # What the rest of a step may still allocate: a step's tokens in every group, and what
@@ -155,14 +154,11 @@ class SparseState:
 
         return rows_read
 
-    def add_spares(
-        self, request_id: str, new_blocks: tuple[list[KVCacheBlock], ...], num_main_tokens: int
-    ) -> None:
+    def add_spares(self, request_id: str, new_blocks: NewBlocks, num_main_tokens: int) -> None:
         """Give spare tails the state that they need, out of memory that nobody will miss.
 
         The blocks are held for this step only; so much stays untouched that the rest of the step
-        need not take anything kept instead. ``new_blocks``, what the request was given for this
-        step by group, is changed in place.
+        need not take anything kept instead. ``new_blocks`` is changed in place.
         """
         if not (self._sparse and self._tails.keeps_spares):
             return
@@ -184,10 +180,7 @@ class SparseState:
             self._spares.append((request_id, group, ordinal, block))
 
     def _holes(
-        self,
-        record: RequestRecord,
-        new_blocks: tuple[list[KVCacheBlock], ...],
-        num_main_tokens: int,
+        self, record: RequestRecord, new_blocks: NewBlocks, num_main_tokens: int
     ) -> dict[int, list[tuple[Group, int]]]:
         """Return by boundary the blocks that its tail lacks, all among the new ones."""
         assert record.request is not None
