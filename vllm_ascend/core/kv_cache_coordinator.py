@@ -143,7 +143,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def ask_connector(self, query: ConnectorQuery) -> None:
         """Ask before a hit ends inside a block; without it none does where there is a connector."""
-        self.lookup.ask_connector(query)
+        self.lookup.connector = query
 
     def find_longest_cache_hit(
         self, block_hashes: list[BlockHash], max_cache_hit_length: int

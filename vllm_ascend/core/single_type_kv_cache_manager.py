@@ -244,21 +244,16 @@ def cache_reachable_blocks(
 def _enter_blocks(
     manager: SingleTypeKVCacheManager,
     request: Request,
-    num_cached_blocks: int,
-    num_full_blocks: int,
+    start_block: int,
+    end_block: int,
     block_tokens: int,
     block_mask: list[bool] | None = None,
 ) -> None:
+    blocks, group_id = manager.req_to_blocks[request.request_id], manager.kv_cache_group_id
     manager.block_pool.cache_full_blocks(
-        request,
-        manager.req_to_blocks[request.request_id],
-        num_cached_blocks,
-        num_full_blocks,
-        block_tokens,
-        manager.kv_cache_group_id,
-        block_mask=block_mask,
+        request, blocks, start_block, end_block, block_tokens, group_id, block_mask=block_mask
     )
-    manager.num_cached_block[request.request_id] = num_full_blocks
+    manager.num_cached_block[request.request_id] = end_block
 
 
 def reachable_block_mask(

@@ -10,8 +10,6 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.lookup.hit_search import Hit
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 
 
@@ -42,12 +40,6 @@ class StockCaching:
         self.take_hit = vllms.allocate_new_computed_blocks
         self.get_num_common_prefix_blocks = vllms.get_num_common_prefix_blocks
 
-    def look_up_starts(self, request: Request) -> None:
-        """Nothing is remembered of look-ups."""
-
-    def look_up_ends(self, request: Request, hit: Hit) -> None:
-        """Nothing is remembered of look-ups."""
-
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Enter the full blocks of a request's first ``num_computed_tokens`` tokens."""
         for group in self._groups.all:
@@ -68,20 +60,11 @@ class StockCaching:
         self._successors.forget(request_id)
         self.allocation.free(request_id)
 
-    def withdraw_unwritten(self, request_id: str) -> None:
-        """What a preempted request entered stays."""
+    def nothing(self, *_: object) -> None:
+        """Look-ups are not remembered, no block is copied, and nothing is taken back or counted."""
 
-    def new_step_starts(self) -> None:
-        """Nothing waits for steps."""
-
-    def take_block_copies(self) -> None:
-        """Hits end with whole blocks: none is copied."""
-
-    def confirm_block_copies(self, copies: Sequence[KVCacheBlockCopy]) -> None:
-        """None was told."""
-
-    def take_stats(self) -> None:
-        """Nothing is counted."""
+    look_up_starts = look_up_ends = withdraw_unwritten = new_step_starts = nothing
+    take_block_copies = confirm_block_copies = take_stats = nothing
 
     def num_spares(self, group_id: int, request_id: str) -> int:
         """There are no spare tails."""

@@ -106,7 +106,7 @@ def tail_ids(bench: Bench, prompt: list[int], boundary: int) -> Iterator[int]:
 
     manager = bench.engine.manager
     request = make_request(bench.engine.scheduler, "probe", prompt, 1)
-    for group in manager.coordinator._windowed:
+    for group in manager.coordinator.groups.windowed:
         names = BlockNames(
             request.block_hashes, manager.block_pool.hash_block_size, group.block_tokens
         )

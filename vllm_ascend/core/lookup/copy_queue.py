@@ -65,8 +65,7 @@ class CopyQueue:
     def confirm(self, copies: list[KVCacheBlockCopy]) -> None:
         """The step that was told these copies has run, and so have all before it.
 
-        Args:
-            copies: What :meth:`take` returned; the list itself, not an equal one.
+        They are what :meth:`take` returned: the list itself, not an equal one.
         """
         for index, (told, _) in enumerate(self._dispatched):
             if told is copies:

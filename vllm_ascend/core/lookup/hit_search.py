@@ -65,10 +65,8 @@ class HitSearch:
     ) -> Hit:
         """Return the longest hit of at most ``limit`` tokens.
 
-        Args:
-            external_tokens_follow: Whether a connector brings tokens behind so many local ones, or
-                may. Behind a hit that ends inside a block it brings none. ``None``: there is no
-                connector.
+        ``external_tokens_follow`` says whether a connector brings tokens behind so many local ones,
+        or may. Behind a hit that ends inside a block it brings none. ``None``: there is none.
         """
         plan, look_up = self._plan, PrefixLookup(self._view, block_hashes)
         prefixes: dict[int, list[KVCacheBlock]] = {}
@@ -140,29 +138,26 @@ class RequestLookup:
 
     Attributes:
         request: Whose hashes are looked up; ``None`` outside of :meth:`on_behalf_of`.
+        connector: Who is asked before a hit ends inside a block, if somebody can be.
     """
 
     def __init__(self, plan: CachePlan, search: HitSearch) -> None:
         self.request: Request | None = None
         self._search = search
         self._has_connector = plan.facts.has_connector
-        self._connector: ConnectorQuery | None = None
+        self.connector: ConnectorQuery | None = None
         self._shortens_prompts = any(map(is_compressed, plan.specs))
 
     @contextmanager
     def on_behalf_of(self, request: Request) -> Iterator[None]:
         """Say whose hashes are looked up inside."""
         self.request = request
-        if self._connector is not None:
-            self._connector.forget()
+        if self.connector is not None:
+            self.connector.forget()
         try:
             yield
         finally:
             self.request = None
-
-    def ask_connector(self, query: ConnectorQuery) -> None:
-        """Ask before a hit ends inside a block; without it none does where there is a connector."""
-        self._connector = query
 
     def find(self, block_hashes: list[BlockHash], limit: int) -> Hit:
         """Return the longest hit of at most ``limit`` tokens."""
@@ -170,7 +165,7 @@ class RequestLookup:
         # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
         if request is not None and self._shortens_prompts:
             limit = min(limit, look_up_limit(request.num_tokens, request.kv_transfer_params))
-        connector = self._connector
+        connector = self.connector
         follow: Callable[[int], bool] | None = None
         if connector is not None and request is not None:
             follow = partial(connector.brings_tokens, request)

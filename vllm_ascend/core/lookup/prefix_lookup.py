@@ -39,8 +39,7 @@ class CacheView:
         unwritten_block_ids: Set[int],
     ) -> None:
         self.pool = pool
-        self.hash_tokens = plan.hash_tokens
-        self.alignment = plan.alignment
+        self.hash_tokens, self.alignment = plan.hash_tokens, plan.alignment
         self.granules: GranuleIndex | None = getattr(pool, "granules", None)
         self.successors = successors
         self.unwritten_block_ids = unwritten_block_ids
@@ -121,10 +120,8 @@ class PrefixLookup:
         return tail[::-1], boundary
 
     def last_tail_end(self, group: Group, boundary: int) -> int:
-        """Return the largest boundary at most this one at which the group's last block is cached.
-
-        It is the one loop that may pass over thousands of boundaries: a dictionary look-up each.
-        """
+        """Return the largest boundary up to this one at which the group's last block is cached."""
+        # The one loop that may pass over thousands of boundaries: a dictionary look-up each.
         hashes, tokens = self._block_hashes, self._view.hash_tokens
         step, suffix, cache = self._view.alignment, group.suffix, self._cache
         while boundary > 0 and hashes[boundary // tokens - 1] + suffix not in cache:

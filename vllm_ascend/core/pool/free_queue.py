@@ -46,9 +46,7 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
     ) -> None:
         """Put all blocks, in their order, into the scratch tier.
 
-        Args:
-            blocks: Blocks with consecutive ids, none of them in another queue.
-            num_handed_out: The counters of the queue that this one follows.
+        They have consecutive ids. ``num_handed_out``: of the queue that this one follows.
         """
         self.num_handed_out = num_handed_out or [0] * len(TIERS)
         scratch, others = FreeKVCacheBlockQueue(list(blocks)), TIERS[1:]

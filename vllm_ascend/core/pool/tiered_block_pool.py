@@ -81,11 +81,9 @@ class AscendBlockPool(BlockPool):
         group_id: int,
         rank: Rank = Rank.KEPT,
     ) -> None:
-        """Enter some blocks of a request under their names; see ``cache_full_blocks``.
+        """Enter some blocks, by ascending ordinals, under their names; see ``cache_full_blocks``.
 
-        Args:
-            ordinals: Which of ``blocks``, ascending.
-            rank: Why; a block that is cached already keeps the better of two ranks.
+        A block that is cached already keeps the better of two ranks.
         """
         names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
         name_of, suffix = names.__getitem__, group_suffix(group_id)
@@ -165,9 +163,7 @@ class AscendBlockPool(BlockPool):
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False) -> None:
         """Drop one reference of every block; those without any left join the tier of their rank.
 
-        Args:
-            ordered_blocks: Blocks, within a tier the one to be reused first at the head.
-            prepend: Hand them out next, whatever they hold.
+        Within it the first is reused first. ``prepend``: all are next, whatever they hold.
         """
         with_granules, ranks = self.granules.known, self._ranks
         scratch: list[KVCacheBlock] = []

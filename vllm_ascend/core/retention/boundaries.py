@@ -40,11 +40,9 @@ def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_blo
 
 
 def tail_blocks(boundary_tokens: int, first_token: int, block_tokens: int) -> range:
-    """Return the block ordinals that must be cached to resume at a boundary.
+    """Return the block ordinals that must be cached to resume at a boundary, a block's end.
 
-    Args:
-        boundary_tokens: Where the next token is computed; a multiple of ``block_tokens``.
-        first_token: The first token whose row is read there.
+    ``first_token`` is the first one whose row is read there.
     """
     return range(first_token // block_tokens, boundary_tokens // block_tokens)
 
@@ -80,9 +78,7 @@ def fallback_boundary(
 def finish_boundary(num_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:
     """Return the deepest boundary that a request going on behind these tokens can hit.
 
-    Args:
-        num_tokens: Tokens computed when the request ends.
-        lookahead_tokens: As above.
+    ``num_tokens`` are computed when the request ends; ``lookahead_tokens`` as above.
     """
     return align_down(max(num_tokens - lookahead_tokens, 0), alignment_tokens)
 

@@ -33,12 +33,9 @@ def leaves_by_chunk(
 ) -> bool:
     """Say whether a move is that of a prefill chunk, so that the window just left is pinned.
 
-    A request resumes only where every group has its window, so all of them have to agree.
-
-    Args:
-        windows: Window and block size of every windowed group, in tokens.
-        min_drop_blocks: Blocks that every group must drop at once. A move that drops nothing
-            leaves no window, so 0 means 1.
+    A request resumes only where every group has its window, so all of them have to agree, given as
+    pairs of window and block size in tokens, and drop ``min_drop_blocks`` at once. A move that
+    drops nothing leaves no window, so 0 means 1.
     """
     least = max(min_drop_blocks, 1)
     return all(
