@@ -31,8 +31,6 @@ from vllm_ascend.core.single_type_kv_cache_manager import make_managers
 from vllm_ascend.core.stock_caching import StockCaching
 from vllm_ascend.prefix_cache_config import load_config
 
-__all__ = ["AscendHybridKVCacheCoordinator"]
-
 
 class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     """Coordinates any number of groups of any block sizes, compressed ones included.
@@ -102,25 +100,19 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.lcm_block_size = plan.alignment
         self.local_kv_retention_interval = plan.interval
         self.request_footprint = RequestFootprint(plan)
-        self.block_pool = (BlockPool if plan.is_stock else AscendBlockPool)(
-            kv_cache_config.num_blocks,
-            enable_caching,
-            hash_block_size,
-            enable_kv_cache_events,
-            metrics_collector,
-        )
-        self.single_type_managers = make_managers(
-            kv_cache_config.kv_cache_groups, plan, self.block_pool
-        )
+        make_pool = BlockPool if plan.is_stock else AscendBlockPool
+        sizes = kv_cache_config.num_blocks, enable_caching, hash_block_size
+        self.block_pool = make_pool(*sizes, enable_kv_cache_events, metrics_collector)
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )
-        self.stats = CacheStats()
-        self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
         self._connect_parts()
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
+        self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
+        self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
+        self.stats = CacheStats()
         successors = SuccessorHashes(plan.hash_tokens, getattr(pool, "event_log", None))
         self.caching: StockCaching | RankedCaching
         if plan.is_stock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a coordinator must know of its scheduler; vLLM 0.20.2's constructors do not pass it on."""
+"""What a coordinator must know of its scheduler; vLLM's three constructors between do not tell."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class SchedulerFacts:
         return self.connector_knows_granules or not self.has_connector
 
 
-# vLLM builds a coordinator three constructors below its scheduler, none of which passes this on.
 _SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(
     "scheduler_facts",
     default=SchedulerFacts(),  # noqa: B039 - it is frozen

@@ -6,6 +6,7 @@ These functions become methods of vLLM's own classes (see ``patch/platform``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
@@ -103,13 +104,10 @@ def _cacheable_runs(
     blocks: Sequence[KVCacheBlock], first_block: int, block_mask: Sequence[bool]
 ) -> Iterator[tuple[int, int]]:
     """Yield the maximal runs ``[start, end)`` of allowed, real blocks, as block ordinals."""
-    start: int | None = None
-    for ordinal, allowed in enumerate(block_mask, first_block):
-        cacheable = allowed and not blocks[ordinal].is_null
-        if cacheable and start is None:
-            start = ordinal
-        elif not cacheable and start is not None:
-            yield start, ordinal
-            start = None
-    if start is not None:
-        yield start, first_block + len(block_mask)
+    flags = (allowed and not blocks[i].is_null for i, allowed in enumerate(block_mask, first_block))
+    start = first_block
+    for cacheable, run in itertools.groupby(flags):
+        end = start + len(list(run))
+        if cacheable:
+            yield start, end
+        start = end

@@ -47,7 +47,9 @@ def summary(plan: CachePlan, num_blocks: int) -> str:
 
 def warnings(plan: CachePlan) -> Iterator[str]:
     """Yield a sentence for every setting that cannot help with this model and these sizes."""
-    config = plan.config
+    config, lacks = plan.config, "has no effect: the model has no"
+    # The profile is meant for every model; only who names a variable himself expects something.
+    is_named = config.profile != "best"
     if plan.alignment >= plan.max_model_len:
         yield (
             f"nothing can be hit: hits are multiples of {plan.alignment:,} tokens, and "
@@ -60,19 +62,18 @@ def warnings(plan: CachePlan) -> Iterator[str]:
             "VLLM_ASCEND_DSV4_PARTIAL_HITS has no effect: the KV connector is not known to cope "
             "with requests that start inside a block (its class has no knows_granules = True)"
         )
-    elif config.partial_hits and not any(map(is_compressed, plan.specs)):
-        yield from _without_effect(plan, "VLLM_ASCEND_DSV4_PARTIAL_HITS", "compressed layer")
+    elif config.partial_hits and is_named and not any(map(is_compressed, plan.specs)):
+        yield f"VLLM_ASCEND_DSV4_PARTIAL_HITS {lacks} compressed layer"
     if config.partial_min_hit_tokens and not config.partial_hits:
         setting = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
         yield f"{setting} has no effect without VLLM_ASCEND_DSV4_PARTIAL_HITS=1"
+    has_state = any(map(is_compressor_state, plan.specs))
+    has_sparse_state = has_state and any(map(counts_rows, plan.specs))
     if config.sparse_state and plan.facts.has_connector:
         why = "with a KV connector, which may hand on any block"
         yield f"VLLM_ASCEND_DSV4_SPARSE_STATE has no effect {why}"
-    elif config.sparse_state and not (
-        any(map(is_compressor_state, plan.specs)) and any(map(counts_rows, plan.specs))
-    ):
-        lacking = "compressor state in Ascend's layout"
-        yield from _without_effect(plan, "VLLM_ASCEND_DSV4_SPARSE_STATE", lacking)
+    elif config.sparse_state and is_named and not has_sparse_state:
+        yield f"VLLM_ASCEND_DSV4_SPARSE_STATE {lacks} compressor state in Ascend's layout"
     if config.spare_tails and plan.interval is None:
         pinned, kept = "with pinning alone all others are spare", "every tail is kept"
         what = pinned if config.pin_swa_tokens else kept
@@ -103,12 +104,6 @@ def _pinning_warnings(plan: CachePlan) -> Iterator[str]:
             f"{setting}: nothing will be pinned, a step of {plan.max_num_batched_tokens:,} tokens "
             f"drops {most} of the largest window blocks at most"
         )
-
-
-def _without_effect(plan: CachePlan, variable: str, lacking: str) -> Iterator[str]:
-    # The profile is meant for every model; only who names the variable himself expects something.
-    if plan.config.profile != "best":
-        yield f"{variable} has no effect: the model has no {lacking}"
 
 
 def _finer(plan: CachePlan) -> str:
