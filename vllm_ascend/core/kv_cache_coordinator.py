@@ -74,8 +74,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             local_kv_retention_interval: Overrides ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL``.
 
         Raises:
-            ValueError: Context parallelism is on; else see
-                :func:`~vllm_ascend.core.cache_plan.plan_cache`.
+            ValueError: Context parallelism is on; else see ``cache_plan.plan_cache``.
         """
         if dcp_world_size * pcp_world_size != 1:
             raise ValueError(

@@ -155,13 +155,9 @@ def get_manager_for_kv_cache_spec(
 
     A request is admitted only if its blocks fit, so the bound used then must be the bound of what
     it will ever hold; windowed and compressed groups hold less than a block per ``block_size``
-    tokens. Tokens of a step and of the longest request bound what a windowed group holds.
-
-    Args:
-        sparse_state: The group's tables hold null blocks where nobody reads.
-
-    Raises:
-        KeyError: No manager is known for the spec's class or a base of it.
+    tokens. Tokens of a step and of the longest request bound what a windowed group holds. With
+    ``sparse_state`` tables hold null blocks where nobody reads. Raises ``KeyError`` if no manager
+    is known for the spec's class or a base of it.
     """
     spec = unpack_uniform(kv_cache_spec)
     if is_compressed(spec):

@@ -45,10 +45,9 @@ class PartialHits:
         self.unwritten = UnwrittenGranules(pool, plan)
 
     def copy(self, request_id: str, sources: list[tuple[Group, KVCacheBlock]]) -> None:
-        """Give a request private copies of blocks, which its hit ends inside of.
+        """Give a request private copies of blocks that its hit ends inside of.
 
-        Args:
-            sources: Referenced already, so that nothing is allocated over them.
+        They are referenced already, so that nothing is allocated over them.
         """
         for group, source in sources:
             (private,) = self.pool.get_new_blocks(1)
@@ -99,8 +98,7 @@ class UnwrittenGranules:
     ) -> None:
         """Note the granules among a request's first ``num_tokens`` tokens not noted before.
 
-        Args:
-            num_tokens: Tokens that are final, and computed when the step has run.
+        These tokens are final, and computed when the step has run.
         """
         per_block = group.block_tokens // self._hash_tokens
         first = record.granules.get(group.id, 0)

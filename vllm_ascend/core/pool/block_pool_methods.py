@@ -41,10 +41,8 @@ def free_blocks(
 ) -> None:
     """Drop one reference of every block; blocks without any left become free.
 
-    Args:
-        ordered_blocks: Blocks, the one to be reused first at the head.
-        prepend: Put all freed blocks at the front of the queue. Without it only those without a
-            hash: nothing can be lost with them.
+    The one to be reused first comes first. ``prepend`` puts all freed blocks at the front of the
+    queue, otherwise only those without a hash: nothing can be lost with them.
 
     Source: vLLM 0.23.0 ``BlockPool.free_blocks``.
     """

@@ -64,9 +64,7 @@ class GranuleIndex:
     ) -> int:
         """Return the end of the longest entered run in ``[start, end)``; ``start`` if none is.
 
-        Args:
-            hashes: A request's hashes, one per granule.
-            start: First granule of a block; ``end`` lies within the same block.
+        ``hashes`` are a request's, one per granule; the range lies in one block, from its start on.
         """
         cache = self._blocks[group_id]._cache
         while start < end:

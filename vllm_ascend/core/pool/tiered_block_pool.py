@@ -29,8 +29,7 @@ class AscendBlockPool(BlockPool):
     Attributes:
         granules: The entries of blocks that a hit may end inside.
         given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
-        before_reset: Called before everything is forgotten, to let go of what only waits for steps
-            in flight; ``None`` if there is nothing of the kind.
+        before_reset: Called before all is forgotten, to let go of what waits for steps in flight.
         event_log: What is told of the cache; ``None`` where KV events are not enabled.
     """
 
@@ -47,8 +46,6 @@ class AscendBlockPool(BlockPool):
         self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
         # vLLM's own events count copies; the log tells of the first and the last.
         self.enable_kv_cache_events = False
-
-    # Entering
 
     def cache_full_blocks(
         self,
@@ -104,8 +101,6 @@ class AscendBlockPool(BlockPool):
         if self.event_log is not None and entered:
             self.event_log.blocks_stored(group_id, request, names, blocks, entered, block_tokens)
 
-    # Ranks
-
     def rank(self, block: KVCacheBlock) -> Rank:
         """Return how long a cached block stays."""
         return Rank(self._ranks[block.block_id])
@@ -145,8 +140,6 @@ class AscendBlockPool(BlockPool):
         if block.ref_cnt == 0:
             self.free_block_queue.remove(block)
             self.free_block_queue.prepend_n([block])
-
-    # Freeing and evicting
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Hand out blocks, the one given up first at the head; see vLLM's base class.

@@ -29,9 +29,8 @@ def align_down(num_tokens: int, alignment_tokens: int) -> int:
 def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_block: bool) -> int:
     """Return how many blocks in a row must be cached for a window to resume.
 
-    Args:
-        window_tokens: The sliding window, the token being computed included.
-        peek_block: One block behind the boundary is asked for as well (vLLM's EAGLE rule).
+    The window includes the token being computed. ``peek_block``: one block behind the boundary is
+    asked for as well (vLLM's EAGLE rule).
 
     Source: vLLM 0.23.0 ``SlidingWindowManager._contiguous_blocks_for_hit``.
     """
@@ -110,8 +109,7 @@ def resolve_retention_interval(
 ) -> int | None:
     """Turn the configured retention, ``"auto"`` or tokens, into an interval in tokens.
 
-    Raises:
-        ValueError: There is nothing to retain, or the interval does not fit the alignment.
+    Raises ``ValueError`` if nothing is there to retain, or the interval does not fit the alignment.
     """
     if retention is None:
         return None

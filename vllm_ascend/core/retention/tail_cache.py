@@ -53,11 +53,7 @@ class TailCache:
         lookahead: int,
         stats: CacheStats,
     ) -> None:
-        """Retain tails of ``groups``.
-
-        Args:
-            lookahead: Tokens behind a boundary that a hit must know, for draft layers; or 0.
-        """
+        """Retain tails; draft layers need ``lookahead`` tokens behind a boundary, others 0."""
         self._pool = pool
         self._groups = groups
         self._plan, self._alignment = plan, plan.alignment
@@ -65,8 +61,6 @@ class TailCache:
         self._windows = [(group.window, group.block_tokens) for group in groups]
         self._num_kept = stats.kept
         self.keeps_spares = plan.keeps_spares
-
-    # Which boundaries
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
@@ -107,8 +101,6 @@ class TailCache:
             keeps_spares=self.keeps_spares,
             rank=record.rank,
         )
-
-    # Entering
 
     def advance(self, record: RequestRecord, end: int) -> list[Entered]:
         """Enter the tails of the boundaries that a request has passed, up to ``end`` tokens.
@@ -196,8 +188,6 @@ class TailCache:
             deepest = max((*record.kept[-1:], *record.rolling[-1:]), key=lambda t: t.boundary)
             self._raise(deepest, Rank.PINNED)
 
-    # Letting go
-
     def _roll(self, record: RequestRecord, finish: int) -> None:
         """Let go of tails that the request has left behind: it would be resumed further on."""
         left = [tail for tail in record.rolling if tail.boundary < finish]
@@ -236,8 +226,6 @@ class TailCache:
         record.rolling.clear()
         blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
         return list(blocks.values())
-
-    # Ranks
 
     def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
         """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
