@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is in force for one engine's prefix cache: decided once, before a block is handed out.
 
-The coordinator and its parts, the check of memory at the start, the early check of settings and
-the line that operators read are all given this, so none of them can believe something else.
+The coordinator and its parts, the checks at the start and the line that operators read are all
+given this, so none of them can believe something else.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ class CachePlan:
 
     Attributes:
         specs: The unpacked spec of every KV cache group.
-        config: The switches.
-        facts: What is known of the scheduler.
         granule: The finest unit in which hits can be measured, in tokens.
         alignment: Hits are multiples of this, in tokens.
         whole_blocks: Hits at multiples of this end inside no block, in tokens.
@@ -38,7 +36,6 @@ class CachePlan:
         is_stock: No switch changes what is cached: everything is as in stock vLLM.
         ends_inside_blocks: Hits may end inside blocks of compressed rows, which are then copied.
         max_num_batched_tokens: Tokens of one step.
-        max_model_len: Tokens of the longest request.
     """
 
     specs: tuple[KVCacheSpec, ...]
@@ -100,10 +97,9 @@ def plan_cache(
     scheduler_block_size: int | None = None,
     interval: int | None = None,
 ) -> CachePlan:
-    """Decide what is in force.
+    """Decide what is in force for groups of these specs, unpacked.
 
     Args:
-        specs: Of all groups, unpacked.
         hash_tokens: Tokens per request hash; the granule where nobody hashes yet.
         scheduler_block_size: Alignment asked for by the scheduler, in tokens; hits are aligned to
             it as well, unless they may end inside blocks. By default what ``facts`` say.
@@ -114,11 +110,9 @@ def plan_cache(
             to pin, or the hash size does not fit the blocks.
     """
     has_windowed_group = any(map(is_windowed, specs))
-    retention = config.retention
-    if config.retention_from_profile and not has_windowed_group:
+    retention = config.retention if interval is None else interval
+    if interval is None and config.retention_from_profile and not has_windowed_group:
         retention = None
-    if interval is not None:
-        retention = interval
     is_stock = not (enable_caching and (config.changes_caching or retention is not None))
     ends_inside = enable_caching and config.partial_hits and facts.hits_may_end_inside_blocks
     sizes = Granularity.of(specs, ends_inside_blocks=ends_inside)

@@ -14,16 +14,14 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from vllm_ascend.core.admission.hit_blocks import Blocks, blocks_in_windows
-from vllm_ascend.core.admission.request_memory import request_footprint
+from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.cache_plan import plan_cache
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.layout.groups import describe_groups, find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.lookup.hit_search import HitSearch
+from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
 from vllm_ascend.core.lookup.prefix_lookup import CacheView
-from vllm_ascend.core.lookup.request_lookup import RequestLookup
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
@@ -32,8 +30,6 @@ from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.single_type_kv_cache_manager import make_managers
 from vllm_ascend.core.stock_caching import StockCaching
 from vllm_ascend.prefix_cache_config import load_config
-
-__all__ = ["AscendHybridKVCacheCoordinator"]
 
 
 class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
@@ -45,9 +41,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         local_kv_retention_interval: ``None`` (every boundary's tail is cached, as in stock
             vLLM), or the retention interval in tokens.
         eagle_group_ids: Groups that may hold layers of a draft model.
-        request_footprint: The most blocks that one request holds.
         stats: What was counted so far.
-        groups: The model's KV cache groups.
         lookup: Where a hit may end.
         caching: What is entered, how long it stays, and who gets memory: as vLLM does it, or by
             rank where any switch is on.
@@ -72,7 +66,6 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """Decide what is in force, and build pool, managers and parts.
 
         Args:
-            hash_block_size: Tokens per request block hash.
             eagle_attn_layer_names: Layers of the draft model. Without them, and without a group
                 that vLLM flagged, every group that could hold some is taken to.
             max_num_batched_tokens: Tokens of one step; ``max_model_len`` if unknown.
@@ -81,8 +74,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             local_kv_retention_interval: Overrides ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL``.
 
         Raises:
-            ValueError: Context parallelism is on; else see
-                :func:`~vllm_ascend.core.cache_plan.plan_cache`.
+            ValueError: Context parallelism is on; else see ``cache_plan.plan_cache``.
         """
         if dcp_world_size * pcp_world_size != 1:
             raise ValueError(
@@ -91,10 +83,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             )
         # Past all of vLLM's constructors: they build vLLM's pool, and the hybrid one assumes that
         # block_size counts tokens.
-        self.kv_cache_config = kv_cache_config
-        self.max_model_len = max_model_len
-        self.enable_caching = enable_caching
-        self.hash_block_size = hash_block_size
+        self.kv_cache_config, self.max_model_len = kv_cache_config, max_model_len
+        self.enable_caching, self.hash_block_size = enable_caching, hash_block_size
         self.plan = plan = plan_cache(
             group_specs(kv_cache_config),
             load_config(),
@@ -108,26 +98,20 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         )
         self.lcm_block_size = plan.alignment
         self.local_kv_retention_interval = plan.interval
-        self.request_footprint = request_footprint(plan)
-        self.block_pool = (BlockPool if plan.is_stock else AscendBlockPool)(
-            kv_cache_config.num_blocks,
-            enable_caching,
-            hash_block_size,
-            enable_kv_cache_events,
-            metrics_collector,
-        )
-        self.single_type_managers = make_managers(
-            kv_cache_config.kv_cache_groups, plan, self.block_pool
-        )
+        self.request_footprint = RequestFootprint(plan)
+        make_pool = BlockPool if plan.is_stock else AscendBlockPool
+        sizes = kv_cache_config.num_blocks, enable_caching, hash_block_size
+        self.block_pool = make_pool(*sizes, enable_kv_cache_events, metrics_collector)
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )
-        self.stats = CacheStats()
-        self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
         self._connect_parts()
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
+        self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
+        self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
+        self.stats = CacheStats()
         successors = SuccessorHashes(plan.hash_tokens, getattr(pool, "event_log", None))
         self.caching: StockCaching | RankedCaching
         if plan.is_stock:
@@ -150,20 +134,16 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def ask_connector(self, query: ConnectorQuery) -> None:
         """Ask before a hit ends inside a block; without it none does where there is a connector."""
-        self.lookup.ask_connector(query)
+        self.lookup.connector = query
 
     def find_longest_cache_hit(
         self, block_hashes: list[BlockHash], max_cache_hit_length: int
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
         """Return the blocks of the longest hit, per group, and its length in tokens.
 
-        Args:
-            block_hashes: The request's hashes, one per ``hash_block_size`` tokens.
-            max_cache_hit_length: Upper bound in tokens.
-
-        Returns:
-            See :class:`~vllm_ascend.core.lookup.hit_search.Hit`. The hit is a multiple of
-            ``lcm_block_size``. The blocks are only safe until the next allocation.
+        The hit is a multiple of ``lcm_block_size``, ``max_cache_hit_length`` at most. The blocks
+        (see :class:`~vllm_ascend.core.lookup.hit_search.Hit`) are only safe until the next
+        allocation.
         """
         started = perf_counter()
         hit = self.lookup.find(block_hashes, max_cache_hit_length)
@@ -176,7 +156,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def get_num_blocks_to_allocate(self, *args, **kwargs) -> int:
         """Return the blocks that a request still needs; see vLLM's base class."""
-        return self.caching.get_num_blocks_to_allocate(*args, **kwargs)
+        return self.caching.allocation.get_num_blocks_to_allocate(*args, **kwargs)
 
     def allocate_new_computed_blocks(
         self,
@@ -191,26 +171,26 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         the same hit rests on. vLLM goes through the groups one by one: what the first allocates
         for external tokens could be what the second is about to reference.
         """
+        num_tokens = num_local_computed_tokens + num_external_computed_tokens
         held: list[KVCacheBlock] = []
-        if num_external_computed_tokens:
-            num_tokens = num_local_computed_tokens + num_external_computed_tokens
-            held = blocks_in_windows(self.groups.all, new_computed_blocks, num_tokens)
+        for group in self.groups.all if num_external_computed_tokens else ():
+            skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
+            held += new_computed_blocks[group.id][skipped:]
         self.block_pool.touch(held)
         self.caching.take_hit(
-            request_id,
-            new_computed_blocks,
-            num_local_computed_tokens,
-            num_external_computed_tokens,
+            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
         self.block_pool.free_blocks(held)
 
     def allocate_new_blocks(self, *args, **kwargs) -> tuple[list[KVCacheBlock], ...]:
         """Make room for more tokens; see vLLM's base class."""
-        return self.caching.allocate_new_blocks(*args, **kwargs)
+        return self.caching.allocation.allocate_new_blocks(*args, **kwargs)
 
     def num_blocks_held(self, group_id: int, request_id: str) -> int:
         """Return the blocks that a request cannot do without, of those that it holds in a group."""
-        return self.caching.num_blocks_held(group_id, request_id)
+        blocks = self.single_type_managers[group_id].req_to_blocks.get(request_id, ())
+        held = sum(not block.is_null for block in blocks)
+        return held - self.caching.num_spares(group_id, request_id)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group; see vLLM's base class."""
@@ -252,7 +232,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     # Steps
 
     def new_step_starts(self) -> None:
-        """Called when a new step is started: the one before has been dispatched."""
+        """A new step is started: the one before has been dispatched."""
         super().new_step_starts()
         self.caching.new_step_starts()
         if not self.kv_cache_config.needs_kv_cache_zeroing:

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
-from vllm_ascend.core.admission.hit_blocks import Blocks, tail_of_hit
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.events.announcement import announced_groups
@@ -23,7 +21,7 @@ from vllm_ascend.core.events.kv_event_queue import HitRules
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.lookup.hit_search import Hit
+from vllm_ascend.core.lookup.hit_search import Blocks, Hit
 from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.free_queue import TIERS, Rank
@@ -63,12 +61,8 @@ class RankedCaching:
         successors: SuccessorHashes,
         stats: CacheStats,
     ) -> None:
-        """Build the parts; see :class:`BlockAllocation` for ``footprint``."""
-        self._pool = pool
-        self._groups = groups
-        self._plan = plan
-        self._successors = successors
-        self._stats = stats
+        self._pool, self._groups, self._plan = pool, groups, plan
+        self._successors, self._stats = successors, stats
         self.unwritten_block_ids: set[int] = set()
         self.withdraws_freed = False
         self._compressed = [is_compressed(spec) for spec in plan.specs]
@@ -82,17 +76,12 @@ class RankedCaching:
             groups, plan, footprint, self.records, self.sparse_state, self.partial_hits
         )
         self._entered_in_step: defaultdict[str, list[Entered]] = defaultdict(list)
-        self.returning = self._returning_prompts()
+        self.returning: ReturningPrompts | None = None
+        if plan.config.protect_returning and groups.prefix:
+            finest = min(groups.prefix, key=lambda group: group.block_tokens)
+            self.returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
+            pool.given_up = self.returning.given_up
         self._describe_events()
-
-    def _returning_prompts(self) -> ReturningPrompts | None:
-        """Return who tells prompts that come again, if they are to be protected."""
-        if not (self._plan.config.protect_returning and self._groups.prefix):
-            return None
-        finest = min(self._groups.prefix, key=lambda group: group.block_tokens)
-        returning = ReturningPrompts(self._pool, finest.suffix, block_tokens=finest.block_tokens)
-        self._pool.given_up = returning.given_up
-        return returning
 
     def _describe_events(self) -> None:
         """Tell those who follow the cache's events what a hit takes."""
@@ -133,15 +122,11 @@ class RankedCaching:
 
     # Memory
 
-    def get_num_blocks_to_allocate(self, *args, **kwargs) -> int:
-        """Return the blocks that a request still needs; see vLLM's base class."""
-        return self.allocation.get_num_blocks_to_allocate(*args, **kwargs)
-
     def take_hit(self, request_id: str, blocks: Blocks, num_local: int, num_external: int) -> None:
         """Let a request in behind its hit; see vLLM's ``allocate_new_computed_blocks``."""
         # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
         # the blocks.
-        tail = tail_of_hit(self._groups.retained, blocks, num_local)
+        tail = self.tails.tail_of_hit(blocks, num_local)
         num_copies = self.allocation.take_hit(request_id, blocks, num_local, num_external)
         self._stats.partial_hits += bool(num_copies)
         if not num_local:
@@ -150,16 +135,12 @@ class RankedCaching:
         record.passed = record.cached = num_local
         for group in self._groups.retained:
             record.freed[group.id] = group.tail(num_local).start
-        self.tails.keep_hit(record, num_local, tail)
+        self.tails.keep_hit(record, tail)
         self.partial_hits.start_behind(record, num_local)
 
-    def allocate_new_blocks(self, *args, **kwargs) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for more tokens; see vLLM's base class."""
-        return self.allocation.allocate_new_blocks(*args, **kwargs)
-
-    def num_blocks_held(self, group_id: int, request_id: str) -> int:
-        """Return the blocks that a request cannot do without, of those that it holds in a group."""
-        return self.allocation.num_blocks_held(group_id, request_id)
+    def num_spares(self, group_id: int, request_id: str) -> int:
+        """Return how many blocks of a request's table are held for spare tails, for this step."""
+        return self.sparse_state.num_spares(group_id, request_id)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group, for cascade attention.
@@ -228,13 +209,10 @@ class RankedCaching:
         Called when it is preempted: its part of the step will not run, so nobody will ever write
         what the blocks' keys promise. What it keeps of earlier steps stays; others may hold it.
         """
-        self.partial_hits.withdraw(request_id)
-        entered = self._entered_in_step.pop(request_id, None)
-        if entered is None:
-            return
-        request = self.records[request_id].request
-        assert request is not None, "its blocks are entered, so it has named itself"
-        for group, ordinals in entered:
+        self.partial_hits.unwritten.forget(request_id)
+        for group, ordinals in self._entered_in_step.pop(request_id, ()):
+            request = self.records[request_id].request
+            assert request is not None, "its blocks are entered, so it has named itself"
             written = request.num_computed_tokens // group.block_tokens
             blocks = group.manager.req_to_blocks[request_id]
             self._pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})

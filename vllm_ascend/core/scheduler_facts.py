@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a coordinator must know of its scheduler; vLLM 0.20.2's constructors do not pass it on."""
+"""What a coordinator must know of its scheduler; vLLM's three constructors between do not tell."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class SchedulerFacts:
         return self.connector_knows_granules or not self.has_connector
 
 
-# vLLM builds a coordinator three constructors below its scheduler, none of which passes this on.
 _SCHEDULER_FACTS: ContextVar[SchedulerFacts] = ContextVar(
     "scheduler_facts",
     default=SchedulerFacts(),  # noqa: B039 - it is frozen
@@ -54,11 +53,7 @@ def scheduler_facts() -> SchedulerFacts:
 
 @contextmanager
 def building_scheduler(**facts: Any) -> Iterator[None]:
-    """Say what is known of the scheduler that is built inside.
-
-    Args:
-        facts: Fields of :class:`SchedulerFacts`; the others keep their values.
-    """
+    """Say what is known of the scheduler built inside; other facts keep their values."""
     token = _SCHEDULER_FACTS.set(replace(_SCHEDULER_FACTS.get(), **facts))
     try:
         yield

@@ -11,10 +11,7 @@ from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
 from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, BlockHashListWithBlockSize, KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import (
-    FullAttentionManager,
-    SingleTypeKVCacheManager,
-)
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     KVCacheGroupSpec,
@@ -33,7 +30,7 @@ from vllm_ascend.core.layout.specs import (
 )
 from vllm_ascend.core.retention.block_ranks import reachable_blocks
 from vllm_ascend.core.retention.boundaries import contiguous_blocks_for_hit
-from vllm_ascend.core.retention.sparse_state_manager import SparseStateManager, is_sparse_state
+from vllm_ascend.core.retention.sparse_state import SparseStateManager, is_sparse_state
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -81,8 +78,8 @@ class CompressAttentionManager(FullAttentionManager):
         num_external_computed_tokens: int,
     ) -> None:
         """Take the hit's blocks and make room for external tokens; see vLLM's base class."""
-        local_rows = num_local_computed_tokens // self.compress_ratio
         total_tokens = num_local_computed_tokens + num_external_computed_tokens
+        local_rows = num_local_computed_tokens // self.compress_ratio
         total_rows = total_tokens // self.compress_ratio
         super().allocate_new_computed_blocks(
             request_id, new_computed_blocks, local_rows, total_rows - local_rows
@@ -124,13 +121,9 @@ class CompressAttentionManager(FullAttentionManager):
         dcp_world_size: int = 1,
         pcp_world_size: int = 1,
     ) -> tuple[list[KVCacheBlock], ...]:
-        """Return the longest cached run of blocks from the start, per group.
+        """Return the longest cached run of blocks from the start, per group; see vLLM's base class.
 
-        Args:
-            block_hashes: One hash per ``kv_cache_spec.block_size`` tokens.
-            max_length: Upper bound of the hit in tokens.
-            use_eagle: Give the last block up.
-            alignment_tokens: The hit's length in tokens is a multiple of this.
+        There is one hash per ``kv_cache_spec.block_size`` tokens.
         """
         ranks = dcp_world_size * pcp_world_size
         block_tokens = tokens_per_block(kv_cache_spec) * ranks
@@ -162,17 +155,9 @@ def get_manager_for_kv_cache_spec(
 
     A request is admitted only if its blocks fit, so the bound used then must be the bound of what
     it will ever hold; windowed and compressed groups hold less than a block per ``block_size``
-    tokens.
-
-    Args:
-        kv_cache_spec: The group's spec.
-        max_num_batched_tokens: Tokens of one step; with ``max_model_len`` it bounds what a
-            windowed group holds.
-        max_model_len: Longest request in tokens.
-        sparse_state: The group's tables hold null blocks where nobody reads.
-
-    Raises:
-        KeyError: No manager is known for the spec's class or a base of it.
+    tokens. Tokens of a step and of the longest request bound what a windowed group holds. With
+    ``sparse_state`` tables hold null blocks where nobody reads. Raises ``KeyError`` if no manager
+    is known for the spec's class or a base of it.
     """
     spec = unpack_uniform(kv_cache_spec)
     if is_compressed(spec):
@@ -229,7 +214,6 @@ def cache_reachable_blocks(
     """Enter the blocks that ``num_tokens`` tokens fill and that can serve a hit.
 
     Args:
-        request: The request; its hashes cover ``num_tokens``.
         num_tokens: Tokens computed or scheduled, those already cached included.
         retention_interval: ``None`` for every boundary, 0 for the replay boundary only, N for
             every N tokens as well.
@@ -256,21 +240,16 @@ def cache_reachable_blocks(
 def _enter_blocks(
     manager: SingleTypeKVCacheManager,
     request: Request,
-    num_cached_blocks: int,
-    num_full_blocks: int,
+    start_block: int,
+    end_block: int,
     block_tokens: int,
     block_mask: list[bool] | None = None,
 ) -> None:
+    blocks, group_id = manager.req_to_blocks[request.request_id], manager.kv_cache_group_id
     manager.block_pool.cache_full_blocks(
-        request=request,
-        blocks=manager.req_to_blocks[request.request_id],
-        num_cached_blocks=num_cached_blocks,
-        num_full_blocks=num_full_blocks,
-        block_size=block_tokens,
-        kv_cache_group_id=manager.kv_cache_group_id,
-        block_mask=block_mask,
+        request, blocks, start_block, end_block, block_tokens, group_id, block_mask=block_mask
     )
-    manager.num_cached_block[request.request_id] = num_full_blocks
+    manager.num_cached_block[request.request_id] = end_block
 
 
 def reachable_block_mask(
@@ -283,11 +262,8 @@ def reachable_block_mask(
     retention_interval: int | None = None,
     num_prompt_tokens: int | None = None,
 ) -> list[bool] | None:
-    """Say which blocks of ``[start_block, end_block)`` may serve a hit; ``None`` means all.
-
-    Full attention reads every block of a prefix, so by default nothing is masked.
-    """
-    return None
+    """Say which blocks of ``[start_block, end_block)`` may serve a hit; ``None`` means all."""
+    return None  # full attention reads every block of a prefix
 
 
 def sliding_window_reachable_block_mask(
@@ -303,10 +279,7 @@ def sliding_window_reachable_block_mask(
     """Keep the window's tail before every kept boundary; see ``block_ranks.reachable_blocks``.
 
     Args:
-        start_block: First block, counted from the request's start.
-        end_block: Behind the last block.
         alignment_tokens: Boundaries are multiples of this; ``None`` masks nothing.
-        kv_cache_spec: The group's spec.
         use_eagle: Boundaries are found by one block more than the window (vLLM's EAGLE rule).
         retention_interval: See ``cache_reachable_blocks``.
         num_prompt_tokens: Length of the prompt, for the replay boundary.
@@ -315,15 +288,13 @@ def sliding_window_reachable_block_mask(
     """
     if alignment_tokens is None:
         return None
-    block_tokens = kv_cache_spec.block_size
+    block_tokens, window = kv_cache_spec.block_size, kv_cache_spec.sliding_window
     assert alignment_tokens % block_tokens == 0
     return reachable_blocks(
         start_block,
         end_block,
         block_tokens=block_tokens,
-        tail_length=contiguous_blocks_for_hit(
-            kv_cache_spec.sliding_window, block_tokens, peek_block=use_eagle
-        ),
+        tail_length=contiguous_blocks_for_hit(window, block_tokens, peek_block=use_eagle),
         alignment=alignment_tokens,
         interval=retention_interval,
         num_prompt_tokens=num_prompt_tokens,

@@ -10,8 +10,6 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.lookup.hit_search import Hit
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 
 
@@ -23,8 +21,7 @@ class StockCaching:
     step in flight were accepted.
 
     Attributes:
-        get_num_blocks_to_allocate, take_hit, allocate_new_blocks, get_num_common_prefix_blocks:
-            vLLM's own.
+        allocation: vLLM's coordinator over the same managers.
         unwritten_block_ids: None: nothing is kept from hits, as in vLLM.
         withdraws_freed: Without effect: nothing is withdrawn, as in vLLM.
     """
@@ -36,27 +33,12 @@ class StockCaching:
         plan: CachePlan,
         successors: SuccessorHashes,
     ) -> None:
-        """Prepare.
-
-        Args:
-            vllms: vLLM's coordinator over the same managers.
-        """
-        self._vllms = vllms
-        self._groups = groups
-        self._successors = successors
+        self.allocation, self._groups, self._successors = vllms, groups, successors
         self._num_unconfirmed = plan.num_unconfirmed_tokens
         self.unwritten_block_ids: set[int] = set()
         self.withdraws_freed = False
-        self.get_num_blocks_to_allocate = vllms.get_num_blocks_to_allocate
         self.take_hit = vllms.allocate_new_computed_blocks
-        self.allocate_new_blocks = vllms.allocate_new_blocks
         self.get_num_common_prefix_blocks = vllms.get_num_common_prefix_blocks
-
-    def look_up_starts(self, request: Request) -> None:
-        """Nothing is remembered of look-ups."""
-
-    def look_up_ends(self, request: Request, hit: Hit) -> None:
-        """Nothing is remembered of look-ups."""
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Enter the full blocks of a request's first ``num_computed_tokens`` tokens."""
@@ -71,32 +53,22 @@ class StockCaching:
         Source: vllm-project/vllm#47728.
         """
         confirmed = max(total_computed_tokens - self._num_unconfirmed, 0)
-        self._vllms.remove_skipped_blocks(request_id, confirmed)
+        self.allocation.remove_skipped_blocks(request_id, confirmed)
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks."""
         self._successors.forget(request_id)
-        self._vllms.free(request_id)
+        self.allocation.free(request_id)
 
-    def withdraw_unwritten(self, request_id: str) -> None:
-        """What a preempted request entered stays."""
+    def nothing(self, *_: object) -> None:
+        """Look-ups are not remembered, no block is copied, and nothing is taken back or counted."""
 
-    def new_step_starts(self) -> None:
-        """Nothing waits for steps."""
+    look_up_starts = look_up_ends = withdraw_unwritten = new_step_starts = nothing
+    take_block_copies = confirm_block_copies = take_stats = nothing
 
-    def take_block_copies(self) -> None:
-        """Hits end with whole blocks: none is copied."""
-
-    def confirm_block_copies(self, copies: Sequence[KVCacheBlockCopy]) -> None:
-        """None was told."""
-
-    def take_stats(self) -> None:
-        """Nothing is counted."""
-
-    def num_blocks_held(self, group_id: int, request_id: str) -> int:
-        """Return the blocks that a request holds in a group."""
-        blocks = self._groups.all[group_id].manager.req_to_blocks.get(request_id, ())
-        return sum(not block.is_null for block in blocks)
+    def num_spares(self, group_id: int, request_id: str) -> int:
+        """There are no spare tails."""
+        return 0
 
 
 def enter_full_blocks(

@@ -211,7 +211,7 @@ def _check_granules(pool: BlockPool) -> None:
         return
     num_entries = 0
     for block in pool.blocks:
-        known = granules.granules_of(block)
+        known = granules.known.get(block.block_id)
         if known is None:
             continue
         group_id, hashes = known

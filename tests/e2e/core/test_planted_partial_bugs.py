@@ -13,12 +13,10 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
-from vllm_ascend.core.admission.hit_blocks import copied_groups
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.lookup.copy_queue import CopyQueue
-from vllm_ascend.core.lookup.partial_hits import PartialHits
+from vllm_ascend.core.lookup.partial_hits import PartialHits, UnwrittenGranules, copied_groups
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
-from vllm_ascend.core.lookup.unwritten_granules import UnwrittenGranules
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.core.retention.sparse_state import SparseState

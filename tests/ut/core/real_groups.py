@@ -37,10 +37,12 @@ def compressed(rows: int, ratio: int) -> AscendMLAAttentionSpec:
 def make_plan(
     *specs: KVCacheSpec,
     alignment: int,
+    hash_tokens: int | None = None,
     ends_inside_blocks: bool = False,
     changes_caching: bool = True,
+    max_num_batched_tokens: int = 1024,
 ) -> CachePlan:
-    """Return a plan whose hashes, granules and hits are all measured in ``alignment`` tokens."""
+    """Return a plan whose hashes and hits are measured in ``alignment`` tokens by default."""
     return CachePlan(
         specs=specs,
         config=PrefixCacheConfig(),
@@ -48,12 +50,12 @@ def make_plan(
         granule=alignment,
         alignment=alignment,
         whole_blocks=lcm(*map(tokens_per_block, specs)),
-        hash_tokens=alignment,
+        hash_tokens=hash_tokens or alignment,
         interval=None,
         keeps_fallback=False,
         is_stock=not changes_caching,
         ends_inside_blocks=ends_inside_blocks,
-        max_num_batched_tokens=1024,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=1024,
     )
 

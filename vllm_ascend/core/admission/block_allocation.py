@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from vllm_ascend.core.admission.hit_blocks import Blocks, blocks_for_next_chunk, copied_groups
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
-from vllm_ascend.core.lookup.partial_hits import PartialHits
+from vllm_ascend.core.lookup.hit_search import Blocks
+from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.sparse_state import SparseState
 
@@ -32,17 +32,8 @@ class BlockAllocation:
         sparse_state: SparseState,
         partial_hits: PartialHits,
     ) -> None:
-        """Prepare.
-
-        Args:
-            footprint: The most blocks that one request holds.
-            records: Those of all requests, by id.
-        """
-        self._groups = groups
-        self._footprint = footprint
-        self._records = records
-        self._sparse_state = sparse_state
-        self._partial_hits = partial_hits
+        self._groups, self._footprint, self._records = groups, footprint, records
+        self._sparse_state, self._partial_hits = sparse_state, partial_hits
         self._max_model_len = plan.max_model_len
         self._num_draft_tokens = plan.facts.num_draft_tokens
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in groups.all)
@@ -62,6 +53,11 @@ class BlockAllocation:
         """Return the blocks that a request still needs; see vLLM's coordinator.
 
         A hit that ends inside a block needs one more for the copy.
+
+        vLLM caps a windowed group's blocks counted from the request's first token, and then
+        deducts those in front of the window: behind a long hit nothing is left, the request is let
+        in without memory for its next chunk, and preempts itself over and over. Here the cap bounds
+        what is needed behind the hit.
         """
         record = self._records.get(request_id)
         if record is not None and record.capacity and not apply_admission_cap:
@@ -72,34 +68,44 @@ class BlockAllocation:
                 )
                 for group in self._short_groups(record, request_id, num_tokens)
             )
-        # vLLM lets requests in without the slots of drafts; they would preempt themselves.
-        num_slots = self._num_draft_tokens if apply_admission_cap else 0
+        num_slots = num_tokens
+        if apply_admission_cap:
+            # vLLM lets requests in without the slots of drafts; they would preempt themselves.
+            num_slots += self._num_draft_tokens
+        num_slots = min(num_slots, self._max_model_len)
         need = len(copied_groups(self._groups.prefix, new_computed_blocks, total_computed_tokens))
         for group in self._groups.all:
-            most = self._most_blocks(group, record, num_tokens) if apply_admission_cap else None
-            need += blocks_for_next_chunk(
-                group,
+            room = None
+            if apply_admission_cap:
+                room = self._most_new_blocks(group, record, request_id, num_tokens)
+            if room is not None and self._sparse_state.is_sparse(group):
+                need += room  # which blocks will be real depends on how the prompt is cut
+                continue
+            blocks = group.manager.get_num_blocks_to_allocate(
                 request_id,
-                min(num_tokens + num_slots, self._max_model_len),
+                num_slots,
                 new_computed_blocks[group.id],
                 total_computed_tokens,
                 num_tokens_main_model,
-                most=most,
-                is_sparse=self._sparse_state.is_sparse(group),
             )
+            need += blocks if room is None else min(blocks, room)
         return need
 
-    def _most_blocks(
-        self, group: Group, record: RequestRecord | None, num_tokens: int
+    def _most_new_blocks(
+        self, group: Group, record: RequestRecord | None, request_id: str, num_tokens: int
     ) -> int | None:
-        """Return the most blocks that a request holds of a group; ``None``: nothing bounds it."""
+        """Return the most blocks of a group that a request takes yet; ``None``: unbounded."""
         if group.is_downward_closed:
             return None  # it holds what it needs
         request = None if record is None else record.request
         # Should it be preempted, it is let in anew, with the tokens of its answer.
         resumes = request is None or num_tokens > request.num_prompt_tokens
         most = self._footprint.blocks(group.id, num_tokens, may_resume=resumes)
-        return group.manager._max_admission_blocks_per_request if most is None else most
+        if most is None:
+            most = group.manager._max_admission_blocks_per_request
+        # What a connector has loaded is held already, and given back as the window moves on.
+        held = group.manager.req_to_blocks.get(request_id, ())
+        return None if most is None else max(most - sum(not block.is_null for block in held), 0)
 
     def _short_groups(
         self, record: RequestRecord, request_id: str, num_tokens: int
@@ -113,36 +119,22 @@ class BlockAllocation:
             if len(group.manager.req_to_blocks[request_id]) * group.block_tokens < num_tokens
         ]
 
-    def num_blocks_held(self, group_id: int, request_id: str) -> int:
-        """Return the blocks that a request cannot do without, of those that it holds in a group."""
-        blocks = self._groups.all[group_id].manager.req_to_blocks.get(request_id, ())
-        spares = self._sparse_state.num_spares(group_id, request_id)
-        return sum(not block.is_null for block in blocks) - spares
-
     def take_hit(
-        self,
-        request_id: str,
-        hit_blocks: Blocks,
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
+        self, request_id: str, hit_blocks: Blocks, num_local_tokens: int, num_external_tokens: int
     ) -> int:
-        """Give a request the blocks of its hit, copies of those that it ends inside of, and room.
+        """Give a request its hit's blocks, copies of those that it ends inside of, and room.
 
-        Returns:
-            How many blocks are copied.
+        Returns how many blocks are copied.
         """
-        pool, shared = self._partial_hits.pool, list(hit_blocks)
+        shared = list(hit_blocks)
         sources: list[tuple[Group, KVCacheBlock]] = []
-        for group in copied_groups(self._groups.prefix, hit_blocks, num_local_computed_tokens):
+        for group in copied_groups(self._groups.prefix, hit_blocks, num_local_tokens):
             *shared[group.id], source = hit_blocks[group.id]
             sources.append((group, source))
-        pool.touch([source for _, source in sources])
+        self._partial_hits.pool.touch([source for _, source in sources])
         for group in self._groups.all:
             group.manager.allocate_new_computed_blocks(
-                request_id,
-                shared[group.id],
-                num_local_computed_tokens,
-                num_external_computed_tokens,
+                request_id, shared[group.id], num_local_tokens, num_external_tokens
             )
         self._partial_hits.copy(request_id, sources)
         return len(sources)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The most blocks that one request holds at a time: arithmetic on ints.
+"""The most blocks that one request holds at a time, and the memory that takes.
 
 vLLM's check at the start, ``--max-model-len auto``, the logged concurrency, the admission of
 requests and the oracle's integrity check all ask here, so none of them can promise what another
@@ -14,102 +14,102 @@ Example: compressor state of window 8 in blocks of 8 tokens, steps of 8192 token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
+from vllm.config import VllmConfig
 from vllm.utils.math_utils import cdiv
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec
 
-
-@dataclass(frozen=True)
-class StepLimits:
-    """What one step can add to a request, in tokens.
-
-    Attributes:
-        max_num_batched_tokens: Tokens of one step.
-        num_draft_tokens: Slots for drafts behind the last token of a step.
-        num_unconfirmed: Windows are held for a start so much before what counts as computed.
-    """
-
-    max_num_batched_tokens: int
-    num_draft_tokens: int = 0
-    num_unconfirmed: int = 0
-
-
-@dataclass(frozen=True)
-class SparseRows:
-    """What has blocks in a group's table that holds only rows that somebody will read.
-
-    Attributes:
-        end_blocks: The most blocks that the end of a step has.
-        tail_blocks: Blocks of the tail of a boundary.
-        alignment: Boundaries are multiples of this, in tokens.
-        interval: Tokens between boundaries that are kept, 0 for none, ``None`` for all.
-        num_singled_out: Boundaries that are kept besides, all of which may lie in one step.
-    """
-
-    end_blocks: int
-    tail_blocks: int
-    alignment: int
-    interval: int | None
-    num_singled_out: int
-
-    def blocks_in(self, num_tokens: int) -> int:
-        """Return the most blocks that a step of so many tokens leaves behind."""
-        spacing = self.alignment if self.interval is None else self.interval
-        regular = cdiv(num_tokens, spacing) if spacing else 0
-        boundaries = min(regular + self.num_singled_out, cdiv(num_tokens, self.alignment))
-        return boundaries * self.tail_blocks + self.end_blocks
+from vllm_ascend.core.cache_plan import CachePlan, plan_cache
+from vllm_ascend.core.layout.groups import hits_end_inside, tail_length, tail_spec
+from vllm_ascend.core.layout.specs import (
+    compress_ratio,
+    counts_rows,
+    is_downward_closed,
+    is_windowed,
+    tail_start,
+    tokens_per_block,
+    unpack_uniform,
+)
+from vllm_ascend.core.retention.sparse_state import is_sparse_state
+from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
+from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
 
 @dataclass(frozen=True)
 class GroupFootprint:
-    """What decides how many blocks of one group a request holds.
+    """What decides how many blocks of one group a request holds. Sizes in tokens.
 
     Attributes:
-        block_tokens: Tokens per block.
         row_tokens: Tokens per stored row; a row has a place once all of them have.
-        window: Tokens of the group's window; ``None``: all rows stay.
+        window: The group's window; ``None``: all rows stay.
         is_copied: A hit may end inside a block, whose source is held beside the copy for a step.
-        sparse: What has blocks, if not all of the table does.
+        blocks_read: The most blocks that a step leaves behind, where only those have a block whose
+            rows somebody will read; ``None`` elsewhere.
     """
 
     block_tokens: int
     row_tokens: int = 1
     window: int | None = None
     is_copied: bool = False
-    sparse: SparseRows | None = None
+    blocks_read: int | None = None
 
 
-def most_blocks(
-    group: GroupFootprint, num_tokens: int, step: StepLimits, *, may_resume: bool = True
-) -> int:
-    """Return the most blocks of a group that a request holds, however it is cut into steps.
+class RequestFootprint:
+    """The most blocks that one request holds in the mode in force.
 
-    Args:
-        num_tokens: Tokens that the request has slots for in the end, drafts included.
-        may_resume: It may be preempted and go on: then answers are computed in large steps as well.
+    Attributes:
+        groups: One per KV cache group; ``None`` for kinds that know themselves what they hold
+            (Mamba, chunked local attention).
     """
-    if group.window is None:
-        rows_per_block = group.block_tokens // group.row_tokens
-        return cdiv(num_tokens // group.row_tokens, rows_per_block) + group.is_copied
-    # Of steps before, the window of the first token that may have to be computed.
-    behind = group.window - 1 + step.num_unconfirmed
-    held = blocks_spanned(
-        group.window - 1 + _tokens_of_step(step, may_resume=may_resume), group.block_tokens
-    )
-    if group.sparse is not None:
-        # Small steps leave no holes, so in front of a step the window may be whole.
-        window = blocks_spanned(behind + step.num_draft_tokens, group.block_tokens)
-        held = min(held, window + group.sparse.blocks_in(step.max_num_batched_tokens))
-    return min(held, cdiv(num_tokens, group.block_tokens))
 
+    def __init__(self, plan: CachePlan) -> None:
+        self._plan = plan
+        self.groups = tuple(_group_footprint(plan, spec) for spec in plan.specs)
 
-def _tokens_of_step(step: StepLimits, *, may_resume: bool) -> int:
-    """Return the most tokens that a step adds in front of a window, held ones among them."""
-    most, drafts = step.max_num_batched_tokens, step.num_draft_tokens
-    if may_resume:
-        return step.num_unconfirmed + most + drafts
-    # Prompts hold nothing unconfirmed; what follows comes a token and its drafts at a time.
-    return max(most, step.num_unconfirmed + min(1 + drafts, most)) + drafts
+    def blocks(
+        self, group_id: int, num_tokens: int | None = None, *, may_resume: bool = True
+    ) -> int | None:
+        """Return the most blocks of one group, however the request is cut into steps.
+
+        ``None`` where the group knows itself.
+
+        Args:
+            num_tokens: Tokens of the request, without drafts; the longest one's by default.
+            may_resume: It may be preempted and go on: then answers are computed in large steps too.
+        """
+        group, num_slots = self.groups[group_id], self._plan.max_model_len
+        if group is None:
+            return None
+        num_drafts = self._plan.facts.num_draft_tokens
+        if num_tokens is not None:
+            num_slots = min(num_tokens + num_drafts, num_slots)
+        if group.window is None:
+            rows_per_block = group.block_tokens // group.row_tokens
+            return cdiv(num_slots // group.row_tokens, rows_per_block) + group.is_copied
+        window, block_tokens = group.window - 1, group.block_tokens
+        held = blocks_spanned(window + self._tokens_of_step(may_resume=may_resume), block_tokens)
+        if group.blocks_read is not None:
+            # Small steps leave no holes, so in front of a step the window may be whole: that of
+            # the first token that may have to be computed.
+            before = blocks_spanned(
+                window + self._plan.num_unconfirmed_tokens + num_drafts, block_tokens
+            )
+            held = min(held, before + group.blocks_read)
+        return min(held, cdiv(num_slots, block_tokens))
+
+    def _tokens_of_step(self, *, may_resume: bool) -> int:
+        """Return the most tokens that a step adds in front of a window, held ones among them."""
+        most, drafts = self._plan.max_num_batched_tokens, self._plan.facts.num_draft_tokens
+        # Windows are held for a start so much before what counts as computed.
+        unconfirmed = self._plan.num_unconfirmed_tokens
+        if may_resume:
+            return unconfirmed + most + drafts
+        # Prompts hold nothing unconfirmed; what follows comes a token and its drafts at a time.
+        return max(most, unconfirmed + min(1 + drafts, most)) + drafts
 
 
 def blocks_spanned(num_tokens: int, block_tokens: int) -> int:
@@ -118,34 +118,88 @@ def blocks_spanned(num_tokens: int, block_tokens: int) -> int:
     return cdiv(num_tokens - 1, block_tokens) + 1 if num_tokens > 0 else 0
 
 
-@dataclass(frozen=True)
-class RequestFootprint:
-    """The most blocks that one request holds in the mode in force.
+def _group_footprint(plan: CachePlan, spec: KVCacheSpec) -> GroupFootprint | None:
+    if is_downward_closed(spec):
+        is_copied = plan.ends_inside_blocks and not plan.is_stock
+        return GroupFootprint(
+            tokens_per_block(spec),
+            row_tokens=compress_ratio(spec) if counts_rows(spec) else 1,
+            is_copied=is_copied and hits_end_inside(spec, plan.alignment),
+        )
+    if not is_windowed(spec):
+        return None
+    return GroupFootprint(
+        tokens_per_block(spec),
+        window=spec.sliding_window,
+        blocks_read=_blocks_read(plan, spec) if is_sparse_state(spec, plan) else None,
+    )
 
-    Attributes:
-        groups: One per KV cache group; ``None`` for kinds that know themselves what they hold
-            (Mamba, chunked local attention).
-        step: What one step can add.
-        max_model_len: Tokens of the longest request.
+
+def _blocks_read(plan: CachePlan, spec: KVCacheSpec) -> int:
+    """Return the most blocks of a step that are read later: tails of boundaries, and its end."""
+    has_drafts = plan.facts.num_draft_tokens > 0
+    # Replay boundary, junction, and where the next turn would resume: with drafts one more. All
+    # of them may lie in one step.
+    boundaries = 3 + has_drafts + (plan.config.retention == "auto")
+    spacing = plan.alignment if plan.tails_interval is None else plan.tails_interval
+    if spacing:
+        boundaries += cdiv(plan.max_num_batched_tokens, spacing)
+    boundaries = min(boundaries, cdiv(plan.max_num_batched_tokens, plan.alignment))
+    tail_blocks = tail_length(tail_spec(spec, plan.specs, plan.alignment))
+    return boundaries * tail_blocks + _end_blocks(plan, spec)
+
+
+def _end_blocks(plan: CachePlan, spec: KVCacheSpec) -> int:
+    """Return the most blocks that hold what is read of a step's end, wherever that lies."""
+    start, block_tokens = tail_start(spec, plan.specs), tokens_per_block(spec)
+    unconfirmed, drafts = plan.num_unconfirmed_tokens, plan.facts.num_draft_tokens
+    # Both repeat with the window and the block; far from the start, where rows are cut off.
+    period = lcm(spec.sliding_window, block_tokens)
+    far = period * (2 + cdiv(unconfirmed, period))
+    return max(
+        cdiv(end + drafts, block_tokens) - start(end - unconfirmed) // block_tokens
+        for end in range(far, far + period)
+    )
+
+
+def blocks_of_longest_request(
+    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec], config: PrefixCacheConfig
+) -> int | None:
+    """Return the most blocks that a request of ``max_model_len`` tokens holds in all groups.
+
+    ``None`` where no switch changes what is cached: vLLM's own numbers hold. Raises ``ValueError``
+    if the retention interval does not fit the layout.
     """
+    specs = [unpack_uniform(group.kv_cache_spec) for group in groups]
+    is_cached = vllm_config.cache_config.enable_prefix_caching
+    # As the coordinator is chosen: without windows vLLM's own is left in charge.
+    if not (is_cached and config.changes_caching and any(map(is_windowed, specs))):
+        return None
+    footprint = RequestFootprint(
+        plan_cache(
+            specs,
+            config,
+            SchedulerFacts(**facts_of(vllm_config, config)),
+            max_model_len=vllm_config.model_config.max_model_len,
+            max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        )
+    )
 
-    groups: tuple[GroupFootprint | None, ...]
-    step: StepLimits
-    max_model_len: int
+    num_blocks = 0
+    for group_id, spec in enumerate(specs):
+        known = footprint.blocks(group_id)
+        if known is None:
+            known = cdiv(spec.max_memory_usage_bytes(vllm_config), spec.page_size_bytes)
+        num_blocks += known
+    return num_blocks
 
-    def blocks(
-        self, group_id: int, num_tokens: int | None = None, *, may_resume: bool = True
-    ) -> int | None:
-        """Return the most blocks of one group; ``None`` where the group knows itself.
 
-        Args:
-            num_tokens: Tokens of the request, without drafts; the longest one's by default.
-            may_resume: See :func:`most_blocks`.
-        """
-        group = self.groups[group_id]
-        if group is None:
-            return None
-        if num_tokens is None:
-            return most_blocks(group, self.max_model_len, self.step, may_resume=may_resume)
-        slots = min(num_tokens + self.step.num_draft_tokens, self.max_model_len)
-        return most_blocks(group, slots, self.step, may_resume=may_resume)
+def max_memory_usage_bytes(
+    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec], config: PrefixCacheConfig
+) -> int | None:
+    """Return the bytes of a pool that holds such a request; ``None`` as above."""
+    num_blocks = blocks_of_longest_request(vllm_config, groups, config) if groups else None
+    if num_blocks is None:
+        return None
+    # +1: the null block is nobody's.
+    return (num_blocks + 1) * kv_cache_utils._pool_bytes_per_block(list(groups))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from typing import NamedTuple
 
@@ -17,13 +18,6 @@ class KVCacheBlockCopy(NamedTuple):
     dst_block_id: int
 
 
-class _DispatchedStep(NamedTuple):
-    """A step that copies: what it was told, and the sources that it reads, by request."""
-
-    copies: list[KVCacheBlockCopy]
-    sources: dict[str, list[KVCacheBlock]]
-
-
 class CopyQueue:
     """Copies from the moment they are decided until nothing can overtake them.
 
@@ -35,15 +29,14 @@ class CopyQueue:
     """
 
     def __init__(self, pool: BlockPool, *, until_confirmed: bool = False) -> None:
-        """Prepare.
-
-        Args:
-            until_confirmed: Hold sources until :meth:`confirm` is told of their step.
-        """
+        """Hold sources ``until_confirmed``: until :meth:`confirm` is told of their step."""
         self._pool = pool
         self._until_confirmed = until_confirmed
         self._queued: defaultdict[str, list[tuple[KVCacheBlock, KVCacheBlock]]] = defaultdict(list)
-        self._dispatched: deque[_DispatchedStep] = deque()
+        # By step: what it was told, and the sources that it reads, by request.
+        self._dispatched: deque[tuple[list[KVCacheBlockCopy], dict[str, list[KVCacheBlock]]]] = (
+            deque()
+        )
 
     def __len__(self) -> int:
         """Sources that are still referenced."""
@@ -57,13 +50,10 @@ class CopyQueue:
         """Hand the queued copies to the step that has just been scheduled; ``None`` if none."""
         if not self._queued:
             return None
-        copies = [
-            KVCacheBlockCopy(source.block_id, private.block_id)
-            for pairs in self._queued.values()
-            for source, private in pairs
-        ]
+        pairs_queued = itertools.chain.from_iterable(self._queued.values())
+        copies = [KVCacheBlockCopy(source.block_id, to.block_id) for source, to in pairs_queued]
         sources = {name: [pair[0] for pair in pairs] for name, pairs in self._queued.items()}
-        self._dispatched.append(_DispatchedStep(copies, sources))
+        self._dispatched.append((copies, sources))
         self._queued.clear()
         return copies
 
@@ -75,11 +65,10 @@ class CopyQueue:
     def confirm(self, copies: list[KVCacheBlockCopy]) -> None:
         """The step that was told these copies has run, and so have all before it.
 
-        Args:
-            copies: What :meth:`take` returned; the list itself, not an equal one.
+        They are what :meth:`take` returned: the list itself, not an equal one.
         """
-        for index, step in enumerate(self._dispatched):
-            if step.copies is copies:
+        for index, (told, _) in enumerate(self._dispatched):
+            if told is copies:
                 self._release_dispatched(index + 1)
                 return
 
@@ -87,8 +76,8 @@ class CopyQueue:
         """A request ends or is preempted: drop its copies that were not handed out yet."""
         sources = [source for source, _ in self._queued.pop(request_id, ())]
         if not self._until_confirmed:
-            for step in self._dispatched:
-                sources += step.sources.pop(request_id, [])
+            for _, by_request in self._dispatched:
+                sources += by_request.pop(request_id, [])
         if sources:
             self._pool.free_blocks(sources)
 
@@ -104,12 +93,11 @@ class CopyQueue:
     def sources(self) -> list[KVCacheBlock]:
         """Return every block referenced for a copy, once per reference."""
         sources = [source for pairs in self._queued.values() for source, _ in pairs]
-        for step in self._dispatched:
-            for held in step.sources.values():
-                sources += held
+        for _, by_request in self._dispatched:
+            sources += itertools.chain.from_iterable(by_request.values())
         return sources
 
     def _release_dispatched(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            for sources in self._dispatched.popleft().sources.values():
+            for sources in self._dispatched.popleft()[1].values():
                 self._pool.free_blocks(sources)

@@ -8,16 +8,23 @@ group's blocks are cut to that boundary, so no request is ever handed a block be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.connectors.connector_rules import ConnectorQuery, look_up_limit
 from vllm_ascend.core.layout.groups import Group, Groups
+from vllm_ascend.core.layout.specs import is_compressed
 from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
 from vllm_ascend.core.retention.boundaries import align_down
 
+Blocks = tuple[Sequence[KVCacheBlock], ...]
+"""A hit as a look-up returns it: per group, the blocks from the first token on."""
 Ends = dict[int, list[KVCacheBlock]]
 """Group id -> what lies at the end of a hit: a tail, or the block to be copied."""
 
@@ -44,14 +51,7 @@ class HitSearch:
     """Finds hits over any number of groups of any block sizes, compressed ones included."""
 
     def __init__(self, plan: CachePlan, groups: Groups, view: CacheView) -> None:
-        """Prepare.
-
-        Args:
-            view: What is cached.
-        """
-        self._plan = plan
-        self._groups = groups
-        self._view = view
+        self._plan, self._groups, self._view = plan, groups, view
         # Its tails always have a last block, which is named by the boundary's hash.
         self._probe: Group | None = None
         if not plan.is_stock:
@@ -65,11 +65,8 @@ class HitSearch:
     ) -> Hit:
         """Return the longest hit of at most ``limit`` tokens.
 
-        Args:
-            block_hashes: The request's hashes, one per ``plan.hash_tokens`` tokens.
-            external_tokens_follow: Whether a connector brings tokens behind so many local ones, or
-                may. Behind a hit that ends inside a block it brings none. ``None``: there is no
-                connector.
+        ``external_tokens_follow`` says whether a connector brings tokens behind so many local ones,
+        or may. Behind a hit that ends inside a block it brings none. ``None``: there is none.
         """
         plan, look_up = self._plan, PrefixLookup(self._view, block_hashes)
         prefixes: dict[int, list[KVCacheBlock]] = {}
@@ -91,8 +88,7 @@ class HitSearch:
     def _walk(self, look_up: PrefixLookup, limit: int, step: int) -> tuple[int, Ends]:
         """Return the largest multiple of ``step`` up to ``limit`` at which all groups can resume.
 
-        Returns:
-            The boundary, 0 if there is none, and what lies at its end.
+        It is 0 if there is none. With it comes what lies at its end.
         """
         boundary = align_down(limit, step)
         while boundary > 0:
@@ -135,3 +131,44 @@ class HitSearch:
             return [null_block] * (num_blocks - len(end)) + end
 
         return tuple(map(blocks_of, self._groups.all))
+
+
+class RequestLookup:
+    """Looks up for the request that is named, as vLLM hands on its hashes only.
+
+    Attributes:
+        request: Whose hashes are looked up; ``None`` outside of :meth:`on_behalf_of`.
+        connector: Who is asked before a hit ends inside a block, if somebody can be.
+    """
+
+    def __init__(self, plan: CachePlan, search: HitSearch) -> None:
+        self.request: Request | None = None
+        self._search = search
+        self._has_connector = plan.facts.has_connector
+        self.connector: ConnectorQuery | None = None
+        self._shortens_prompts = any(map(is_compressed, plan.specs))
+
+    @contextmanager
+    def on_behalf_of(self, request: Request) -> Iterator[None]:
+        """Say whose hashes are looked up inside."""
+        self.request = request
+        if self.connector is not None:
+            self.connector.forget()
+        try:
+            yield
+        finally:
+            self.request = None
+
+    def find(self, block_hashes: list[BlockHash], limit: int) -> Hit:
+        """Return the longest hit of at most ``limit`` tokens."""
+        request = self.request
+        # Prompts are shortened for models with compressed rows (vllm-ascend's connectors).
+        if request is not None and self._shortens_prompts:
+            limit = min(limit, look_up_limit(request.num_tokens, request.kv_transfer_params))
+        connector = self.connector
+        follow: Callable[[int], bool] | None = None
+        if connector is not None and request is not None:
+            follow = partial(connector.brings_tokens, request)
+        elif self._has_connector:
+            follow = lambda _: True  # nobody to be asked: it may
+        return self._search.find(block_hashes, limit, follow)

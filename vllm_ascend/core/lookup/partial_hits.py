@@ -3,45 +3,51 @@
 
 from __future__ import annotations
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from collections import defaultdict
+from collections.abc import Iterable
+
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.lookup.copy_queue import CopyQueue
-from vllm_ascend.core.lookup.unwritten_granules import UnwrittenGranules
+from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.boundaries import align_down
 from vllm_ascend.core.retention.request_record import RequestRecord
+
+
+def copied_groups(groups: Iterable[Group], blocks: Blocks, hit: int) -> list[Group]:
+    """Return the groups whose last block a hit of ``hit`` tokens ends inside."""
+    return [
+        group
+        for group in groups
+        if group.ends_inside and len(blocks[group.id]) * group.block_tokens > hit
+    ]
 
 
 class PartialHits:
     """The copies that hits take, and the granules that later hits may be copied from.
 
     Attributes:
-        pool: Where copies and their sources are.
+        pool: Where copies and their sources are; it lets go of copies before it is reset.
         copies: What workers are told to copy.
+        unwritten: Granules that nothing may be copied from yet.
     """
 
     def __init__(self, pool: AscendBlockPool, groups: Groups, plan: CachePlan) -> None:
-        """Prepare; the pool lets go of copies before it is reset."""
         self.pool = pool
         self.copies = CopyQueue(pool, until_confirmed=plan.facts.has_connector)
         pool.before_reset = self.copies.prepare_reset
         self._hash_tokens = plan.hash_tokens
         self._groups = [group for group in groups.prefix if group.ends_inside]
-        self._unwritten = UnwrittenGranules(
-            pool.granules,
-            hash_tokens=plan.hash_tokens,
-            alignment=plan.alignment,
-            event_log=pool.event_log,
-        )
+        self.unwritten = UnwrittenGranules(pool, plan)
 
     def copy(self, request_id: str, sources: list[tuple[Group, KVCacheBlock]]) -> None:
-        """Give a request private copies of blocks, which its hit ends inside of.
+        """Give a request private copies of blocks that its hit ends inside of.
 
-        Args:
-            sources: Referenced already, so that nothing is allocated over them.
+        They are referenced already, so that nothing is allocated over them.
         """
         for group, source in sources:
             (private,) = self.pool.get_new_blocks(1)
@@ -57,18 +63,73 @@ class PartialHits:
     def collect(self, record: RequestRecord, request: Request, num_tokens: int) -> None:
         """Note the granules that a request's first ``num_tokens`` tokens fill, to be entered."""
         for group in self._groups:
-            self._unwritten.collect(group, record, request, num_tokens)
-
-    def withdraw(self, request_id: str) -> None:
-        """Drop the granules that a request has yet to write: it will not."""
-        self._unwritten.forget(request_id)
+            self.unwritten.collect(group, record, request, num_tokens)
 
     def end(self, request_id: str) -> None:
         """A request ends or is preempted, and its blocks are about to be freed."""
         self.copies.forget(request_id)
-        self._unwritten.enter(request_id)
+        self.unwritten.enter(request_id)
 
     def new_step_starts(self) -> None:
         """The steps before have been dispatched: what they write may be copied from now on."""
         self.copies.new_step_starts()
-        self._unwritten.enter_all()
+        self.unwritten.enter_all()
+
+
+class UnwrittenGranules:
+    """Granules that the step being scheduled completes: no copy may rest on them yet.
+
+    A copy is made before the forward pass of its step, so its source must have been written by an
+    earlier one. What a step completes is entered once the next one is scheduled; KV events tell of
+    it at once, as the next step's look-ups will find it.
+    """
+
+    def __init__(self, pool: AscendBlockPool, plan: CachePlan) -> None:
+        self._index = pool.granules
+        self._event_log = pool.event_log
+        self._hash_tokens = plan.hash_tokens
+        self._alignment = plan.alignment
+        self._waiting: defaultdict[str, list[tuple[int, KVCacheBlock, list[BlockHash]]]] = (
+            defaultdict(list)
+        )
+
+    def collect(
+        self, group: Group, record: RequestRecord, request: Request, num_tokens: int
+    ) -> None:
+        """Note the granules among a request's first ``num_tokens`` tokens not noted before.
+
+        These tokens are final, and computed when the step has run.
+        """
+        per_block = group.block_tokens // self._hash_tokens
+        first = record.granules.get(group.id, 0)
+        # Rows exist up to multiples of the alignment.
+        end = align_down(num_tokens, self._alignment) // self._hash_tokens
+        blocks = group.manager.req_to_blocks[request.request_id]
+        if self._event_log is not None and first < end:
+            granules = range(first, end)
+            self._event_log.granules_stored(group.id, request, blocks, granules, per_block)
+        while first < end:
+            ordinal = first // per_block
+            block_end = (ordinal + 1) * per_block
+            # A hit at a block's end shares it: its last granule needs no entry.
+            hashes = request.block_hashes[first : min(end, block_end - 1)]
+            if hashes:
+                self._waiting[request.request_id].append((group.id, blocks[ordinal], hashes))
+            first = min(end, block_end)
+        record.granules[group.id] = max(first, end)
+
+    def enter_all(self) -> None:
+        """Enter everything: the step has been dispatched."""
+        for request_id in list(self._waiting):
+            self.enter(request_id)
+
+    def enter(self, request_id: str) -> None:
+        """Enter what one request waits with, before its blocks are freed."""
+        for group_id, block, granules in self._waiting.pop(request_id, ()):
+            self._index.enter(group_id, block, granules)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what one request waits with: its part of the step will not run."""
+        for _, block, granules in self._waiting.pop(request_id, ()):
+            if self._event_log is not None:
+                self._event_log.granules_withdrawn(block.block_id, granules)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
@@ -26,9 +26,6 @@ class CacheView:
     """What look-ups read; the same objects for all of them.
 
     Attributes:
-        pool: Whose index is searched.
-        hash_tokens: Tokens per request hash.
-        alignment: Hits are multiples of this, in tokens.
         granules: Entries of blocks that a hit may end inside; ``None`` if none may.
         successors: What followed the blocks of draft layers.
         unwritten_block_ids: Blocks that are cached but must not be read in this step.
@@ -42,21 +39,17 @@ class CacheView:
         unwritten_block_ids: Set[int],
     ) -> None:
         self.pool = pool
-        self.hash_tokens = plan.hash_tokens
-        self.alignment = plan.alignment
+        self.hash_tokens, self.alignment = plan.hash_tokens, plan.alignment
         self.granules: GranuleIndex | None = getattr(pool, "granules", None)
         self.successors = successors
         self.unwritten_block_ids = unwritten_block_ids
         self._is_stock = plan.is_stock
 
     def names(self, block_hashes: list[BlockHash], block_tokens: int) -> BlockNames | BlockHashList:
-        """Return the names of a request's blocks of one size, by ordinal.
-
-        In stock vLLM coarse blocks are named by all of their hashes.
-        """
+        """Return the names of a request's blocks of one size, by ordinal."""
         if block_tokens == self.hash_tokens:
             return block_hashes
-        if self._is_stock:
+        if self._is_stock:  # coarse blocks are named by all of their hashes
             return BlockHashListWithBlockSize(block_hashes, self.hash_tokens, block_tokens)
         return BlockNames(block_hashes, self.hash_tokens, block_tokens)
 
@@ -70,14 +63,10 @@ class PrefixLookup:
         self._cache = view.pool.cached_block_hash_to_block._cache
 
     def longest_prefix(self, group: Group, limit: int) -> tuple[list[KVCacheBlock], int]:
-        """Return the cached blocks from the start to the first gap, and the tokens matched.
+        """Return a prefix group's cached blocks up to the first gap, and the tokens matched.
 
-        Args:
-            group: A downward-closed group.
-            limit: At most so many tokens are matched.
-
-        Returns:
-            Whole blocks; the tokens may reach further, into a block that a hit can end inside.
+        These are ``limit`` at most. The blocks are whole ones; the tokens may reach further, into a
+        block that a hit can end inside.
         """
         names = self._view.names(self._block_hashes, group.block_tokens)
         count = min(limit // group.block_tokens, len(names))
@@ -94,24 +83,23 @@ class PrefixLookup:
                 found = get(BlockHashWithGroupId(name + suffix))
                 if found is None:
                     break
-                prefix.append(found if isinstance(found, KVCacheBlock) else _first(found))
+                if not isinstance(found, KVCacheBlock):
+                    found = next(iter(found.values()))
+                prefix.append(found)
         matched = len(prefix) * group.block_tokens
         if group.ends_inside:
             matched = self._match_inside(group, matched, limit)
         return prefix, matched
 
     def source(self, group: Group, boundary: int) -> tuple[KVCacheBlock | None, int]:
-        """Return a block to copy for a hit that ends inside it, and ``boundary``; or a bound.
+        """Return a block to copy for a hit that ends inside it, and ``boundary``.
 
-        Blocks that the step being scheduled has yet to write are not entered yet.
-
-        Returns:
-            ``None`` and the longest match in that block, if none reaches the boundary.
+        If none reaches it: ``None``, and the longest match in that block. Blocks that the step
+        being scheduled has yet to write are not entered yet.
         """
         view = self._view
         assert view.granules is not None
-        granule = self._block_hashes[boundary // view.hash_tokens - 1]
-        block = view.granules.find(group.id, granule)
+        block = view.granules.find(group.id, self._block_hashes[boundary // view.hash_tokens - 1])
         if block is not None:
             return block, boundary
         start = align_down(boundary, group.block_tokens)
@@ -132,10 +120,8 @@ class PrefixLookup:
         return tail[::-1], boundary
 
     def last_tail_end(self, group: Group, boundary: int) -> int:
-        """Return the largest boundary at most this one at which the group's last block is cached.
-
-        It is the one loop that may pass over thousands of boundaries: a dictionary look-up each.
-        """
+        """Return the largest boundary up to this one at which the group's last block is cached."""
+        # The one loop that may pass over thousands of boundaries: a dictionary look-up each.
         hashes, tokens = self._block_hashes, self._view.hash_tokens
         step, suffix, cache = self._view.alignment, group.suffix, self._cache
         while boundary > 0 and hashes[boundary // tokens - 1] + suffix not in cache:
@@ -148,8 +134,7 @@ class PrefixLookup:
         assert view.granules is not None
         tokens = view.hash_tokens
         end = min(limit, start + group.block_tokens - 1) // tokens
-        end = min(end, len(self._block_hashes))
-        first = start // tokens
+        first, end = start // tokens, min(end, len(self._block_hashes))
         if first >= end:
             return start
         matched = view.granules.longest_match(group.id, self._block_hashes, first, end)
@@ -159,17 +144,9 @@ class PrefixLookup:
         found = self._cache.get(BlockHashWithGroupId(name + group.suffix))
         if found is None:
             return None
-        copies = _copies(found)
+        # All blocks under the key, the one that vLLM would take first at the front.
+        copies = (found,) if isinstance(found, KVCacheBlock) else tuple(found.values())
         if not group.is_eagle:
             return copies[0]
         end = (ordinal + 1) * group.block_tokens
         return self._view.successors.pick(copies, self._block_hashes, end)
-
-
-def _copies(found: KVCacheBlock | dict[int, KVCacheBlock]) -> Sequence[KVCacheBlock]:
-    """Return every block under a key, the one that vLLM would take first at the front."""
-    return (found,) if isinstance(found, KVCacheBlock) else tuple(found.values())
-
-
-def _first(found: dict[int, KVCacheBlock]) -> KVCacheBlock:
-    return next(iter(found.values()))

@@ -12,19 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
 
-
-class _Pending(NamedTuple):
-    group_id: int
-    block: KVCacheBlock
-    key: BlockHashWithGroupId | None
-    end_tokens: int
+_Pending = tuple[int, KVCacheBlock, BlockHashWithGroupId | None, int]
 
 
 class SuccessorHashes:
@@ -38,7 +32,7 @@ class SuccessorHashes:
         self._hash_block_size = hash_block_size
         self._event_log = event_log
         self._by_block: dict[int, BlockHash] = {}
-        # Blocks cached before the granule behind them was known, by request.
+        # Blocks cached before the granule behind them was known, with their keys, by request.
         self._pending: defaultdict[str, list[_Pending]] = defaultdict(list)
 
     def remember(
@@ -61,20 +55,17 @@ class SuccessorHashes:
             if log is not None:
                 log.successor_unknown(block.block_id)
             self._pending[request.request_id].append(
-                _Pending(group_id, block, block.block_hash, end_tokens)
+                (group_id, block, block.block_hash, end_tokens)
             )
 
     def resolve_pending(self, group_id: int, request: Request) -> None:
         """Note the successors of the group's blocks that the request has meanwhile reached."""
-        pending = self._pending.get(request.request_id)
-        if not pending:
-            return
-        del self._pending[request.request_id]
-        for entry in pending:
-            if entry.group_id != group_id:
+        for entry in self._pending.pop(request.request_id, ()):
+            its_group, block, key, end_tokens = entry
+            if its_group != group_id:
                 self._pending[request.request_id].append(entry)
-            elif entry.block.block_hash == entry.key:  # else its window moved on and it was reused
-                self.remember(group_id, request, entry.block, entry.end_tokens)
+            elif block.block_hash == key:  # else its window moved on and it was reused
+                self.remember(group_id, request, block, end_tokens)
 
     def forget(self, request_id: str) -> None:
         """Drop what is pending for a request that ends or is preempted."""
@@ -85,9 +76,7 @@ class SuccessorHashes:
     ) -> KVCacheBlock | None:
         """Return the copy whose successor is what the request has behind ``end_tokens``.
 
-        Returns:
-            ``None`` if the request does not reach that far, or no copy was followed by the same
-            tokens.
+        ``None`` if the request does not reach that far, or no copy was followed by the same tokens.
         """
         index, inside = divmod(end_tokens, self._hash_block_size)
         if inside:

@@ -28,12 +28,7 @@ class BlockNames:
     __slots__ = ("_block_hashes", "_block_tokens", "_hash_tokens")
 
     def __init__(self, block_hashes: list[BlockHash], hash_tokens: int, block_tokens: int) -> None:
-        """Prepare; nothing is computed yet, and hashes added later count.
-
-        Args:
-            block_hashes: The request's hashes, one per ``hash_tokens`` tokens.
-            block_tokens: Tokens per block; one of the two sizes divides the other.
-        """
+        """Compute nothing yet; hashes added later count. One of the two sizes divides the other."""
         self._block_hashes = block_hashes
         self._hash_tokens = hash_tokens
         self._block_tokens = block_tokens

@@ -6,13 +6,11 @@ These functions become methods of vLLM's own classes (see ``patch/platform``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import (
-    FreeKVCacheBlockQueue,
-    KVCacheBlock,
-)
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.request import Request
 
 NULL_BLOCK_ID = 0
@@ -43,16 +41,12 @@ def free_blocks(
 ) -> None:
     """Drop one reference of every block; blocks without any left become free.
 
-    Args:
-        ordered_blocks: Blocks, the one to be reused first at the head.
-        prepend: Put all freed blocks at the front of the queue. Without it only those without a
-            hash: nothing can be lost with them.
+    The one to be reused first comes first. ``prepend`` puts all freed blocks at the front of the
+    queue, otherwise only those without a hash: nothing can be lost with them.
 
     Source: vLLM 0.23.0 ``BlockPool.free_blocks``.
     """
     blocks = list(ordered_blocks)
-    if not blocks:
-        return
     for block in blocks:
         block.ref_cnt -= 1
     freed = [block for block in blocks if block.ref_cnt == 0 and not block.is_null]
@@ -82,7 +76,6 @@ def cache_full_blocks_masked(
 
     Args:
         cache_full_blocks: vLLM's ``BlockPool.cache_full_blocks``.
-        block_size: Tokens per block.
         block_mask: One flag per block in ``[num_cached_blocks, num_full_blocks)``.
     """
     assert len(block_mask) == num_full_blocks - num_cached_blocks
@@ -92,13 +85,8 @@ def cache_full_blocks_masked(
         return
     if not any(block_mask):
         return
-    hidden = [
-        block
-        for block, allowed in zip(
-            blocks[num_cached_blocks:num_full_blocks], block_mask, strict=True
-        )
-        if not allowed and not block.is_null
-    ]
+    masked = zip(blocks[num_cached_blocks:num_full_blocks], block_mask, strict=True)
+    hidden = [block for block, allowed in masked if not (allowed or block.is_null)]
     try:
         for block in hidden:
             block.is_null = True
@@ -114,13 +102,10 @@ def _cacheable_runs(
     blocks: Sequence[KVCacheBlock], first_block: int, block_mask: Sequence[bool]
 ) -> Iterator[tuple[int, int]]:
     """Yield the maximal runs ``[start, end)`` of allowed, real blocks, as block ordinals."""
-    start: int | None = None
-    for ordinal, allowed in enumerate(block_mask, first_block):
-        cacheable = allowed and not blocks[ordinal].is_null
-        if cacheable and start is None:
-            start = ordinal
-        elif not cacheable and start is not None:
-            yield start, ordinal
-            start = None
-    if start is not None:
-        yield start, first_block + len(block_mask)
+    flags = (allowed and not blocks[i].is_null for i, allowed in enumerate(block_mask, first_block))
+    start = first_block
+    for cacheable, run in itertools.groupby(flags):
+        end = start + len(list(run))
+        if cacheable:
+            yield start, end
+        start = end

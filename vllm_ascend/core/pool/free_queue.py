@@ -46,15 +46,11 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
     ) -> None:
         """Put all blocks, in their order, into the scratch tier.
 
-        Args:
-            blocks: Blocks with consecutive ids, none of them in another queue.
-            num_handed_out: The counters of the queue that this one follows.
+        They have consecutive ids. ``num_handed_out``: of the queue that this one follows.
         """
         self.num_handed_out = num_handed_out or [0] * len(TIERS)
-        self.tiers = [
-            FreeKVCacheBlockQueue(list(blocks)),
-            *(FreeKVCacheBlockQueue([]) for _ in TIERS[1:]),
-        ]
+        scratch, others = FreeKVCacheBlockQueue(list(blocks)), TIERS[1:]
+        self.tiers = [scratch, *(FreeKVCacheBlockQueue([]) for _ in others)]
         self._first_id = blocks[0].block_id if blocks else 0
         self._tier_of = bytearray(len(blocks))
         self.num_free_blocks = len(blocks)
@@ -77,11 +73,7 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         return [tier.num_free_blocks for tier in self.tiers]
 
     def popleft(self) -> KVCacheBlock:
-        """Take the block that is given up first.
-
-        Raises:
-            ValueError: No block is free.
-        """
+        """Take the block that is given up first; ``ValueError`` if none is free."""
         if not self.num_free_blocks:
             raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
@@ -113,10 +105,9 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         self.tier(rank).append_n(blocks)
 
     def demote_n(self, n: int, rank: Rank = Rank.PINNED) -> list[KVCacheBlock]:
-        """Move the ``n`` oldest blocks of a rank, or all of fewer, behind the kept ones.
+        """Move the ``n`` oldest blocks of a rank behind the kept ones; return them, oldest first.
 
-        Returns:
-            The blocks that were moved, oldest first.
+        There may be fewer.
         """
         tier = self.tier(rank)
         demoted = tier.popleft_n(min(n, tier.num_free_blocks))

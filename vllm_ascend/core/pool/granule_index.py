@@ -12,6 +12,7 @@ blocks would have to be tried (docs/speed.md).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from vllm.v1.core.block_pool import BlockHashToBlockMap
@@ -26,7 +27,7 @@ class GranuleIndex:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[int, BlockHashToBlockMap] = {}
+        self._blocks: defaultdict[int, BlockHashToBlockMap] = defaultdict(BlockHashToBlockMap)
         self.known: dict[int, tuple[int, list[BlockHash]]] = {}
 
     def __contains__(self, block: KVCacheBlock) -> bool:
@@ -39,9 +40,7 @@ class GranuleIndex:
 
     def enter(self, group_id: int, block: KVCacheBlock, granules: Sequence[BlockHash]) -> None:
         """Add the next granules of a block, in order; the block's first one comes first."""
-        entries = self._blocks.get(group_id)
-        if entries is None:
-            entries = self._blocks[group_id] = BlockHashToBlockMap()
+        entries = self._blocks[group_id]
         known = self.known.get(block.block_id)
         if known is None:
             self.known[block.block_id] = (group_id, list(granules))
@@ -52,36 +51,22 @@ class GranuleIndex:
 
     def evict(self, block: KVCacheBlock) -> None:
         """Drop all entries of a block; nothing happens if there are none."""
-        known = self.known.pop(block.block_id, None)
-        if known is None:
-            return
-        group_id, granules = known
-        entries = self._blocks[group_id]
+        group_id, granules = self.known.pop(block.block_id, (0, ()))
         for granule in granules:
-            entries.pop(granule, block.block_id)
+            self._blocks[group_id].pop(granule, block.block_id)
 
     def find(self, group_id: int, granule: BlockHash) -> KVCacheBlock | None:
         """Return a block that holds the rows of a granule and of those before it in the block."""
-        entries = self._blocks.get(group_id)
-        return None if entries is None else entries.get_one_block(granule)
+        return self._blocks[group_id].get_one_block(granule)
 
     def longest_match(
         self, group_id: int, hashes: Sequence[BlockHash], start: int, end: int
     ) -> int:
-        """Return the end of the longest entered run of granules that begins at ``start``.
+        """Return the end of the longest entered run in ``[start, end)``; ``start`` if none is.
 
-        Args:
-            hashes: A request's hashes, one per granule.
-            start: First granule of a block.
-            end: Behind the last granule to be considered, within the same block.
-
-        Returns:
-            A number in ``[start, end]``; ``start`` if nothing matches.
+        ``hashes`` are a request's, one per granule; the range lies in one block, from its start on.
         """
-        entries = self._blocks.get(group_id)
-        if entries is None:
-            return start
-        cache = entries._cache
+        cache = self._blocks[group_id]._cache
         while start < end:
             middle = (start + end + 1) // 2
             if hashes[middle - 1] in cache:
@@ -108,14 +93,7 @@ class GranuleIndex:
             for found in entries._cache.values()
         )
 
-    def granules_of(self, block: KVCacheBlock) -> tuple[int, Sequence[BlockHash]] | None:
-        """Return a block's group and entered granules. For checks."""
-        return self.known.get(block.block_id)
-
     def blocks_of(self, group_id: int, granule: BlockHash) -> set[int]:
         """Return the ids of all blocks entered under a granule. For checks."""
-        entries = self._blocks.get(group_id)
-        found = None if entries is None else entries._cache.get(granule)
-        if found is None:
-            return set()
+        found = self._blocks[group_id]._cache.get(granule, {})
         return {found.block_id} if isinstance(found, KVCacheBlock) else set(found)

@@ -26,10 +26,9 @@ _tells_apart = False
 
 
 def tell_apart_from_now_on(tells_apart: bool) -> None:
-    """Say whether hashers that are made from now on tell salts from adapters.
+    """Say whether hashers made from now on tell salts from adapters.
 
-    Args:
-        tells_apart: Whether the scheduler just built changes what is cached.
+    They do if the scheduler just built changes what is cached.
     """
     global _tells_apart
     _tells_apart = tells_apart
@@ -54,12 +53,7 @@ def hasher_in_force(hasher: Hasher) -> Hasher:
 
 
 def with_adapters_place(keys: ExtraKeys, start_token: int) -> ExtraKeys:
-    """Return the keys that are hashed with a block.
-
-    Args:
-        keys: vLLM's.
-        start_token: The block's first token.
-    """
+    """Return what is hashed with a block that starts at a token, given vLLM's keys."""
     if start_token or keys is None or not _IS_HASHING.get():
         return keys
     return (None, *keys)

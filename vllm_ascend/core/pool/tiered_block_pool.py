@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import (
-    BlockHashWithGroupId,
-    KVCacheBlock,
-)
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
@@ -32,8 +29,7 @@ class AscendBlockPool(BlockPool):
     Attributes:
         granules: The entries of blocks that a hit may end inside.
         given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
-        before_reset: Called before everything is forgotten, to let go of what only waits for steps
-            in flight; ``None`` if there is nothing of the kind.
+        before_reset: Called before all is forgotten, to let go of what waits for steps in flight.
         event_log: What is told of the cache; ``None`` where KV events are not enabled.
     """
 
@@ -46,15 +42,10 @@ class AscendBlockPool(BlockPool):
         self.granules = GranuleIndex()
         self.given_up: GivenUpNames | None = None
         self.before_reset: Callable[[], None] | None = None
-        self._ranks = self._no_ranks()
+        self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
         # vLLM's own events count copies; the log tells of the first and the last.
         self.enable_kv_cache_events = False
-
-    def _no_ranks(self) -> bytearray:
-        return bytearray([Rank.KEPT]) * self.num_gpu_blocks
-
-    # Entering
 
     def cache_full_blocks(
         self,
@@ -69,10 +60,8 @@ class AscendBlockPool(BlockPool):
         """Enter full blocks under their names. Null and already entered ones are passed over.
 
         Args:
-            blocks: All blocks of the request in the group.
-            num_cached_blocks: First ordinal to enter.
-            num_full_blocks: Behind the last ordinal; the request's hashes must cover it.
-            block_size: Tokens per block.
+            blocks: All blocks of the request in the group; ``[num_cached_blocks, num_full_blocks)``
+                are entered, which the request's hashes must cover.
             block_mask: One flag per ordinal; ``None`` allows all.
         """
         ordinals: Iterable[int] = range(num_cached_blocks, num_full_blocks)
@@ -89,11 +78,9 @@ class AscendBlockPool(BlockPool):
         group_id: int,
         rank: Rank = Rank.KEPT,
     ) -> None:
-        """Enter some blocks of a request under their names; see ``cache_full_blocks``.
+        """Enter some blocks, by ascending ordinals, under their names; see ``cache_full_blocks``.
 
-        Args:
-            ordinals: Which of ``blocks``, ascending.
-            rank: Why; a block that is cached already keeps the better of two ranks.
+        A block that is cached already keeps the better of two ranks.
         """
         names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
         name_of, suffix = names.__getitem__, group_suffix(group_id)
@@ -113,8 +100,6 @@ class AscendBlockPool(BlockPool):
                 self.set_rank(block, rank)
         if self.event_log is not None and entered:
             self.event_log.blocks_stored(group_id, request, names, blocks, entered, block_tokens)
-
-    # Ranks
 
     def rank(self, block: KVCacheBlock) -> Rank:
         """Return how long a cached block stays."""
@@ -138,10 +123,9 @@ class AscendBlockPool(BlockPool):
                 ranks[block_id] = Rank.PROTECTED
 
     def demote_n(self, n: int, rank: Rank = Rank.PINNED) -> int:
-        """Let the ``n`` oldest free blocks of a rank be kept like others from now on.
+        """Let the ``n`` oldest free blocks of a rank be kept like others; return how many it were.
 
-        Returns:
-            How many there were, at most ``n``. Their content stays cached.
+        Their content stays cached.
 
         Source: vllm-project/vllm#40676 ``BlockPool.demote_n``.
         """
@@ -156,8 +140,6 @@ class AscendBlockPool(BlockPool):
         if block.ref_cnt == 0:
             self.free_block_queue.remove(block)
             self.free_block_queue.prepend_n([block])
-
-    # Freeing and evicting
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Hand out blocks, the one given up first at the head; see vLLM's base class.
@@ -174,9 +156,7 @@ class AscendBlockPool(BlockPool):
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False) -> None:
         """Drop one reference of every block; those without any left join the tier of their rank.
 
-        Args:
-            ordered_blocks: Blocks, within a tier the one to be reused first at the head.
-            prepend: Hand them out next, whatever they hold.
+        Within it the first is reused first. ``prepend``: all are next, whatever they hold.
         """
         with_granules, ranks = self.granules.known, self._ranks
         scratch: list[KVCacheBlock] = []
@@ -229,7 +209,7 @@ class AscendBlockPool(BlockPool):
         self.granules.clear()
         if self.given_up is not None:
             self.given_up.clear()
-        self._ranks = self._no_ranks()
+        self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         handed_out = self.free_block_queue.num_handed_out
         self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
         if self.event_log is not None:

@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators are told: statistics, and the lines at the start.
-
-Exported metrics are in ``vllm_ascend/metrics``.
-"""
+"""What operators are told: statistics, and the lines at the start."""

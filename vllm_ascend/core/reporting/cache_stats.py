@@ -56,10 +56,7 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
 
 
 class CacheStats:
-    """Counters since the engine's start, and the observations since they were last taken.
-
-    Attributes: see :class:`CacheUpdate`.
-    """
+    """Counters since the engine's start, observations since the last update: see there."""
 
     def __init__(self) -> None:
         self.kept = [0] * len(BoundaryKind)
@@ -85,33 +82,27 @@ class CacheStats:
             blocks: See :class:`CacheUpdate`.
             evicted: Evictions since the engine's start, by tier; always as many tiers.
         """
-        counts = (
-            self.partial_hits,
-            self.copied_blocks,
-            self.junction_misses,
-            self.prompt_tokens,
-            *self.kept,
-            *evicted,
-        )
+        own = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
+        counts = (*own, *self.kept, *evicted)
         if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
             if blocks == self._told_blocks:
                 return None
             # By far the most steps: decodes took blocks, and nothing else happened.
             self._told_blocks = blocks
             return CacheUpdate(blocks)
-        told = self._told_counts or (0,) * len(counts)
+        told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
         partial_hits, copied_blocks, junction_misses, prompt_tokens, *rest = map(sub, counts, told)
         self._told_counts, self._told_blocks = counts, blocks
         update = CacheUpdate(
-            blocks=blocks,
-            evicted=tuple(rest[len(self.kept) :]),
-            kept=tuple(rest[: len(self.kept)]),
-            partial_hits=partial_hits,
-            copied_blocks=copied_blocks,
-            junction_misses=junction_misses,
-            prompt_tokens=prompt_tokens,
-            hit_tokens=tuple(self.hit_tokens),
-            look_up_seconds=tuple(self.look_up_seconds),
+            blocks,
+            tuple(rest[num_kinds:]),
+            tuple(rest[:num_kinds]),
+            partial_hits,
+            copied_blocks,
+            junction_misses,
+            prompt_tokens,
+            tuple(self.hit_tokens),
+            tuple(self.look_up_seconds),
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()

@@ -31,6 +31,8 @@ def capacity_tokens(specs: Sequence[KVCacheSpec], num_blocks: int) -> int:
 def summary(plan: CachePlan, num_blocks: int) -> str:
     """Return one line: units, what is kept, in which order memory is given up, capacity."""
     capacity = capacity_tokens(plan.specs, num_blocks)
+    kinds = Counter(map(_describe_group, plan.specs))
+    groups = [f"{num} x {text}" if num > 1 else text for text, num in kinds.items()]
     return "; ".join(
         (
             f"granule {plan.granule:,}, hits are multiples of {plan.alignment:,} tokens, the "
@@ -38,19 +40,16 @@ def summary(plan: CachePlan, num_blocks: int) -> str:
             _kept(plan),
             f"given up in this order: {_tiers(plan)}",
             f"{num_blocks:,} blocks hold about {capacity:,} tokens of prefixes",
-            f"groups (rows per block, tokens): {_groups(plan.specs)}",
+            f"groups (rows per block, tokens): {', '.join(groups)}",
         )
     )
 
 
-def _keeps_to_whole_blocks(plan: CachePlan) -> bool:
-    """Whether a connector stands against hits that end inside a block."""
-    return plan.facts.has_connector and not plan.facts.connector_knows_granules
-
-
 def warnings(plan: CachePlan) -> Iterator[str]:
     """Yield a sentence for every setting that cannot help with this model and these sizes."""
-    config = plan.config
+    config, lacks = plan.config, "has no effect: the model has no"
+    # The profile is meant for every model; only who names a variable himself expects something.
+    is_named = config.profile != "best"
     if plan.alignment >= plan.max_model_len:
         yield (
             f"nothing can be hit: hits are multiples of {plan.alignment:,} tokens, and "
@@ -58,33 +57,26 @@ def warnings(plan: CachePlan) -> Iterator[str]:
         )
     elif plan.alignment > plan.granule:
         yield f"prompts of up to {plan.alignment:,} tokens are never hit{_finer(plan)}"
-    if config.partial_hits and _keeps_to_whole_blocks(plan):
+    if config.partial_hits and not plan.facts.hits_may_end_inside_blocks:
         yield (
             "VLLM_ASCEND_DSV4_PARTIAL_HITS has no effect: the KV connector is not known to cope "
             "with requests that start inside a block (its class has no knows_granules = True)"
         )
-    elif config.partial_hits and not any(map(is_compressed, plan.specs)):
-        yield from _without_effect(plan, "VLLM_ASCEND_DSV4_PARTIAL_HITS", "compressed layer")
+    elif config.partial_hits and is_named and not any(map(is_compressed, plan.specs)):
+        yield f"VLLM_ASCEND_DSV4_PARTIAL_HITS {lacks} compressed layer"
     if config.partial_min_hit_tokens and not config.partial_hits:
-        yield (
-            "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS has no effect without "
-            "VLLM_ASCEND_DSV4_PARTIAL_HITS=1"
-        )
+        setting = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
+        yield f"{setting} has no effect without VLLM_ASCEND_DSV4_PARTIAL_HITS=1"
+    has_state = any(map(is_compressor_state, plan.specs))
+    has_sparse_state = has_state and any(map(counts_rows, plan.specs))
     if config.sparse_state and plan.facts.has_connector:
-        yield (
-            "VLLM_ASCEND_DSV4_SPARSE_STATE has no effect with a KV connector, which may hand on "
-            "any block"
-        )
-    elif config.sparse_state and not _has_sparse_state(plan.specs):
-        yield from _without_effect(
-            plan, "VLLM_ASCEND_DSV4_SPARSE_STATE", "compressor state in Ascend's layout"
-        )
+        why = "with a KV connector, which may hand on any block"
+        yield f"VLLM_ASCEND_DSV4_SPARSE_STATE has no effect {why}"
+    elif config.sparse_state and is_named and not has_sparse_state:
+        yield f"VLLM_ASCEND_DSV4_SPARSE_STATE {lacks} compressor state in Ascend's layout"
     if config.spare_tails and plan.interval is None:
-        what = (
-            "with pinning alone all others are spare"
-            if config.pin_swa_tokens
-            else "every tail is kept"
-        )
+        pinned, kept = "with pinning alone all others are spare", "every tail is kept"
+        what = pinned if config.pin_swa_tokens else kept
         yield f"VLLM_ASCEND_SPARE_TAILS has no effect: without retention {what}"
     if config.protect_returning and not any(map(is_downward_closed, plan.specs)):
         yield (
@@ -100,8 +92,7 @@ def warnings(plan: CachePlan) -> Iterator[str]:
 
 
 def _pinning_warnings(plan: CachePlan) -> Iterator[str]:
-    config = plan.config
-    setting = f"VLLM_PIN_MIN_DROP_SIZE={config.pin_min_drop_size}"
+    config, setting = plan.config, f"VLLM_PIN_MIN_DROP_SIZE={plan.config.pin_min_drop_size}"
     if not config.pin_swa_tokens:
         if config.pin_min_drop_size != PrefixCacheConfig.pin_min_drop_size:
             yield f"{setting} has no effect without VLLM_PIN_SWA_TOKENS=1"
@@ -115,15 +106,9 @@ def _pinning_warnings(plan: CachePlan) -> Iterator[str]:
         )
 
 
-def _without_effect(plan: CachePlan, variable: str, lacking: str) -> Iterator[str]:
-    # The profile is meant for every model; only who names the variable himself expects something.
-    if plan.config.profile != "best":
-        yield f"{variable} has no effect: the model has no {lacking}"
-
-
 def _finer(plan: CachePlan) -> str:
     """Return what would make hits finer, if anything would."""
-    if _keeps_to_whole_blocks(plan) or not any(map(is_compressed, plan.specs)):
+    if not (plan.facts.hits_may_end_inside_blocks and any(map(is_compressed, plan.specs))):
         return ""
     return f" (VLLM_ASCEND_DSV4_PARTIAL_HITS=1: from {plan.granule:,} tokens on)"
 
@@ -154,23 +139,14 @@ def _tiers(plan: CachePlan) -> str:
     return ", ".join(("scratch", *spare, "cached (least recently used first)", *returning, *pinned))
 
 
-def _groups(specs: Sequence[KVCacheSpec]) -> str:
-    counts = Counter(map(_describe_group, specs))
-    return ", ".join(f"{num} x {text}" if num > 1 else text for text, num in counts.items())
-
-
 def _describe_group(spec: KVCacheSpec) -> str:
     spec = unpack_uniform(spec)
-    rows, tokens = spec.block_size, tokens_per_block(spec)
+    rows, kind = spec.block_size, type(spec).__name__
     if is_compressed(spec):
+        kind = f"compressed {compress_ratio(spec)}:1"
         rows = rows if counts_rows(spec) else rows // compress_ratio(spec)
-        return f"compressed {compress_ratio(spec)}:1 {rows} ({tokens:,})"
-    if is_compressor_state(spec):
-        return f"state {rows} ({tokens:,})"
-    if is_windowed(spec):
-        return f"window of {spec.sliding_window:,} {rows} ({tokens:,})"
-    return f"{type(spec).__name__} {rows} ({tokens:,})"
-
-
-def _has_sparse_state(specs: Sequence[KVCacheSpec]) -> bool:
-    return any(map(is_compressor_state, specs)) and any(map(counts_rows, specs))
+    elif is_compressor_state(spec):
+        kind = "state"
+    elif is_windowed(spec):
+        kind = f"window of {spec.sliding_window:,}"
+    return f"{kind} {rows} ({tokens_per_block(spec):,})"

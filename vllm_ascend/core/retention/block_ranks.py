@@ -18,8 +18,6 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from vllm.utils.math_utils import cdiv
-
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.retention.boundaries import align_down, kept_boundaries, replay_boundary
 
@@ -66,14 +64,11 @@ def tail_ordinals(
     block_tokens: int,
     tail_length: int | None,
 ) -> Sequence[int]:
-    """Return the blocks of the tails of ascending boundaries; one may belong to many of them.
+    """Return the ordinals of the tails of ascending boundaries: ascending too, each once.
 
     Args:
         tail: Boundary -> the ordinals of its tail.
         tail_length: Blocks of a tail, where it is the same at all boundaries but the first few.
-
-    Returns:
-        Ordinals, ascending, each once.
     """
     if tail_length == 1:  # by far the most, and thousands in a step
         return [boundary // block_tokens - 1 for boundary in boundaries]
@@ -91,9 +86,7 @@ def tail_ordinals(
 
 
 def without_holes(
-    boundaries: Sequence[int],
-    holes: Sequence[int],
-    tail: Callable[[int], range],
+    boundaries: Sequence[int], holes: Sequence[int], tail: Callable[[int], range]
 ) -> list[int]:
     """Return the boundaries none of whose tail's ordinals is among the ascending ``holes``."""
 
@@ -117,18 +110,15 @@ def reachable_blocks(
 ) -> list[bool] | None:
     """Say for each block in ``[start_block, end_block)`` whether it may serve a kept boundary.
 
+    ``None`` when every block is kept.
+
     Args:
-        block_tokens: Tokens per block; divides ``alignment``.
         tail_length: Blocks in a boundary's tail, peeked ones included.
-        alignment: Boundaries are multiples of this, in tokens.
+        alignment: Boundaries are multiples of this, in tokens; a multiple of ``block_tokens``.
         interval: ``None`` keeps every boundary, 0 none but the replay boundary, N also every
             multiple of N.
-        num_prompt_tokens: Its replay boundary is kept whenever there is an interval. ``None``
-            where the prompt is not known.
+        num_prompt_tokens: Whose replay boundary is kept if there is an interval; ``None``: unknown.
         peek_blocks: Blocks behind the boundary that belong to its tail.
-
-    Returns:
-        One flag per block, or ``None`` when every block is kept.
     """
     spacing = alignment if interval is None else interval
     if spacing and tail_length >= spacing // block_tokens:
@@ -148,37 +138,8 @@ def reachable_blocks(
         first, last, alignment_tokens=alignment, interval_tokens=interval, singled_out=(replay,)
     )
     mask = [False] * (end_block - start_block)
-    for ordinal in tail_ordinals(
-        boundaries,
-        tail,
-        block_tokens=block_tokens,
-        tail_length=None if peek_blocks else tail_length,
-    ):
+    length = None if peek_blocks else tail_length
+    for ordinal in tail_ordinals(boundaries, tail, block_tokens=block_tokens, tail_length=length):
         if start_block <= ordinal < end_block:
             mask[ordinal - start_block] = True
     return mask
-
-
-def ordinals_of_ranges(
-    first_ordinal: int, end_ordinal: int, block_tokens: int, ranges: Iterable[tuple[int, int]]
-) -> list[int]:
-    """Return the blocks of ``[first_ordinal, end_ordinal)`` that hold a token of any range.
-
-    Args:
-        block_tokens: Tokens per block.
-        ranges: Half-open token ranges.
-    """
-    ordinals: set[int] = set()
-    for start, end in ranges:
-        if start < end:
-            first = max(start // block_tokens, first_ordinal)
-            ordinals.update(range(first, min(cdiv(end, block_tokens), end_ordinal)))
-    return sorted(ordinals)
-
-
-def spread(items: Sequence[int], count: int) -> Sequence[int]:
-    """Return at most ``count`` of the items, evenly spread, the last one among them."""
-    if count <= 0:
-        return []
-    stride = cdiv(len(items), count)
-    return items[::-1][::stride][::-1] if stride else items

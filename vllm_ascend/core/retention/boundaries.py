@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which boundaries keep a tail, and which blocks a tail is made of: arithmetic on ints only.
 
-Boundaries and intervals count tokens, block ordinals count blocks from a request's start, ranges
-are half-open. Nothing here knows a pool, a request or the configuration.
+Boundaries, alignments (all boundaries are multiples of one) and intervals count tokens, block
+ordinals count blocks from a request's start, ranges are half-open.
 
 Example: windows of 128 tokens, blocks of 32, alignment 4096, interval 0, a prompt of 10,000::
 
@@ -29,10 +29,8 @@ def align_down(num_tokens: int, alignment_tokens: int) -> int:
 def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_block: bool) -> int:
     """Return how many blocks in a row must be cached for a window to resume.
 
-    Args:
-        window_tokens: The sliding window, the token being computed included.
-        block_tokens: Tokens per block.
-        peek_block: One block behind the boundary is asked for as well (vLLM's EAGLE rule).
+    The window includes the token being computed. ``peek_block``: one block behind the boundary is
+    asked for as well (vLLM's EAGLE rule).
 
     Source: vLLM 0.23.0 ``SlidingWindowManager._contiguous_blocks_for_hit``.
     """
@@ -41,12 +39,9 @@ def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_blo
 
 
 def tail_blocks(boundary_tokens: int, first_token: int, block_tokens: int) -> range:
-    """Return the block ordinals that must be cached to resume at a boundary.
+    """Return the block ordinals that must be cached to resume at a boundary, a block's end.
 
-    Args:
-        boundary_tokens: Where the next token is computed; a multiple of ``block_tokens``.
-        first_token: The first token whose row is read there.
-        block_tokens: Tokens per block.
+    ``first_token`` is the first one whose row is read there.
     """
     return range(first_token // block_tokens, boundary_tokens // block_tokens)
 
@@ -55,8 +50,6 @@ def replay_boundary(num_prompt_tokens: int, alignment_tokens: int, lookahead_tok
     """Return the deepest boundary that a replay of the same prompt can hit.
 
     Args:
-        num_prompt_tokens: Length of the prompt.
-        alignment_tokens: Hits are multiples of this.
         lookahead_tokens: Tokens behind the boundary that the replay must still have: one (its
             logits are wanted), or more where a draft layer looks ahead.
     """
@@ -84,11 +77,7 @@ def fallback_boundary(
 def finish_boundary(num_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:
     """Return the deepest boundary that a request going on behind these tokens can hit.
 
-    Args:
-        num_tokens: Tokens computed when the request ends.
-        alignment_tokens: Hits are multiples of this.
-        lookahead_tokens: Tokens behind the boundary that must be known as well: none, or more
-            where a draft layer looks ahead.
+    ``num_tokens`` are computed when the request ends; ``lookahead_tokens`` as above.
     """
     return align_down(max(num_tokens - lookahead_tokens, 0), alignment_tokens)
 
@@ -101,16 +90,12 @@ def kept_boundaries(
     interval_tokens: int | None,
     singled_out: Iterable[int],
 ) -> list[int]:
-    """Return the boundaries in ``(start_tokens, end_tokens]`` whose tails are to be kept.
+    """Return the boundaries in ``(start_tokens, end_tokens]`` whose tails are kept, ascending.
 
     Args:
-        alignment_tokens: Boundaries are multiples of this.
-        interval_tokens: ``None`` keeps all of them, 0 only those singled out, N also every
-            multiple of N.
-        singled_out: Boundaries to be kept whatever the interval: replay, finish, junctions.
-
-    Returns:
-        Ascending, without duplicates.
+        interval_tokens: ``None`` keeps all multiples of ``alignment_tokens``, 0 only those singled
+            out, N also every multiple of N.
+        singled_out: Kept whatever the interval: replay, finish, junctions.
     """
     kept = {boundary for boundary in singled_out if start_tokens < boundary <= end_tokens}
     spacing = alignment_tokens if interval_tokens is None else interval_tokens
@@ -122,15 +107,9 @@ def kept_boundaries(
 def resolve_retention_interval(
     retention: int | str | None, alignment_tokens: int, *, has_windowed_group: bool
 ) -> int | None:
-    """Turn the configured retention into an interval in tokens.
+    """Turn the configured retention, ``"auto"`` or tokens, into an interval in tokens.
 
-    Args:
-        retention: ``None``, ``"auto"`` or a number of tokens.
-        alignment_tokens: The alignment in force.
-        has_windowed_group: Whether the model has sliding-window groups at all.
-
-    Raises:
-        ValueError: There is nothing to retain, or the interval does not fit the alignment.
+    Raises ``ValueError`` if nothing is there to retain, or the interval does not fit the alignment.
     """
     if retention is None:
         return None

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request gives back, and in which order: deep blocks first over all groups.
-
-A hit needs every group, so the groups' chains have to shrink together: were one group freed after
-another, pressure would first empty one of them and leave the rest useless.
-"""
+"""What a request gives back, and in which order."""
 
 from __future__ import annotations
 
@@ -21,26 +17,25 @@ PlacedBlock = tuple[int, KVCacheBlock]
 
 
 def deep_first(blocks: list[PlacedBlock]) -> list[KVCacheBlock]:
-    """Return blocks in the order in which they are freed; equally deep ones as given."""
+    """Return blocks in the order in which they are freed; equally deep ones as given.
+
+    A hit needs every group, so the groups' chains have to shrink together: were one group freed
+    after another, pressure would first empty one of them and leave the rest useless.
+    """
     blocks.sort(key=itemgetter(0), reverse=True)
     return [block for _, block in blocks]
 
 
 def leave_behind(
-    group: Group,
-    record: RequestRecord,
-    request_id: str,
-    num_tokens: int,
-    null_block: KVCacheBlock,
+    group: Group, record: RequestRecord, request_id: str, num_tokens: int, null_block: KVCacheBlock
 ) -> list[PlacedBlock]:
-    """Replace what a window has left by null blocks, and return it.
+    """Replace what a retained group's window has left by null blocks, and return it::
 
-    Notes in the record how far that was, and before which number of computed tokens the window
-    leaves nothing more behind.
+        tokens in the window  [num_tokens - window + 1, num_tokens]
+        blocks left behind    [0, (num_tokens - window + 1) // block_tokens)
 
-    Args:
-        group: A retained group.
-        num_tokens: Tokens computed for sure.
+    The record is told how far that was, and before which number of tokens the window leaves
+    nothing more behind; ``num_tokens`` are computed for sure.
     """
     first = record.freed.get(group.id, 0)
     skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)
@@ -69,8 +64,5 @@ def _placed(
     group: Group, blocks: Sequence[KVCacheBlock], first: int, null_block: KVCacheBlock
 ) -> list[PlacedBlock]:
     """Return all but null blocks with their places; ``first`` is the ordinal of the first."""
-    return [
-        (ordinal * group.block_tokens, block)
-        for ordinal, block in enumerate(blocks, first)
-        if block is not null_block
-    ]
+    tokens = group.block_tokens
+    return [(i * tokens, b) for i, b in enumerate(blocks, first) if b is not null_block]

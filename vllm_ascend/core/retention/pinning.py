@@ -16,13 +16,9 @@ from collections.abc import Iterable
 def dropped_blocks(
     start_tokens: int, end_tokens: int, *, window_tokens: int, block_tokens: int
 ) -> range:
-    """Return the ordinals of the blocks that a window drops as it moves on.
+    """Return the ordinals of the blocks that a window drops as more tokens are computed.
 
-    Args:
-        start_tokens: Tokens computed before.
-        end_tokens: Tokens computed after.
-        window_tokens: The sliding window, the token being computed included.
-        block_tokens: Tokens per block.
+    A window includes the token being computed.
     """
 
     def first_held(num_tokens: int) -> int:
@@ -33,20 +29,13 @@ def dropped_blocks(
 
 
 def leaves_by_chunk(
-    start_tokens: int,
-    end_tokens: int,
-    windows: Iterable[tuple[int, int]],
-    *,
-    min_drop_blocks: int,
+    start_tokens: int, end_tokens: int, windows: Iterable[tuple[int, int]], *, min_drop_blocks: int
 ) -> bool:
     """Say whether a move is that of a prefill chunk, so that the window just left is pinned.
 
-    A request resumes only where every group has its window, so all of them have to agree.
-
-    Args:
-        windows: Window and block size of every windowed group, in tokens.
-        min_drop_blocks: Blocks that every group must drop at once. A move that drops nothing
-            leaves no window, so 0 means 1.
+    A request resumes only where every group has its window, so all of them have to agree, given as
+    pairs of window and block size in tokens, and drop ``min_drop_blocks`` at once. A move that
+    drops nothing leaves no window, so 0 means 1.
     """
     least = max(min_drop_blocks, 1)
     return all(
@@ -57,11 +46,7 @@ def leaves_by_chunk(
 
 
 def check_pinning(*, pin_swa_tokens: bool, has_windowed_group: bool) -> None:
-    """Check that there is something to pin, if that is asked for.
-
-    Raises:
-        ValueError: The model has no windowed group.
-    """
+    """Raise ``ValueError`` if the model has no window to pin, but that is asked for."""
     if pin_swa_tokens and not has_windowed_group:
         raise ValueError(
             "VLLM_PIN_SWA_TOKENS='1' has no effect on this model: it has no sliding-window KV "

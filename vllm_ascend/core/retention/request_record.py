@@ -50,8 +50,7 @@ class RequestRecord:
         passed: Boundaries up to here have been dealt with.
         cached: Tokens that blocks were last entered for.
         granules: Group id -> granules entered, or waiting for their step to be dispatched.
-        kept: Tails that this request keeps, or was lent, to be refreshed when it ends; of very
-            many a part.
+        kept: Tails that it keeps, or was lent, to be refreshed when it ends; of very many a part.
         rolling: Tails at which the next turn could resume if the request ended now.
         freed: Group id -> ordinal up to which windows have left blocks behind.
     """

@@ -30,12 +30,7 @@ def is_returning(seen_tokens: int, prompt_tokens: int) -> bool:
 
 
 def num_overflowing(num_protected: int, num_free: int) -> int:
-    """Return how many protected blocks are too many.
-
-    Args:
-        num_protected: Free blocks that are protected.
-        num_free: All free blocks, these included.
-    """
+    """Return how many protected free blocks are too many, of ``num_free`` with these included."""
     return max(num_protected - num_free * PROTECTED_PERCENT // 100, 0)
 
 
@@ -43,12 +38,7 @@ class GivenUpNames:
     """Names of one group's blocks that were cached until recently. The oldest are forgotten."""
 
     def __init__(self, suffix: bytes, capacity: int) -> None:
-        """Start with none.
-
-        Args:
-            suffix: What the keys of the group end in.
-            capacity: How many names are remembered.
-        """
+        """Remember up to ``capacity`` names; the group's keys end in ``suffix``."""
         self._suffix = suffix
         self._capacity = capacity
         self._names: dict[BlockHashWithGroupId, None] = {}
@@ -73,35 +63,15 @@ class GivenUpNames:
 class ReturningPrompts:
     """Tells prompts that have come before, by the names of one group that keeps all its rows."""
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        suffix: bytes,
-        *,
-        block_tokens: int,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            pool: Where it is looked up what is cached.
-            suffix: What the group's keys end in.
-            block_tokens: Tokens per block of the group.
-        """
-        self._pool = pool
-        self._suffix = suffix
-        self._block_tokens = block_tokens
+    def __init__(self, pool: BlockPool, suffix: bytes, *, block_tokens: int) -> None:
+        """Look up in ``pool`` what is cached; the group's keys end in ``suffix``."""
+        self._pool, self._suffix, self._block_tokens = pool, suffix, block_tokens
         self.given_up = GivenUpNames(suffix, REMEMBERED_NAMES * pool.num_gpu_blocks)
 
     def includes(self, request: Request, matched: int) -> bool:
-        """Say whether a request's prompt has come before.
-
-        Args:
-            matched: Tokens of it that are cached in all groups that keep all their rows.
-        """
-        prompt_tokens = request.num_prompt_tokens
-        return is_returning(matched, prompt_tokens) or is_returning(
-            self._seen(request, matched), prompt_tokens
-        )
+        """Say whether a prompt has come before; ``matched`` tokens are cached in prefix groups."""
+        prompt = request.num_prompt_tokens
+        return is_returning(matched, prompt) or is_returning(self._seen(request, matched), prompt)
 
     def _seen(self, request: Request, matched: int) -> int:
         """Return how many leading tokens are cached, or were until recently."""

@@ -9,19 +9,83 @@ the tails of boundaries that are cached.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.layout.specs import is_compressor_state
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.retention.block_ranks import ordinals_of_ranges, spread
 from vllm_ascend.core.retention.request_record import RequestRecord
-from vllm_ascend.core.retention.sparse_state_manager import RowsRead, SparseStateManager
 from vllm_ascend.core.retention.tail_cache import TailCache
+
+RowsRead = Callable[[str, int, int, int], Sequence[int]]
+"""(request id, first new ordinal, tokens of the main model, tokens with slots) -> the ordinals
+of new blocks that will be read."""
+NewBlocks = tuple[list[KVCacheBlock], ...]
+"""What a request was given for a step, by group."""
+
+
+def is_sparse_state(spec: KVCacheSpec, plan: CachePlan) -> bool:
+    """Whether a group, of this unpacked spec, holds compressor state only where it is read."""
+    if plan.is_stock or not plan.config.sparse_state:
+        return False
+    # Only Ascend's kernels skip writes to the null block.
+    is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
+    # A connector may hand on any block of a table, also one that nobody here would have read.
+    return is_ascend_state and not plan.facts.has_connector
+
+
+class SparseStateManager(SlidingWindowManager):
+    """A compressor-state group whose table holds null blocks where nobody will read.
+
+    Attributes:
+        rows_read: Says which new blocks will be read; set by :class:`SparseState`, which knows
+            the boundaries, before anything is allocated.
+    """
+
+    rows_read: RowsRead
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return the blocks that ``num_tokens`` tokens still need; see vLLM's base class."""
+        held = len(self.req_to_blocks.get(request_id, ()))
+        if request_id not in self.num_cached_block:
+            skipped = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size
+            held = max(held + len(new_computed_blocks), skipped)
+        idle = self._get_num_evictable_blocks(new_computed_blocks)
+        if cdiv(num_tokens, self.block_size) <= held:
+            return idle
+        return len(self.rows_read(request_id, held, num_tokens_main_model, num_tokens)) + idle
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        """Extend the table to ``num_tokens`` tokens, with null blocks where nobody will read."""
+        blocks = self.req_to_blocks[request_id]
+        held = len(blocks)
+        num_new = cdiv(num_tokens, self.block_size) - held
+        if num_new <= 0:
+            return []
+        read = self.rows_read(request_id, held, num_tokens_main_model, num_tokens)
+        new_blocks = [self._null_block] * num_new
+        for ordinal, block in zip(read, self.block_pool.get_new_blocks(len(read)), strict=True):
+            new_blocks[ordinal - held] = block
+        blocks.extend(new_blocks)
+        return new_blocks
 
 
 class SparseState:
@@ -36,11 +100,8 @@ class SparseState:
         plan: CachePlan,
     ) -> None:
         """Take charge of the groups whose manager is a :class:`SparseStateManager`."""
-        self._pool = pool
+        self._pool, self._tails, self._records, self._plan = pool, tails, records, plan
         self._sparse = [g for g in groups if isinstance(g.manager, SparseStateManager)]
-        self._tails = tails
-        self._records = records
-        self._plan = plan
         self._num_unconfirmed = plan.num_unconfirmed_tokens
         self._spares: list[tuple[str, Group, int, KVCacheBlock]] = []
         # What the rest of a step may still allocate: a step's tokens in every group, and what
@@ -71,11 +132,13 @@ class SparseState:
             ranges = [(group.tail_start(resumed_at), num_tokens + 1)]
             # Drafts may be among the tokens; boundaries are passed by real ones.
             end = min(num_main_tokens, record.request.num_tokens)
-            if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
-                return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
-            own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
-            ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
+            passes_boundary = self._tails.passes_boundary(record, end)
+            if passes_boundary:
+                own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
+                ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
             read = ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            if not passes_boundary:  # as in most steps of decoding
+                return read
             mask = group.manager.reachable_block_mask(
                 first_ordinal,
                 end_ordinal,
@@ -91,20 +154,11 @@ class SparseState:
 
         return rows_read
 
-    def add_spares(
-        self,
-        request_id: str,
-        new_blocks: tuple[list[KVCacheBlock], ...],
-        num_main_tokens: int,
-    ) -> None:
+    def add_spares(self, request_id: str, new_blocks: NewBlocks, num_main_tokens: int) -> None:
         """Give spare tails the state that they need, out of memory that nobody will miss.
 
-        The blocks are held for this step only. So much stays untouched that the rest of the step
-        need not take anything kept instead.
-
-        Args:
-            new_blocks: Per group, what the request was given for this step; changed in place.
-            num_main_tokens: Behind the last token of the step.
+        The blocks are held for this step only; so much stays untouched that the rest of the step
+        need not take anything kept instead. ``new_blocks`` is changed in place.
         """
         if not (self._sparse and self._tails.keeps_spares):
             return
@@ -121,16 +175,12 @@ class SparseState:
         filled = [hole for boundary in chosen for hole in holes[boundary]]
         blocks = self._pool.get_new_blocks(len(filled))
         for (group, ordinal), block in zip(filled, blocks, strict=True):
-            table = group.manager.req_to_blocks[request_id]
-            given = new_blocks[group.id]
+            table, given = group.manager.req_to_blocks[request_id], new_blocks[group.id]
             table[ordinal] = given[ordinal - len(table) + len(given)] = block
             self._spares.append((request_id, group, ordinal, block))
 
     def _holes(
-        self,
-        record: RequestRecord,
-        new_blocks: tuple[list[KVCacheBlock], ...],
-        num_main_tokens: int,
+        self, record: RequestRecord, new_blocks: NewBlocks, num_main_tokens: int
     ) -> dict[int, list[tuple[Group, int]]]:
         """Return by boundary the blocks that its tail lacks, all among the new ones."""
         assert record.request is not None
@@ -157,8 +207,7 @@ class SparseState:
     def num_spares(self, group_id: int, request_id: str) -> int:
         """Return how many blocks of a request's table are held for spare tails, for this step."""
         return sum(
-            group.id == group_id
-            and name == request_id
+            (group.id, name) == (group_id, request_id)
             and group.manager.req_to_blocks[name][ordinal] is block
             for name, group, ordinal, block in self._spares
             if name in group.manager.req_to_blocks
@@ -176,3 +225,23 @@ class SparseState:
         self._spares.clear()
         if released:
             self._pool.free_blocks(released)
+
+
+def ordinals_of_ranges(
+    first_ordinal: int, end_ordinal: int, block_tokens: int, ranges: Iterable[tuple[int, int]]
+) -> list[int]:
+    """Return the blocks of ``[first_ordinal, end_ordinal)`` that hold a token of any range."""
+    ordinals: set[int] = set()
+    for start, end in ranges:
+        if start < end:
+            first = max(start // block_tokens, first_ordinal)
+            ordinals.update(range(first, min(cdiv(end, block_tokens), end_ordinal)))
+    return sorted(ordinals)
+
+
+def spread(items: Sequence[int], count: int) -> Sequence[int]:
+    """Return at most ``count`` of the items, evenly spread, the last one among them."""
+    if count <= 0:
+        return []
+    stride = cdiv(len(items), count)
+    return items[::-1][::stride][::-1] if stride else items

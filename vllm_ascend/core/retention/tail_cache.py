@@ -53,37 +53,18 @@ class TailCache:
         lookahead: int,
         stats: CacheStats,
     ) -> None:
-        """Prepare.
-
-        Args:
-            groups: Those whose tails are retained.
-            lookahead: Tokens behind a boundary that a hit must know, for draft layers; or 0.
-            stats: Where kept boundaries are counted.
-        """
+        """Retain tails; draft layers need ``lookahead`` tokens behind a boundary, others 0."""
         self._pool = pool
         self._groups = groups
-        self._plan = plan
-        self._alignment = plan.alignment
+        self._plan, self._alignment = plan, plan.alignment
         self.lookahead = lookahead
         self._windows = [(group.window, group.block_tokens) for group in groups]
         self._num_kept = stats.kept
         self.keeps_spares = plan.keeps_spares
 
-    # Which boundaries
-
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
         return align_down(end, self._alignment) > record.passed
-
-    def kept(self, record: RequestRecord, start: int, end: int) -> list[int]:
-        """Return the boundaries in ``(start, end]`` whose tails the request keeps."""
-        return kept_boundaries(
-            start,
-            end,
-            alignment_tokens=self._alignment,
-            interval_tokens=self._plan.tails_interval,
-            singled_out=self.singled_out(record),
-        )
 
     def singled_out(self, record: RequestRecord) -> set[int]:
         """Return the boundaries that a request keeps whatever the interval; 0 is none."""
@@ -104,23 +85,27 @@ class TailCache:
 
     def ranked(self, record: RequestRecord, start: int, end: int) -> dict[Rank, list[int]]:
         """Return the boundaries in ``(start, end]`` that have tails, by rank, lowest first."""
+        kept = kept_boundaries(
+            start,
+            end,
+            alignment_tokens=self._alignment,
+            interval_tokens=self._plan.tails_interval,
+            singled_out=self.singled_out(record),
+        )
         return ranked_boundaries(
             start,
             end,
             alignment=self._alignment,
-            kept=self.kept(record, start, end),
+            kept=kept,
             rolling=self.rolling(end),
             keeps_spares=self.keeps_spares,
             rank=record.rank,
         )
 
-    # Entering
-
     def advance(self, record: RequestRecord, end: int) -> list[Entered]:
         """Enter the tails of the boundaries that a request has passed, up to ``end`` tokens.
 
-        Returns:
-            What is cached now and was perhaps not before.
+        Returns what is cached now and was perhaps not before.
         """
         start, record.passed = record.passed, end
         self._pin_window_left(record, start, end)
@@ -157,8 +142,7 @@ class TailCache:
         assert record.request is not None, "its blocks are entered, so it has named itself"
         entered: list[Entered] = []
         for group, blocks in self._tables(record):
-            ordinals = group.tails(boundaries)
-            if ordinals:
+            if ordinals := group.tails(boundaries):
                 self._pool.enter(
                     record.request, blocks, ordinals, group.block_tokens, group.id, rank
                 )
@@ -204,8 +188,6 @@ class TailCache:
             deepest = max((*record.kept[-1:], *record.rolling[-1:]), key=lambda t: t.boundary)
             self._raise(deepest, Rank.PINNED)
 
-    # Letting go
-
     def _roll(self, record: RequestRecord, finish: int) -> None:
         """Let go of tails that the request has left behind: it would be resumed further on."""
         left = [tail for tail in record.rolling if tail.boundary < finish]
@@ -245,11 +227,12 @@ class TailCache:
         blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
         return list(blocks.values())
 
-    # Ranks
+    def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
+        """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
+        return _make_tail(hit, [(group, blocks[group.id]) for group in self._groups])
 
-    def keep_hit(self, record: RequestRecord, boundary: int, blocks: Sequence[TailBlock]) -> None:
+    def keep_hit(self, record: RequestRecord, tail: Tail) -> None:
         """Keep the tail that a request's hit rests on, whatever it was so far."""
-        tail = Tail(boundary, tuple(blocks))
         self._raise(tail, Rank.KEPT)
         record.kept.append(tail)
 
@@ -266,14 +249,19 @@ class TailCache:
 
     def _tail(self, record: RequestRecord, boundary: int) -> Tail:
         """Return the tail that was entered for a boundary."""
-        entries: list[TailBlock] = []
-        for group, blocks in self._tables(record):
-            for ordinal in group.tail(boundary):
-                key = blocks[ordinal].block_hash
-                assert key is not None, "it was entered just now, or before"
-                entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
-        return Tail(boundary, tuple(entries))
+        return _make_tail(boundary, self._tables(record))
 
     def _tables(self, record: RequestRecord) -> list[tuple[Group, list[KVCacheBlock]]]:
         request_id = "" if record.request is None else record.request.request_id
         return [(group, group.manager.req_to_blocks[request_id]) for group in self._groups]
+
+
+def _make_tail(boundary: int, tables: Iterable[tuple[Group, Sequence[KVCacheBlock]]]) -> Tail:
+    """Return a boundary's tail, whose blocks are cached, of every group's blocks."""
+    entries: list[TailBlock] = []
+    for group, blocks in tables:
+        for ordinal in group.tail(boundary):
+            key = blocks[ordinal].block_hash
+            assert key is not None, "it is in the index: entered before, or just now"
+            entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
+    return Tail(boundary, tuple(entries))

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core.admission import request_memory
+from vllm_ascend.core.admission import request_footprint
 from vllm_ascend.core.layout import block_sizes, kv_cache_groups
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import block_pool_methods, salted_hashes
@@ -130,7 +130,7 @@ def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     def _max_memory_usage_bytes_from_groups(
         vllm_config: VllmConfig, groups: list[KVCacheGroupSpec]
     ) -> int:
-        in_force = request_memory.max_memory_usage_bytes(vllm_config, groups, load_config())
+        in_force = request_footprint.max_memory_usage_bytes(vllm_config, groups, load_config())
         if in_force is not None:
             return in_force
         if kv_cache_groups.has_row_layout(_specs_of(groups)):
@@ -147,7 +147,7 @@ def wrap_get_max_concurrency(original: Callable) -> Callable:
     def get_max_concurrency_for_kv_cache_config(
         vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> float:
-        blocks = request_memory.blocks_of_longest_request(
+        blocks = request_footprint.blocks_of_longest_request(
             vllm_config, kv_cache_config.kv_cache_groups, load_config()
         )
         if blocks is None:

@@ -9,10 +9,10 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
 from tests.ut.core.helpers import make_request
-from tests.ut.core.real_groups import compressed, make_groups
+from tests.ut.core.real_groups import compressed, make_groups, make_plan
 from vllm_ascend.core.events.announcement import PREFIX, AnnouncedGroup, HitRules
 from vllm_ascend.core.events.kv_event_log import KVEventLog
-from vllm_ascend.core.lookup.unwritten_granules import UnwrittenGranules
+from vllm_ascend.core.lookup.partial_hits import UnwrittenGranules
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.request_record import RequestRecord
 
@@ -25,15 +25,15 @@ class Waiting:
     """A request with blocks of 16 tokens, four granules each."""
 
     def __init__(self, alignment: int = GRANULE) -> None:
-        pool = AscendBlockPool(20, True, GRANULE)
-        (self.group,) = make_groups(
-            compressed(4, 4), alignment=alignment, pool=pool, ends_inside_blocks=True
-        )
+        pool = self.pool = AscendBlockPool(20, True, GRANULE)
+        spec = compressed(4, 4)
+        (self.group,) = make_groups(spec, alignment=alignment, pool=pool, ends_inside_blocks=True)
+        self.plan = make_plan(spec, alignment=alignment, hash_tokens=GRANULE)
         self.blocks = pool.get_new_blocks(4)
         self.group.manager.req_to_blocks["r"] = self.blocks
         self.index = pool.granules
         self.record = RequestRecord()
-        self.granules = UnwrittenGranules(self.index, hash_tokens=GRANULE, alignment=alignment)
+        self.granules = UnwrittenGranules(pool, self.plan)
 
     def collect(self, num_tokens: int) -> None:
         self.granules.collect(self.group, self.record, REQUEST, num_tokens)
@@ -68,7 +68,7 @@ def test_a_later_step_goes_on_where_the_last_one_ended():
         waiting.collect(num_tokens)
         waiting.granules.enter_all()
     assert waiting.entered() == [0, 1, 2, 4, 5]
-    assert waiting.index.granules_of(waiting.blocks[0]) == (0, HASHES[:3]), "each once"
+    assert waiting.index.known[waiting.blocks[0].block_id] == (0, HASHES[:3]), "each once"
 
 
 @pytest.mark.parametrize(("num_tokens", "entered"), [(15, [0, 1]), (31, [0, 1, 2, 4, 5])])
@@ -104,9 +104,8 @@ def test_events_tell_granules_at_once_and_take_back_what_is_not_written(monkeypa
     group = AnnouncedGroup(0, PREFIX, 16, GRANULE, 0, True, False, "mla_attention", None)
     log.describe([group], HitRules(GRANULE, GRANULE, whole_blocks=16, least_gain=0))
     log.take()
-    waiting.granules = UnwrittenGranules(
-        waiting.index, hash_tokens=GRANULE, alignment=GRANULE, event_log=log
-    )
+    waiting.pool.event_log = log
+    waiting.granules = UnwrittenGranules(waiting.pool, waiting.plan)
     waiting.collect(8)
     (stored,) = log.take()
     assert stored.block_hashes == HASHES[:2]

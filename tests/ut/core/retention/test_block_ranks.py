@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.retention.block_ranks import (
-    ordinals_of_ranges,
     ranked_boundaries,
     reachable_blocks,
-    spread,
     tail_ordinals,
     without_holes,
 )
+from vllm_ascend.core.retention.sparse_state import ordinals_of_ranges, spread
 
 
 def mask(text: str) -> list[bool]:
