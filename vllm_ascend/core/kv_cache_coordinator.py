@@ -19,6 +19,7 @@ from vllm_ascend.core.cache_plan import plan_cache
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.layout.groups import describe_groups, find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
 from vllm_ascend.core.lookup.prefix_lookup import CacheView
@@ -186,7 +187,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """Make room for more tokens; see vLLM's base class."""
         return self.caching.allocation.allocate_new_blocks(*args, **kwargs)
 
-    def num_blocks_held(self, group_id: int, request_id: str) -> int:
+    def num_blocks_held(self, group_id: GroupId, request_id: str) -> int:
         """Return the blocks that a request cannot do without, of those that it holds in a group."""
         blocks = self.single_type_managers[group_id].req_to_blocks.get(request_id, ())
         held = sum(not block.is_null for block in blocks)

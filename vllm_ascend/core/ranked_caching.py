@@ -20,6 +20,7 @@ from vllm_ascend.core.events.announcement import announced_groups
 from vllm_ascend.core.events.kv_event_queue import HitRules
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
+from vllm_ascend.core.layout.units import GroupId, Ordinal
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.lookup.hit_search import Blocks, Hit
 from vllm_ascend.core.lookup.partial_hits import PartialHits
@@ -134,11 +135,11 @@ class RankedCaching:
         record = self._record(request_id)
         record.passed = record.cached = num_local
         for group in self._groups.retained:
-            record.freed[group.id] = group.tail(num_local).start
+            record.freed[group.id] = Ordinal(group.tail(num_local).start)
         self.tails.keep_hit(record, tail)
         self.partial_hits.start_behind(record, num_local)
 
-    def num_spares(self, group_id: int, request_id: str) -> int:
+    def num_spares(self, group_id: GroupId, request_id: str) -> int:
         """Return how many blocks of a request's table are held for spare tails, for this step."""
         return self.sparse_state.num_spares(group_id, request_id)
 

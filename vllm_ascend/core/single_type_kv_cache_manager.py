@@ -28,6 +28,7 @@ from vllm_ascend.core.layout.specs import (
     tokens_per_block,
     unpack_uniform,
 )
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.block_ranks import reachable_blocks
 from vllm_ascend.core.retention.boundaries import contiguous_blocks_for_hit
 from vllm_ascend.core.retention.sparse_state import SparseStateManager, is_sparse_state
@@ -184,7 +185,7 @@ def make_managers(
 ) -> tuple[SingleTypeKVCacheManager, ...]:
     """Return the managers of all groups, in their order."""
 
-    def make(group_id: int, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
+    def make(group_id: GroupId, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
         arguments = {
             "kv_cache_spec": group.kv_cache_spec,
             "max_num_batched_tokens": plan.max_num_batched_tokens,
@@ -198,7 +199,7 @@ def make_managers(
         # Looked up on its module: vLLM's own, patched or not.
         return vllm_coordinator.get_manager_for_kv_cache_spec(**arguments)
 
-    return tuple(make(group_id, group) for group_id, group in enumerate(groups))
+    return tuple(make(GroupId(group_id), group) for group_id, group in enumerate(groups))
 
 
 # Methods for vLLM's own managers (see patch/platform/patch_single_type_kv_cache_manager.py).

@@ -10,6 +10,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 
 
@@ -66,7 +67,7 @@ class StockCaching:
     look_up_starts = look_up_ends = withdraw_unwritten = new_step_starts = nothing
     take_block_copies = confirm_block_copies = take_stats = nothing
 
-    def num_spares(self, group_id: int, request_id: str) -> int:
+    def num_spares(self, group_id: GroupId, request_id: str) -> int:
         """There are no spare tails."""
         return 0
 

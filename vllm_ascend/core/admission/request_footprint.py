@@ -34,6 +34,7 @@ from vllm_ascend.core.layout.specs import (
     tokens_per_block,
     unpack_uniform,
 )
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.sparse_state import is_sparse_state
 from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
@@ -71,7 +72,7 @@ class RequestFootprint:
         self.groups = tuple(_group_footprint(plan, spec) for spec in plan.specs)
 
     def blocks(
-        self, group_id: int, num_tokens: int | None = None, *, may_resume: bool = True
+        self, group_id: GroupId, num_tokens: int | None = None, *, may_resume: bool = True
     ) -> int | None:
         """Return the most blocks of one group, however the request is cut into steps.
 
@@ -187,7 +188,7 @@ def blocks_of_longest_request(
 
     num_blocks = 0
     for group_id, spec in enumerate(specs):
-        known = footprint.blocks(group_id)
+        known = footprint.blocks(GroupId(group_id))
         if known is None:
             known = cdiv(spec.max_memory_usage_bytes(vllm_config), spec.page_size_bytes)
         num_blocks += known

@@ -22,6 +22,7 @@ from vllm_ascend.core.layout.specs import (
     tail_start,
     tokens_per_block,
 )
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.block_ranks import tail_ordinals
 from vllm_ascend.core.retention.boundaries import (
     align_down,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from vllm_ascend.core.cache_plan import CachePlan
 
 
-def group_suffix(group_id: int) -> bytes:
+def group_suffix(group_id: GroupId) -> bytes:
     """Return what turns a block's name into its key in the index, as vLLM does."""
     return group_id.to_bytes(4, "big", signed=False)
 
@@ -42,7 +43,7 @@ def group_suffix(group_id: int) -> bytes:
 class Group:
     """One KV cache group as a look-up sees it. Sizes in tokens."""
 
-    id: int
+    id: GroupId
     manager: SingleTypeKVCacheManager
     block_tokens: int
     is_downward_closed: bool
@@ -126,7 +127,7 @@ def describe_groups(
     return Groups(
         tuple(
             Group(
-                id=i,
+                id=GroupId(i),
                 manager=manager,
                 block_tokens=tokens_per_block(spec),
                 is_downward_closed=is_downward_closed(spec),

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What numbers count. Everything that is a plain ``int`` in ``core`` counts tokens.
+"""What numbers count. A plain ``int`` counts tokens, or says how many of something there are.
 
-Other units have types of their own, so that a type checker refuses one where the other is meant.
-At run time all of them are ints.
+Everything else has a type of its own, so that a type checker refuses one where another is meant, or
+a number of tokens. At run time all of them are ints.
 """
 
 from __future__ import annotations
 
 from typing import NewType
 
-Rows = NewType("Rows", int)
-"""Stored rows: of a compressed group each stands for several tokens."""
-
-Ordinal = NewType("Ordinal", int)
-"""The place of a block in its request, from 0."""
+GroupId = NewType("GroupId", int)
+"""The place of a KV cache group in the model's configuration."""
 
 BlockId = NewType("BlockId", int)
 """The place of a block in the pool."""
 
-GroupId = NewType("GroupId", int)
-"""The place of a KV cache group in the model's configuration."""
+Ordinal = NewType("Ordinal", int)
+"""The place of a block in its request, from 0."""
+
+Granule = NewType("Granule", int)
+"""The place of a granule in its request, from 0: that of its hash among the request's hashes."""
+
+Rows = NewType("Rows", int)
+"""Stored rows; of a compressed group each stands for several tokens."""

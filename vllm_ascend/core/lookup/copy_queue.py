@@ -10,12 +10,14 @@ from typing import NamedTuple
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from vllm_ascend.core.layout.units import BlockId
+
 
 class KVCacheBlockCopy(NamedTuple):
     """Copy page ``src_block_id`` to page ``dst_block_id`` in every raw KV cache tensor."""
 
-    src_block_id: int
-    dst_block_id: int
+    src_block_id: BlockId
+    dst_block_id: BlockId
 
 
 class CopyQueue:

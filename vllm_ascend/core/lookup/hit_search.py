@@ -20,12 +20,13 @@ from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery, look_up_limit
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
 from vllm_ascend.core.retention.boundaries import align_down
 
 Blocks = tuple[Sequence[KVCacheBlock], ...]
 """A hit as a look-up returns it: per group, the blocks from the first token on."""
-Ends = dict[int, list[KVCacheBlock]]
+Ends = dict[GroupId, list[KVCacheBlock]]
 """Group id -> what lies at the end of a hit: a tail, or the block to be copied."""
 
 
@@ -69,7 +70,7 @@ class HitSearch:
         or may. Behind a hit that ends inside a block it brings none. ``None``: there is none.
         """
         plan, look_up = self._plan, PrefixLookup(self._view, block_hashes)
-        prefixes: dict[int, list[KVCacheBlock]] = {}
+        prefixes: dict[GroupId, list[KVCacheBlock]] = {}
         for group in self._groups.prefix:
             prefixes[group.id], limit = look_up.longest_prefix(group, limit)
         resumable, ends = self._walk(look_up, limit, plan.alignment)
@@ -118,7 +119,7 @@ class HitSearch:
         return ends, boundary
 
     def _blocks(
-        self, boundary: int, prefixes: dict[int, list[KVCacheBlock]], ends: Ends
+        self, boundary: int, prefixes: dict[GroupId, list[KVCacheBlock]], ends: Ends
     ) -> tuple[list[KVCacheBlock], ...]:
         """Return every group's blocks of ``[0, boundary)``, cut to exactly that."""
         null_block = self._view.pool.null_block

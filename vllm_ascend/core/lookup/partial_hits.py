@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
+from vllm_ascend.core.layout.units import Granule, GroupId
 from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
@@ -58,7 +59,7 @@ class PartialHits:
         """Enter the granules of copied blocks anew, for the copies."""
         for group in self._groups:
             start = align_down(hit, group.block_tokens)
-            record.granules[group.id] = start // self._hash_tokens
+            record.granules[group.id] = Granule(start // self._hash_tokens)
 
     def collect(self, record: RequestRecord, request: Request, num_tokens: int) -> None:
         """Note the granules that a request's first ``num_tokens`` tokens fill, to be entered."""
@@ -89,7 +90,7 @@ class UnwrittenGranules:
         self._event_log = pool.event_log
         self._hash_tokens = plan.hash_tokens
         self._alignment = plan.alignment
-        self._waiting: defaultdict[str, list[tuple[int, KVCacheBlock, list[BlockHash]]]] = (
+        self._waiting: defaultdict[str, list[tuple[GroupId, KVCacheBlock, list[BlockHash]]]] = (
             defaultdict(list)
         )
 
@@ -116,7 +117,7 @@ class UnwrittenGranules:
             if hashes:
                 self._waiting[request.request_id].append((group.id, blocks[ordinal], hashes))
             first = min(end, block_end)
-        record.granules[group.id] = max(first, end)
+        record.granules[group.id] = Granule(max(first, end))
 
     def enter_all(self) -> None:
         """Enter everything: the step has been dispatched."""

@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCache
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
+from vllm_ascend.core.layout.units import BlockId, GroupId
 
 _Pending = tuple[int, KVCacheBlock, BlockHashWithGroupId | None, int]
 
@@ -31,12 +32,12 @@ class SuccessorHashes:
     def __init__(self, hash_block_size: int, event_log: KVEventLog | None = None) -> None:
         self._hash_block_size = hash_block_size
         self._event_log = event_log
-        self._by_block: dict[int, BlockHash] = {}
+        self._by_block: dict[BlockId, BlockHash] = {}
         # Blocks cached before the granule behind them was known, with their keys, by request.
         self._pending: defaultdict[str, list[_Pending]] = defaultdict(list)
 
     def remember(
-        self, group_id: int, request: Request, block: KVCacheBlock, end_tokens: int
+        self, group_id: GroupId, request: Request, block: KVCacheBlock, end_tokens: int
     ) -> None:
         """Note what follows ``block``, whose content is the request's, ending at ``end_tokens``.
 
@@ -58,7 +59,7 @@ class SuccessorHashes:
                 (group_id, block, block.block_hash, end_tokens)
             )
 
-    def resolve_pending(self, group_id: int, request: Request) -> None:
+    def resolve_pending(self, group_id: GroupId, request: Request) -> None:
         """Note the successors of the group's blocks that the request has meanwhile reached."""
         for entry in self._pending.pop(request.request_id, ()):
             its_group, block, key, end_tokens = entry

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from vllm_ascend.core.layout.units import BlockId, GroupId
+
 
 class GranuleIndex:
     """(group, granule hash) -> blocks of that group whose rows cover the granule.
@@ -27,8 +29,8 @@ class GranuleIndex:
     """
 
     def __init__(self) -> None:
-        self._blocks: defaultdict[int, BlockHashToBlockMap] = defaultdict(BlockHashToBlockMap)
-        self.known: dict[int, tuple[int, list[BlockHash]]] = {}
+        self._blocks: defaultdict[GroupId, BlockHashToBlockMap] = defaultdict(BlockHashToBlockMap)
+        self.known: dict[BlockId, tuple[GroupId, list[BlockHash]]] = {}
 
     def __contains__(self, block: KVCacheBlock) -> bool:
         """Whether any granule of the block is entered."""
@@ -38,7 +40,7 @@ class GranuleIndex:
         """Blocks with entries."""
         return len(self.known)
 
-    def enter(self, group_id: int, block: KVCacheBlock, granules: Sequence[BlockHash]) -> None:
+    def enter(self, group_id: GroupId, block: KVCacheBlock, granules: Sequence[BlockHash]) -> None:
         """Add the next granules of a block, in order; the block's first one comes first."""
         entries = self._blocks[group_id]
         known = self.known.get(block.block_id)
@@ -51,16 +53,18 @@ class GranuleIndex:
 
     def evict(self, block: KVCacheBlock) -> None:
         """Drop all entries of a block; nothing happens if there are none."""
-        group_id, granules = self.known.pop(block.block_id, (0, ()))
-        for granule in granules:
-            self._blocks[group_id].pop(granule, block.block_id)
+        known = self.known.pop(block.block_id, None)
+        if known is not None:
+            group_id, granules = known
+            for granule in granules:
+                self._blocks[group_id].pop(granule, block.block_id)
 
-    def find(self, group_id: int, granule: BlockHash) -> KVCacheBlock | None:
+    def find(self, group_id: GroupId, granule: BlockHash) -> KVCacheBlock | None:
         """Return a block that holds the rows of a granule and of those before it in the block."""
         return self._blocks[group_id].get_one_block(granule)
 
     def longest_match(
-        self, group_id: int, hashes: Sequence[BlockHash], start: int, end: int
+        self, group_id: GroupId, hashes: Sequence[BlockHash], start: int, end: int
     ) -> int:
         """Return the end of the longest entered run in ``[start, end)``; ``start`` if none is.
 
@@ -93,7 +97,7 @@ class GranuleIndex:
             for found in entries._cache.values()
         )
 
-    def blocks_of(self, group_id: int, granule: BlockHash) -> set[int]:
+    def blocks_of(self, group_id: GroupId, granule: BlockHash) -> set[int]:
         """Return the ids of all blocks entered under a granule. For checks."""
         found = self._blocks[group_id]._cache.get(granule, {})
         return {found.block_id} if isinstance(found, KVCacheBlock) else set(found)

@@ -17,6 +17,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
 from vllm_ascend.core.layout.groups import group_suffix
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue, shares_tier
 from vllm_ascend.core.pool.granule_index import GranuleIndex
@@ -54,7 +55,7 @@ class AscendBlockPool(BlockPool):
         num_cached_blocks: int,
         num_full_blocks: int,
         block_size: int,
-        kv_cache_group_id: int,
+        kv_cache_group_id: GroupId,
         block_mask: Sequence[bool] | None = None,
     ) -> None:
         """Enter full blocks under their names. Null and already entered ones are passed over.
@@ -75,7 +76,7 @@ class AscendBlockPool(BlockPool):
         blocks: Sequence[KVCacheBlock],
         ordinals: Iterable[int],
         block_tokens: int,
-        group_id: int,
+        group_id: GroupId,
         rank: Rank = Rank.KEPT,
     ) -> None:
         """Enter some blocks, by ascending ordinals, under their names; see ``cache_full_blocks``.

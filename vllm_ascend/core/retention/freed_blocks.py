@@ -9,6 +9,7 @@ from operator import itemgetter
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.layout.units import Ordinal
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 # The first token whose rows a block holds, and the block. A plain tuple: a request of a million
@@ -47,7 +48,7 @@ def leave_behind(
         return []
     left = _placed(group, blocks[first:end], first, null_block)
     blocks[first:end] = [null_block] * (end - first)
-    record.freed[group.id] = end
+    record.freed[group.id] = Ordinal(end)
     return left
 
 

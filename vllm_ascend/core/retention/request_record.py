@@ -9,6 +9,7 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
+from vllm_ascend.core.layout.units import Granule, GroupId, Ordinal
 from vllm_ascend.core.pool.tiered_block_pool import Rank
 
 
@@ -66,7 +67,7 @@ class RequestRecord:
     next_cache: int = 0
     passed: int = 0
     cached: int = 0
-    granules: dict[int, int] = field(default_factory=dict)
+    granules: dict[GroupId, Granule] = field(default_factory=dict)
     kept: list[Tail] = field(default_factory=list)
     rolling: list[Tail] = field(default_factory=list)
-    freed: dict[int, int] = field(default_factory=dict)
+    freed: dict[GroupId, Ordinal] = field(default_factory=dict)

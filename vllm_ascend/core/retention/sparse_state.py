@@ -20,6 +20,7 @@ from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import is_compressor_state
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.request_record import RequestRecord
@@ -204,7 +205,7 @@ class SparseState:
                     holes.setdefault(boundary, []).extend(lacks)
         return holes
 
-    def num_spares(self, group_id: int, request_id: str) -> int:
+    def num_spares(self, group_id: GroupId, request_id: str) -> int:
         """Return how many blocks of a request's table are held for spare tails, for this step."""
         return sum(
             (group.id, name) == (group_id, request_id)
