@@ -29,7 +29,12 @@ from vllm_ascend.core.pool.free_queue import TIERS, Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.boundaries import align_down
-from vllm_ascend.core.retention.freed_blocks import PlacedBlock, deep_first, leave_behind, take_held
+from vllm_ascend.core.retention.freed_blocks import (
+    PlacedBlock,
+    deep_first,
+    leave_behind,
+    take_remaining_blocks,
+)
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
@@ -264,7 +269,7 @@ class RankedCaching:
                 held.append((entry.start_token, entry.block))
         protects = record is not None and record.rank is Rank.PROTECTED
         for group in self._groups.all:
-            blocks = take_held(group, record, request_id, self._pool.null_block)
+            blocks = take_remaining_blocks(group, record, request_id, self._pool.null_block)
             if protects and group.is_downward_closed:
                 self._pool.protect(block for _, block in blocks)
             held += blocks

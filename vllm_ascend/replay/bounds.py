@@ -31,7 +31,7 @@ class Survey:
     digest: str
 
 
-class PrefixIndex:
+class SeenPrompts:
     """Every prompt seen so far."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def _num_common(one: np.ndarray, other: np.ndarray) -> int:
 
 def survey(workload: Workload, alignments: Collection[int]) -> Survey:
     """Compute the bounds of a workload for granules 1 and 128 and some alignments, in tokens."""
-    index = PrefixIndex()
+    index = SeenPrompts()
     digest = hashlib.sha256()
     granules = {1, 128, *alignments}
     hits = dict.fromkeys(granules, 0)

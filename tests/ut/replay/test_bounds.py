@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_ascend.replay.bounds import PrefixIndex, survey
+from vllm_ascend.replay.bounds import SeenPrompts, survey
 from vllm_ascend.replay.trace import TraceRequest, Workload
 from vllm_ascend.replay.workloads import named_workload
 
@@ -35,7 +35,7 @@ def prompts(draw):
 @settings(max_examples=100, deadline=None)
 @given(prompts())
 def test_index_equals_brute_force(all_prompts):
-    index = PrefixIndex()
+    index = SeenPrompts()
     for number, prompt in enumerate(all_prompts):
         expected = max((common_prefix(prompt, p) for p in all_prompts[:number]), default=0)
         assert index.common_prefix(np.array(prompt)) == expected

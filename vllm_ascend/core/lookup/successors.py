@@ -29,8 +29,8 @@ class SuccessorHashes:
     and caching it anew overwrites the entry.
     """
 
-    def __init__(self, hash_block_size: int, event_log: KVEventLog | None = None) -> None:
-        self._hash_block_size = hash_block_size
+    def __init__(self, hash_tokens: int, event_log: KVEventLog | None = None) -> None:
+        self._hash_tokens = hash_tokens
         self._event_log = event_log
         self._by_block: dict[BlockId, BlockHash] = {}
         # Blocks cached before the granule behind them was known, with their keys, by request.
@@ -44,7 +44,7 @@ class SuccessorHashes:
         If the request has not got that far, it is noted by a later ``resolve_pending``.
         """
         log = self._event_log
-        index, inside = divmod(end_tokens, self._hash_block_size)
+        index, inside = divmod(end_tokens, self._hash_tokens)
         if inside:
             return
         if index < len(request.block_hashes):
@@ -79,7 +79,7 @@ class SuccessorHashes:
 
         ``None`` if the request does not reach that far, or no copy was followed by the same tokens.
         """
-        index, inside = divmod(end_tokens, self._hash_block_size)
+        index, inside = divmod(end_tokens, self._hash_tokens)
         if inside:
             return copies[0] if copies else None
         if index >= len(block_hashes):

@@ -23,8 +23,8 @@ from vllm_ascend.core.retention.boundaries import align_down, kept_boundaries, r
 
 
 def ranked_boundaries(
-    start_tokens: int,
-    end_tokens: int,
+    start: int,
+    end: int,
     *,
     alignment: int,
     kept: Sequence[int],
@@ -32,7 +32,7 @@ def ranked_boundaries(
     keeps_spares: bool,
     rank: Rank = Rank.KEPT,
 ) -> dict[Rank, list[int]]:
-    """Return the boundaries in ``(start_tokens, end_tokens]`` that have tails, by rank.
+    """Return the boundaries in ``(start, end]`` that have tails, by rank.
 
     ===================  ==========================================================
     rank                 boundaries, each once, ascending
@@ -48,12 +48,12 @@ def ranked_boundaries(
         keeps_spares: Whether there are spare tails; without them the first row is missing.
         rank: That of kept boundaries.
     """
-    behind = [b for b in rolling if start_tokens < b <= end_tokens and b not in kept]
+    behind = [b for b in rolling if start < b <= end and b not in kept]
     ranked = {Rank.ROLLING: behind, rank: list(kept)}
     if not keeps_spares:
         return ranked
-    first = align_down(start_tokens, alignment) + alignment
-    spares = set(range(first, end_tokens + 1, alignment)).difference(kept, behind)
+    first = align_down(start, alignment) + alignment
+    spares = set(range(first, end + 1, alignment)).difference(kept, behind)
     return {Rank.SPARE: sorted(spares), **ranked}
 
 
@@ -130,12 +130,12 @@ def reachable_blocks(
 
     replay = 0
     if interval is not None and num_prompt_tokens is not None:
-        replay = replay_boundary(num_prompt_tokens, alignment, lookahead_tokens=1)
+        replay = replay_boundary(num_prompt_tokens, alignment, lookahead=1)
     # The tails of these, and of no others, reach into the range.
     first = max((start_block - peek_blocks) * block_tokens, 0)
     last = (end_block - peek_blocks + tail_length) * block_tokens
     boundaries = kept_boundaries(
-        first, last, alignment_tokens=alignment, interval_tokens=interval, singled_out=(replay,)
+        first, last, alignment=alignment, interval=interval, singled_out=(replay,)
     )
     mask = [False] * (end_block - start_block)
     length = None if peek_blocks else tail_length

@@ -21,91 +21,97 @@ AUTO_RETENTION_INTERVAL_TOKENS = 32_768
 _FALLBACK_ALIGNMENTS = 4
 
 
-def align_down(num_tokens: int, alignment_tokens: int) -> int:
-    """Return the largest multiple of ``alignment_tokens`` that is <= ``num_tokens``."""
-    return num_tokens // alignment_tokens * alignment_tokens
+def align_down(num_tokens: int, alignment: int) -> int:
+    """Return the largest multiple of ``alignment`` that is <= ``num_tokens``."""
+    return num_tokens // alignment * alignment
 
 
-def contiguous_blocks_for_hit(window_tokens: int, block_tokens: int, *, peek_block: bool) -> int:
-    """Return how many blocks in a row must be cached for a window to resume.
+def contiguous_blocks_for_hit(window: int, block_tokens: int, *, peek_block: bool) -> int:
+    """Return how many blocks in a row must be cached for a window to resume at a boundary ``b``::
 
-    The window includes the token being computed. ``peek_block``: one block behind the boundary is
-    asked for as well (vLLM's EAGLE rule).
+        read    [b - window + 1, b)    the window includes the token being computed
+        peeked  [b, b + block_tokens)  with ``peek_block`` (vLLM's EAGLE rule)
 
     Source: vLLM 0.23.0 ``SlidingWindowManager._contiguous_blocks_for_hit``.
     """
     # -1: the token to be computed is itself part of the window and is not read from the cache.
-    return cdiv(window_tokens - 1, block_tokens) + int(peek_block)
+    return cdiv(window - 1, block_tokens) + int(peek_block)
 
 
-def tail_blocks(boundary_tokens: int, first_token: int, block_tokens: int) -> range:
-    """Return the block ordinals that must be cached to resume at a boundary, a block's end.
+def tail_blocks(boundary: int, first_token: int, block_tokens: int) -> range:
+    """Return the block ordinals that must be cached to resume at a boundary, a block's end::
 
-    ``first_token`` is the first one whose row is read there.
+    rows read  [first_token, boundary)
+    ordinals   [first_token // block_tokens, boundary // block_tokens)
     """
-    return range(first_token // block_tokens, boundary_tokens // block_tokens)
+    return range(first_token // block_tokens, boundary // block_tokens)
 
 
-def replay_boundary(num_prompt_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:
-    """Return the deepest boundary that a replay of the same prompt can hit.
+def replay_boundary(num_prompt_tokens: int, alignment: int, lookahead: int) -> int:
+    """Return the deepest boundary ``b`` that a replay of the same prompt can hit::
+
+        hit       [0, b)
+        computed  [b, num_prompt_tokens), at least ``lookahead`` tokens
 
     Args:
-        lookahead_tokens: Tokens behind the boundary that the replay must still have: one (its
+        lookahead: Tokens behind the boundary that the replay must still have: one (its
             logits are wanted), or more where a draft layer looks ahead.
     """
-    return align_down(max(num_prompt_tokens - lookahead_tokens, 0), alignment_tokens)
+    return align_down(max(num_prompt_tokens - lookahead, 0), alignment)
 
 
-def fallback_boundary(
-    replay_boundary_tokens: int, alignment_tokens: int, lookahead_tokens: int
-) -> int:
-    """Return a boundary shortly before the replay boundary, 0 if there is none.
+def fallback_boundary(replay: int, alignment: int, lookahead: int) -> int:
+    """Return a boundary ``b`` shortly before the replay boundary, 0 if there is none::
+
+        prompt that leaves it  [0, c), c the last multiple of 4 alignments < replay + lookahead
+        hit                    [0, b), b + lookahead <= c
 
     The next turn of a chat often leaves the prompt before it just in front of its end: a template
     ends a prompt differently from how it later repeats it, reasoning is taken out, the last line is
     edited. All of it would be computed anew for a few tokens.
 
     Args:
-        lookahead_tokens: Tokens behind a boundary that must be known as well: none, or more where
+        lookahead: Tokens behind a boundary that must be known as well: none, or more where
             a draft layer looks ahead.
     """
-    coarse = _FALLBACK_ALIGNMENTS * alignment_tokens
-    leaves_at = align_down(max(replay_boundary_tokens + lookahead_tokens - 1, 0), coarse)
-    return align_down(max(leaves_at - lookahead_tokens, 0), alignment_tokens)
+    coarse = _FALLBACK_ALIGNMENTS * alignment
+    leaves_at = align_down(max(replay + lookahead - 1, 0), coarse)
+    return align_down(max(leaves_at - lookahead, 0), alignment)
 
 
-def finish_boundary(num_tokens: int, alignment_tokens: int, lookahead_tokens: int) -> int:
-    """Return the deepest boundary that a request going on behind these tokens can hit.
+def finish_boundary(num_tokens: int, alignment: int, lookahead: int) -> int:
+    """Return the deepest boundary ``b`` that a request going on behind these tokens can hit::
 
-    ``num_tokens`` are computed when the request ends; ``lookahead_tokens`` as above.
+    computed at the end  [0, num_tokens)
+    hit                  [0, b), b + lookahead <= num_tokens
     """
-    return align_down(max(num_tokens - lookahead_tokens, 0), alignment_tokens)
+    return align_down(max(num_tokens - lookahead, 0), alignment)
 
 
 def kept_boundaries(
-    start_tokens: int,
-    end_tokens: int,
+    start: int,
+    end: int,
     *,
-    alignment_tokens: int,
-    interval_tokens: int | None,
+    alignment: int,
+    interval: int | None,
     singled_out: Iterable[int],
 ) -> list[int]:
-    """Return the boundaries in ``(start_tokens, end_tokens]`` whose tails are kept, ascending.
+    """Return the boundaries in ``(start, end]`` whose tails are kept, ascending.
 
     Args:
-        interval_tokens: ``None`` keeps all multiples of ``alignment_tokens``, 0 only those singled
+        interval: ``None`` keeps all multiples of ``alignment``, 0 only those singled
             out, N also every multiple of N.
         singled_out: Kept whatever the interval: replay, finish, junctions.
     """
-    kept = {boundary for boundary in singled_out if start_tokens < boundary <= end_tokens}
-    spacing = alignment_tokens if interval_tokens is None else interval_tokens
+    kept = {boundary for boundary in singled_out if start < boundary <= end}
+    spacing = alignment if interval is None else interval
     if spacing:
-        kept.update(range(align_down(start_tokens, spacing) + spacing, end_tokens + 1, spacing))
+        kept.update(range(align_down(start, spacing) + spacing, end + 1, spacing))
     return sorted(kept)
 
 
 def resolve_retention_interval(
-    retention: int | str | None, alignment_tokens: int, *, has_windowed_group: bool
+    retention: int | str | None, alignment: int, *, has_windowed_group: bool
 ) -> int | None:
     """Turn the configured retention, ``"auto"`` or tokens, into an interval in tokens.
 
@@ -121,11 +127,11 @@ def resolve_retention_interval(
         )
     if retention == "auto":
         # An alignment that does not divide the default gets the next interval that fits.
-        return cdiv(AUTO_RETENTION_INTERVAL_TOKENS, alignment_tokens) * alignment_tokens
+        return cdiv(AUTO_RETENTION_INTERVAL_TOKENS, alignment) * alignment
     interval = int(retention)
-    if interval % alignment_tokens:
+    if interval % alignment:
         raise ValueError(
             f"VLLM_PREFIX_CACHE_RETENTION_INTERVAL={retention!r} is invalid: allowed are 'auto', "
-            f"0 and multiples of {alignment_tokens} tokens, the alignment in force"
+            f"0 and multiples of {alignment} tokens, the alignment in force"
         )
     return interval

@@ -52,7 +52,7 @@ def leave_behind(
     return left
 
 
-def take_held(
+def take_remaining_blocks(
     group: Group, record: RequestRecord | None, request_id: str, null_block: KVCacheBlock
 ) -> list[PlacedBlock]:
     """Take away and return what an ended request still holds in a group."""

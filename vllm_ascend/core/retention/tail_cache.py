@@ -88,8 +88,8 @@ class TailCache:
         kept = kept_boundaries(
             start,
             end,
-            alignment_tokens=self._alignment,
-            interval_tokens=self._plan.tails_interval,
+            alignment=self._alignment,
+            interval=self._plan.tails_interval,
             singled_out=self.singled_out(record),
         )
         return ranked_boundaries(

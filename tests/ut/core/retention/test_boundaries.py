@@ -78,7 +78,7 @@ def test_kept_boundaries_against_a_scan(start, length, interval, singled_out):
         if b % 4 == 0 and (b in singled_out or interval is None or (interval and b % interval == 0))
     ]
     assert expected == kept_boundaries(
-        start, end, alignment_tokens=4, interval_tokens=interval, singled_out=singled_out
+        start, end, alignment=4, interval=interval, singled_out=singled_out
     )
 
 

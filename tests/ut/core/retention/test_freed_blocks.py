@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from tests.ut.core.real_groups import full, make_groups, window
 from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.retention.freed_blocks import deep_first, leave_behind, take_held
+from vllm_ascend.core.retention.freed_blocks import deep_first, leave_behind, take_remaining_blocks
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 
@@ -79,7 +79,7 @@ def test_the_earliest_window_decides_when_to_look_again():
 def test_an_ended_request_gives_everything_back_but_what_it_had_left():
     held = Held()
     held.leave(16)
-    taken = take_held(held.group, held.record, "r", held.pool.null_block)
+    taken = take_remaining_blocks(held.group, held.record, "r", held.pool.null_block)
     assert [(start, block.block_id) for start, block in taken] == [
         (8, 3),
         (12, 4),
@@ -87,10 +87,10 @@ def test_an_ended_request_gives_everything_back_but_what_it_had_left():
         (20, 6),
     ]
     assert "r" not in held.group.manager.req_to_blocks
-    assert take_held(held.group, held.record, "r", held.pool.null_block) == []
+    assert take_remaining_blocks(held.group, held.record, "r", held.pool.null_block) == []
 
 
 def test_a_request_without_a_record_gives_everything_back():
     held = Held(full(8))
-    taken = take_held(held.group, None, "r", held.pool.null_block)
+    taken = take_remaining_blocks(held.group, None, "r", held.pool.null_block)
     assert [start for start, _ in taken] == [0, 8, 16, 24, 32, 40]
