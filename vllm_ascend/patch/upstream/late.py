@@ -77,8 +77,7 @@ def is_set(patch: Patch) -> bool:
 
 def _after_import(holder: str, change: Callable[[ModuleType], None]) -> None:
     name = holder.partition(":")[0]
-    module = sys.modules.get(name)
-    if module is not None:
+    if (module := sys.modules.get(name)) is not None:
         change(module)
     else:
         _WAITING[name][holder] = change
@@ -97,8 +96,7 @@ def _set_target(patch: Patch, _module: ModuleType) -> None:
 
 
 def _set_alias(target: str, alias: str, module: ModuleType) -> None:
-    original, new = _SET[target]
-    name = alias.partition(":")[2]
+    (original, new), name = _SET[target], alias.partition(":")[2]
     held = vars(module).get(name)
     if held is original:
         setattr(module, name, new)
