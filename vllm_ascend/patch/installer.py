@@ -164,8 +164,9 @@ def plan(
     table = tuple(patches)
     live = _live(table)
     checked, problems = (live.plan, []) if live else _check(table, vllm_version or _running_vllm())
+    version = checked.vllm_version
     unavailable = {row.feature for row in checked.rows if row.status == NOT_AVAILABLE}
-    missing, version = sorted(unavailable & set(required_features)), checked.vllm_version
+    missing = sorted(unavailable & set(required_features))
     if missing:
         problems.append(f"required but not available on vLLM {version}: {', '.join(missing)}")
     if problems:

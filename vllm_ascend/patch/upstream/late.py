@@ -96,7 +96,8 @@ def _set_target(patch: Patch, _module: ModuleType) -> None:
 
 
 def _set_alias(target: str, alias: str, module: ModuleType) -> None:
-    (original, new), name = _SET[target], alias.partition(":")[2]
+    original, new = _SET[target]
+    name = alias.partition(":")[2]
     held = vars(module).get(name)
     if held is original:
         setattr(module, name, new)
