@@ -41,20 +41,13 @@ class _StoredInRows:
 
 @dataclass(frozen=True, kw_only=True)
 class AscendMLAAttentionSpec(_StoredInRows, MLAAttentionSpec):
-    """MLA rows as Ascend stores them: ``block_size`` rows, each for ``compress_ratio`` tokens.
+    """MLA rows as Ascend stores them: ``block_size`` rows, each for ``compress_ratio`` tokens."""
 
-    Attributes:
-        scale_dim: Scales stored beside every row (the indexer has one), of ``scale_dtype``.
-        sparse_head_dim: For sparse attention without compression, the sizes of the parts that
-            share a page: (latent, rope, indexer key).
-        cache_sparse_c8: Store the indexer part as ``c8_k_cache_dtype`` with one
-            ``c8_k_scale_cache_dtype`` scale per row.
-    """
-
-    scale_dim: int = 0
+    scale_dim: int = 0  # scales stored beside every row (the indexer has one)
     scale_dtype: torch.dtype = torch.int8
+    # Sparse attention without compression: elements of (latent, rope, indexer key), in one page.
     sparse_head_dim: tuple[int, ...] | None = None
-    cache_sparse_c8: bool = False
+    cache_sparse_c8: bool = False  # the indexer key has one scale per row; their types:
     c8_k_cache_dtype: torch.dtype = torch.int8
     c8_k_scale_cache_dtype: torch.dtype = torch.float16
 
@@ -67,9 +60,8 @@ class AscendMLAAttentionSpec(_StoredInRows, MLAAttentionSpec):
     def _row_bytes(self) -> int:
         if self.cache_sparse_c8:
             return sum(self._sparse_part_bytes())
-        return self.head_size * get_dtype_size(self.dtype) + self.scale_dim * get_dtype_size(
-            self.scale_dtype
-        )
+        scale_bytes = self.scale_dim * get_dtype_size(self.scale_dtype)
+        return self.head_size * get_dtype_size(self.dtype) + scale_bytes
 
     def _sparse_part_bytes(self) -> tuple[int, int, int, int]:
         """Bytes of a row's latent, rope, quantised indexer key and its scale."""

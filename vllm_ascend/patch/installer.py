@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -16,8 +17,8 @@ from vllm_ascend.patch.planner import (
     NOT_AVAILABLE,
     Change,
     PatchStatus,
+    globals_of,
     is_present,
-    modules_of,
     plan_other,
     plan_supported,
 )
@@ -55,8 +56,7 @@ class Installation:
         return [
             Change(module, name, ours[id(value)].old, value)
             for package in {patch.package for patch in self.plan.patches}
-            for _, module in modules_of(package)
-            for name, value in list(vars(module).items())
+            for _, module, name, value in globals_of(package)
             if id(value) in ours and (id(module), name) not in recorded
         ]
 
@@ -73,8 +73,7 @@ class Plan:
     def install(self) -> Installation:
         """Set every attribute, or none: a failure in the middle is rolled back and re-raised.
 
-        Returns:
-            The installation; the live one if this table is in force already.
+        The live installation is returned if this table is in force already.
 
         Raises:
             PatchError: An attribute is no longer what was planned for; nothing was changed.
@@ -89,18 +88,13 @@ class Plan:
         ]
         if stale:
             raise PatchError(f"changed since it was planned: {', '.join(stale)}")
-        done: list[Change] = []
-        try:
+        with ExitStack() as rollback:
             for change in self.changes:
-                change.apply()
-                done.append(change)
-        except BaseException:
-            for change in reversed(done):
-                change.revert()
-            raise
-        installation = Installation(self, done)
-        _LIVE.append(installation)
-        return installation
+                setattr(change.owner, change.name, change.new)
+                rollback.callback(change.revert)
+            rollback.pop_all()
+        _LIVE.append(Installation(self, self.changes))
+        return _LIVE[-1]
 
     def summary(self) -> str:
         """Return one line for the log."""
@@ -129,7 +123,6 @@ def refuse_unknown_vllm(marker: str, *, vllm_version: str | None = None) -> None
 
     Args:
         marker: Evidence as in ``Patch.skip_if_present``.
-        vllm_version: The running version; vLLM's own word by default.
 
     Raises:
         PatchError: It is neither.
@@ -137,7 +130,7 @@ def refuse_unknown_vllm(marker: str, *, vllm_version: str | None = None) -> None
     version = vllm_version or _running_vllm()
     if not _is_supported(version) and not is_present(marker):
         missing = f"it has none of the features that the patches bring (no {marker})"
-        raise PatchError(_refusal(version, [missing]))
+        raise _refusal(version, [missing])
 
 
 def install(
@@ -162,8 +155,7 @@ def plan(
     A table that is in force is not checked against its own replacements: its plan is returned.
 
     Args:
-        patches: The table.
-        required_features: Features without which the caller cannot go on.
+        required_features: Those without which the caller cannot go on.
         vllm_version: The running version; vLLM's own word by default.
 
     Raises:
@@ -178,7 +170,7 @@ def plan(
     if missing:
         problems.append(f"required but not available on vLLM {version}: {', '.join(missing)}")
     if problems:
-        raise PatchError(_refusal(version, problems))
+        raise _refusal(version, problems)
     return checked
 
 
@@ -203,8 +195,8 @@ def _is_supported(version: str) -> bool:
     return version.split("+")[0] == SUPPORTED_VLLM
 
 
-def _refusal(version: str, problems: Sequence[str]) -> str:
-    return (
+def _refusal(version: str, problems: Sequence[str]) -> PatchError:
+    return PatchError(
         f"the patches of vllm-ascend-backport are written for vLLM {SUPPORTED_VLLM} and do not "
         f"fit the running vLLM {version}; nothing was changed: {'; '.join(problems)}"
     )

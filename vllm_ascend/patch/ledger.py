@@ -45,7 +45,7 @@ def collect_patches(package: ModuleType = vllm_ascend.patch) -> tuple[Patch, ...
     Raises:
         AttributeError: A module has no ``PATCHES``; an empty tuple is fine.
     """
-    modules = [importlib.import_module(name) for name in patch_modules(package)]
+    modules = map(importlib.import_module, patch_modules(package))
     return tuple(patch for module in modules for patch in module.PATCHES)
 
 
@@ -79,11 +79,10 @@ def render(patches: Sequence[Patch]) -> str:
 
 def _holders(patch: Patch) -> str:
     """Return who else binds the name: changed with it, or left alone on purpose."""
-    if isinstance(patch, Wrap) and patch.aliases:
-        return f"<br>also in {', '.join(f'`{alias}`' for alias in patch.aliases)}"
-    if isinstance(patch, Rebind) and patch.keepers:
-        return f"<br>kept by {', '.join(f'`{keeper}`' for keeper in patch.keepers)}"
-    return ""
+    said, names = "kept by", patch.keepers if isinstance(patch, Rebind) else ()
+    if isinstance(patch, Wrap):
+        said, names = "also in", patch.aliases
+    return f"<br>{said} {', '.join(f'`{name}`' for name in names)}" if names else ""
 
 
 def _guard(patch: Patch) -> str:

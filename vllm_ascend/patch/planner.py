@@ -54,10 +54,6 @@ class Change:
     old: Any
     new: Any
 
-    def apply(self) -> None:
-        """Set the attribute."""
-        setattr(self.owner, self.name, self.new)
-
     def revert(self) -> None:
         """Restore what was there before."""
         if self.old is _ABSENT:
@@ -77,11 +73,7 @@ class Change:
 
 
 def plan_supported(table: Sequence[Patch]) -> tuple[list[Change], list[str]]:
-    """Check every patch against the supported vLLM.
-
-    Returns:
-        The attributes to set, and everything that speaks against it.
-    """
+    """Return the attributes to set on the supported vLLM, and all that speaks against it."""
     # Three passes: finding a target or building a replacement may import a module that takes
     # another target's original through ``from ... import``; holders are looked for last.
     problems: list[str] = []
@@ -185,9 +177,7 @@ def replacement(patch: Override, original: Any) -> Any:
     if not isinstance(patch, Wrap):
         return patch.replacement
     new = patch.replacement(plain_function(original))
-    if isinstance(original, classmethod | staticmethod):
-        return type(original)(new)
-    return new
+    return type(original)(new) if isinstance(original, classmethod | staticmethod) else new
 
 
 def _plan_aliases(patch: Wrap, change: Change, problems: list[str]) -> list[Change]:
@@ -196,29 +186,27 @@ def _plan_aliases(patch: Wrap, change: Change, problems: list[str]) -> list[Chan
     for alias in patch.aliases:
         module_name, _, name = alias.partition(":")
         module = sys.modules.get(module_name)
-        if module is None:
-            continue
-        if vars(module).get(name) is change.old:
+        if module is not None and vars(module).get(name) is change.old:
             changes.append(Change(module, name, change.old, change.new))
-        else:
+        elif module is not None:
             problems.append(f"{alias} does not hold {patch.target}")
     return changes
 
 
 def _undeclared(patch: Patch, change: Change, known: set[str], role: str) -> Iterator[str]:
     """Name who holds the original and is not known to: it would go on with the wrong one."""
-    for module_name, module in modules_of(patch.package):
-        for name, held in list(vars(module).items()):
-            holder = f"{module_name}:{name}"
-            if held is change.old and holder not in known:
-                yield f"{holder} holds {patch.target} and is not declared as its {role}"
+    for module_name, _, name, held in globals_of(patch.package):
+        holder = f"{module_name}:{name}"
+        if held is change.old and holder not in known:
+            yield f"{holder} holds {patch.target} and is not declared as its {role}"
 
 
-def modules_of(package: str) -> Iterator[tuple[str, Any]]:
-    """Yield (name, module) of everything that is imported of a top-level package."""
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] == package:
-            yield name, module
+def globals_of(package: str) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield (module's name, module, name, value) of all that a package's imported modules hold."""
+    for module_name, module in list(sys.modules.items()):
+        if module is not None and module_name.partition(".")[0] == package:
+            for name, value in list(vars(module).items()):
+                yield module_name, module, name, value
 
 
 def plan_other(table: Sequence[Patch], version: str) -> tuple[list[PatchStatus], list[str]]:
@@ -254,11 +242,8 @@ def is_present(evidence: str) -> bool:
     except AttributeError:
         return False
     except ImportError as error:
-        module = target.partition(":")[0]
-        is_missing = isinstance(error, ModuleNotFoundError)
-        if is_missing and f"{module}.".startswith(f"{error.name}."):
+        module = f"{target.partition(':')[0]}."
+        if isinstance(error, ModuleNotFoundError) and module.startswith(f"{error.name}."):
             return False
         raise PatchError(f"cannot tell whether vLLM has {evidence}: {error}") from error
-    if not parameter:
-        return True
-    return parameter in inspect.signature(plain_function(attribute)).parameters
+    return not parameter or parameter in inspect.signature(plain_function(attribute)).parameters

@@ -17,37 +17,23 @@ class PatchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """What all kinds of patches have in common.
+    """What all kinds of patches have in common."""
 
-    Attributes:
-        target: ``"module:function"`` or ``"module:Class.attribute"``.
-        replacement: See the subclasses.
-        feature: What the patch belongs to, for reports.
-        why: The reason, in a sentence.
-        upstream: Where the idea comes from.
-        remove_when: The vLLM requirement that makes the patch superfluous (``"vllm>=0.23"``), or,
-            where no release is known to, what would have to happen for it, in words.
-        skip_if_present: Evidence that the running vLLM has the feature itself: an attribute
-            (``"module:Class.name"``) or a parameter (``"module:Class.name(parameter)"``).
-            ``None``: no vLLM is known to have it.
-    """
-
-    target: str
-    replacement: Any
-    feature: str
-    why: str
-    upstream: str
+    target: str  # "module:function" or "module:Class.attribute"
+    replacement: Any  # see the subclasses
+    feature: str  # an entry of vllm_ascend.patch.features
+    why: str  # in a sentence
+    upstream: str  # where the idea comes from
+    # The vLLM requirement that makes the patch superfluous ("vllm>=0.23"), or, where no release is
+    # known to, what would have to happen for it, in words.
     remove_when: str
+    # Evidence that the running vLLM has the feature itself: "module:Class.name", or a parameter,
+    # "module:Class.name(parameter)". None: no vLLM is known to have it.
     skip_if_present: str | None = None
 
     @property
-    def module(self) -> str:
-        """Name of the module that is patched."""
-        return self.target.partition(":")[0]
-
-    @property
     def package(self) -> str:
-        """Name of its top-level package."""
+        """Name of the top-level package that is patched."""
         return self.target.partition(".")[0]
 
     @property
@@ -68,23 +54,17 @@ class AddField(Add):
     Who encodes or decodes the class (msgspec) takes it for declared; a process without the patch
     passes over it. ``replacement`` is its default, which the class carries as an attribute: the
     constructor stays vLLM's own and does not take the field.
-
-    Attributes:
-        type: What msgspec decodes the value as.
     """
 
-    type: Any
+    type: Any  # what msgspec decodes the value as
 
 
 @dataclass(frozen=True, kw_only=True)
 class Override(Patch):
-    """Something of vLLM's, or of vllm-ascend's, that is replaced.
+    """Something of vLLM's, or of vllm-ascend's, that is replaced."""
 
-    Attributes:
-        upstream_sha256: Digest of the original's source in the supported vLLM; several where
-            the supported heads of vllm-ascend differ.
-    """
-
+    # Of the original's source in the supported vLLM; several where the supported heads of
+    # vllm-ascend differ.
     upstream_sha256: str | tuple[str, ...]
 
     @property
@@ -96,37 +76,27 @@ class Override(Patch):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrap(Override):
-    """A changed function; ``replacement`` takes the original and returns the new one.
+    """A changed function; ``replacement`` takes the original and returns the new one."""
 
-    Attributes:
-        aliases: Other module globals that hold the same function through ``from ... import``, as
-            ``"module:name"``. They are changed, too.
-    """
-
+    # "module:name" of others that hold the function by ``from ... import``; they are changed, too.
     aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rebind(Override):
-    """A class or function replaced at one name.
+    """A class or function replaced at one name."""
 
-    Attributes:
-        keepers: Other module globals that hold the original and are known to work with it, as
-            ``"module:name"``. Whoever else holds it would be passed over unnoticed: refused.
-    """
-
+    # "module:name" of others that hold the original and are known to work with it. Whoever else
+    # holds it would be passed over unnoticed: refused.
     keepers: tuple[str, ...] = ()
 
 
 def changes(
     target: str, upstream_sha256: str | tuple[str, ...], feature: Mapping[str, Any], **others: Any
 ) -> Callable[[Callable[[Any], Any]], Wrap]:
-    """Make a function that takes the original and returns the new one a :class:`Wrap`.
-
-    Its docstring is the patch's ``why``.
+    """Make a function a :class:`Wrap`; its docstring is the patch's ``why``.
 
     Args:
-        target, upstream_sha256: See :class:`Wrap`.
         feature: An entry of :mod:`vllm_ascend.patch.features`.
         **others: Other fields.
     """

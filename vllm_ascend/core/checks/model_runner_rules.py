@@ -9,13 +9,8 @@ _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 def check_model_runner(*, is_v2: bool, counts_rows: bool, copies_blocks: bool) -> None:
     """Refuse vLLM's second model runner where it would compute wrong rows without a word.
 
-    Its own block tables take every token for a row, and it ignores the copies in a
-    ``SchedulerOutput``.
-
-    Args:
-        is_v2: Whether ``VLLM_USE_V2_MODEL_RUNNER`` is set.
-        counts_rows: Whether the layout has groups that store one row for several tokens.
-        copies_blocks: Whether hits may end inside blocks, which are then copied.
+    Its own block tables take every token for a row, which is wrong where the layout counts rows,
+    and it ignores the copies in a ``SchedulerOutput``, of blocks that hits end inside.
 
     Raises:
         ValueError: It cannot be used.

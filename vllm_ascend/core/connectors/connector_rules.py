@@ -47,21 +47,16 @@ def knows_granules(config: KVTransferConfig | None) -> bool:
 def allows_partial_hits(config: KVTransferConfig | None) -> bool:
     """Whether a KV connector, if there is one, leaves it to us where hits end, and how hashes are.
 
-    Raises:
-        ValueError: There is no connector of that name.
+    Raises as :func:`knows_granules` does.
     """
     return config is None or knows_granules(config)
 
 
 def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bool) -> None:
-    """Check that a KV connector can be used with DeepSeek-V4 in Ascend's layout.
-
-    Args:
-        option: The option of the command line that asks for it.
-        hybrid_is_off: vLLM's hybrid KV cache manager is off.
+    """Check that a KV connector, asked for by ``option``, fits DeepSeek-V4 in Ascend's layout.
 
     Raises:
-        ValueError: It cannot; says what to change.
+        ValueError: It does not; says what to change.
     """
     try:
         connector = KVConnectorFactory.get_connector_class(config)
@@ -93,9 +88,6 @@ def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) ->
         a prefill instance's own, at first  [0, num_tokens - 2)
 
     That drops the last token, which the decode instance computes, after the look-up.
-
-    Args:
-        transfer_params: The request's ``kv_transfer_params``.
     """
     params = transfer_params or {}
     will_be_shortened = params.get("do_remote_decode") and not params.get("_p_side_truncated")
@@ -121,9 +113,8 @@ class ConnectorQuery:
 
     def brings_tokens(self, request: Request, num_local_tokens: int) -> bool:
         """Whether tokens follow, or may follow, behind a local hit that ends with whole blocks."""
-        answer = self._ask(request, num_local_tokens)
-        self._asked = request, answer
-        return answer != _NOTHING
+        self._asked = request, self._ask(request, num_local_tokens)
+        return self._asked[1] != _NOTHING
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Answer:
         """Stand in for the connector's method; see vLLM's ``KVConnectorBase_V1``."""

@@ -27,13 +27,10 @@ class ContractDecoder:
     def __init__(
         self, decoder: Any, contract: KVTransferContract, page_bytes: list[int] | None
     ) -> None:
-        """Prepare.
+        """Take vllm-ascend's decoder, and of this side the contract and the tensors.
 
-        Args:
-            decoder: vllm-ascend's.
-            contract: This side's.
-            page_bytes: Bytes of a block in every registered tensor, in order; ``None`` where the
-                other side holds only some of the layers.
+        ``page_bytes`` are the bytes of a block in every registered tensor, in order; ``None`` where
+        the other side holds only some of the layers.
         """
         self._decoder = decoder
         self._contract = contract

@@ -32,10 +32,7 @@ def blocks_to_evict(
         [0, t // block_tokens)    ordinals of the blocks that each group keeps
         [t // block_tokens, ...)  of those that are returned, but for the null block
 
-    Args:
-        tables: The request's, per group.
-        block_tokens: Tokens per block of every group.
-        invalid_block_ids: Blocks that were not loaded, without the null block.
+    ``block_tokens`` are per group; the null block must not be among the invalid ones.
     """
     groups = list(zip(tables, block_tokens, strict=True))
     not_loaded = [

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -29,7 +28,7 @@ from vllm_ascend.core.events.kv_event_queue import KVEventQueue
 from vllm_ascend.core.pool.block_names import BlockNames
 
 # By block id: an index in the events, and the names that are told because of the block.
-_Holders: TypeAlias = dict[int, tuple[int, list[BlockHash]]]
+_Holders = dict[int, tuple[int, list[BlockHash]]]
 
 
 class KVEventLog:
@@ -65,12 +64,9 @@ class KVEventLog:
         ordinals: Sequence[int],
         block_tokens: int,
     ) -> None:
-        """Some blocks of a request were entered.
+        """Of all ``blocks`` of a request in the group, these ascending ordinals were entered.
 
-        Args:
-            names: Their names, by ordinal.
-            blocks: All blocks of the request in the group.
-            ordinals: Which were entered, ascending.
+        ``names`` are by ordinal.
         """
         group = self._queue.groups[group_id]
         if group.ends_inside:
@@ -96,15 +92,10 @@ class KVEventLog:
         granules: Iterable[int],
         per_block: int,
     ) -> None:
-        """A request's granules will be hittable once the step being scheduled has run.
+        """A request's ascending granules will be hittable once the step being scheduled has run.
 
         Granule ``i`` holds the tokens ``[i * hash_tokens, (i + 1) * hash_tokens)`` and lies in
-        block ``i // per_block``.
-
-        Args:
-            blocks: The request's blocks in the group.
-            granules: Which, ascending.
-            per_block: Granules per block.
+        block ``i // per_block`` of all ``blocks`` of the request in the group.
         """
         units = [(i, blocks[i // per_block].block_id) for i in granules]
         names = request.block_hashes
@@ -166,9 +157,7 @@ class KVEventLog:
     ) -> list[int]:
         """Note which blocks hold names; return the ordinals of those that no other block held.
 
-        Args:
-            index: The group's in the events.
-            units: Ordinals, ascending, each with the id of the block.
+        ``index`` is the group's in the events; ``units`` are (ordinal, block id), ascending.
         """
         first_copies = []
         for ordinal, block_id in units:
@@ -181,9 +170,8 @@ class KVEventLog:
 
     def _release(self, holders: _Holders, block_id: int) -> None:
         """Drop what is noted of a block, if anything."""
-        held = holders.pop(block_id, None)
-        if held is not None:
-            self._drop_copies(*held)
+        if block_id in holders:
+            self._drop_copies(*holders.pop(block_id))
 
     def _drop_copies(self, index: int, names: Sequence[BlockHash]) -> None:
         gone = [name for name in names if not _one_less(self._copies, (index, name))]
@@ -219,7 +207,4 @@ class KVEventLog:
 def _one_less(counter: Counter, key: tuple[int, BlockHash]) -> int:
     """Count one down; return what is left."""
     counter[key] -= 1
-    left = counter[key]
-    if not left:
-        del counter[key]
-    return left
+    return counter[key] or counter.pop(key)

@@ -140,11 +140,10 @@ class KVEventQueue:
 
 def _continue(last: KVCacheEvent, event: AnnotatedBlockStored) -> bool:
     """Add an event's units to the last one, if they follow on in the same group."""
-    if (
-        not isinstance(last, AnnotatedBlockStored)
-        or (last.group_idx, last.block_size) != (event.group_idx, event.block_size)
-        or last.block_hashes[-1:] != [event.parent_block_hash]
-    ):
+    units = (event.group_idx, event.block_size)
+    if not isinstance(last, AnnotatedBlockStored) or (last.group_idx, last.block_size) != units:
+        return False
+    if last.block_hashes[-1:] != [event.parent_block_hash]:
         return False
     assert last.extra_keys is not None and event.extra_keys is not None
     last.block_hashes += event.block_hashes
@@ -159,11 +158,10 @@ def _extra_keys(
     """Return what the hash of each unit ``[start, end)`` covers besides its tokens."""
     if not need_extra_keys(request) and request.prompt_embeds is None:
         return [None] * (end - start)
-    extra_keys = []
-    multimodal_index = 0
-    for unit in range(start, end):
+    extra_keys, multimodal_index = [], 0
+    for first in range(start * unit_tokens, end * unit_tokens, unit_tokens):
         keys, multimodal_index = generate_block_hash_extra_keys(
-            request, unit * unit_tokens, (unit + 1) * unit_tokens, multimodal_index
+            request, first, first + unit_tokens, multimodal_index
         )
         extra_keys.append(keys)
     return extra_keys

@@ -13,10 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 from vllm_ascend.core.connectors.connector_rules import allows_partial_hits
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO, C128_RATIO
 from vllm_ascend.core.layout.specs import granule_tokens, group_specs, tokens_per_block
-from vllm_ascend.prefix_cache_config import (
-    DSV4_COMPRESSED_BLOCK_SIZES,
-    PrefixCacheConfig,
-)
+from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
 
@@ -46,7 +43,6 @@ class Granularity:
         Raises:
             ValueError: They cannot.
         """
-
         names_all = all(
             size % hash_tokens == 0 or (exact_names and hash_tokens % size == 0)
             for size in self.block_tokens

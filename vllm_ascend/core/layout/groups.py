@@ -106,12 +106,7 @@ class Groups:
 def describe_groups(
     managers: Sequence[SingleTypeKVCacheManager], draft_groups: Set[int], plan: CachePlan
 ) -> Groups:
-    """Return one description per group.
-
-    Args:
-        managers: Of all groups, in their order.
-        draft_groups: Groups that may hold layers of a draft model.
-    """
+    """Return one description per group; ``draft_groups`` may hold layers of a draft model."""
 
     def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
         if plan.is_stock or not is_windowed(spec):
@@ -146,9 +141,7 @@ def tail_spec(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -
     """Return a windowed group's spec with the window that is read to resume at a boundary.
 
     It differs from the group's own window where compressor state is read to its open window only.
-
-    Args:
-        specs: Those of all groups.
+    ``specs`` are those of all groups.
     """
     # Far enough that no tail reaches over the first token.
     boundary = align_down(spec.sliding_window, alignment) + alignment
@@ -157,11 +150,7 @@ def tail_spec(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -
 
 
 def tail_length(read: KVCacheSpec) -> int:
-    """Return the blocks of a tail, at all boundaries but the first few.
-
-    Args:
-        read: What :func:`tail_spec` returns.
-    """
+    """Return the blocks of a tail, given its :func:`tail_spec`, at all but the first boundaries."""
     return contiguous_blocks_for_hit(read.sliding_window, tokens_per_block(read), peek_block=False)
 
 
@@ -173,10 +162,7 @@ def hits_end_inside(spec: KVCacheSpec, alignment: int) -> bool:
 def find_draft_groups(
     kv_cache_config: KVCacheConfig, layer_names: Sequence[str] | None, *, use_eagle: bool
 ) -> set[int]:
-    """Return the groups that hold layers of a draft model, or could.
-
-    Args:
-        layer_names: The draft model's layers, if they are known.
+    """Return the groups that hold layers of a draft model, given by name if known, or could.
 
     Raises:
         ValueError: A layer is in no group.
@@ -187,8 +173,7 @@ def find_draft_groups(
         return flagged
     if layer_names:
         by_layer = {layer: i for i, group in enumerate(groups) for layer in group.layer_names}
-        unknown = sorted(set(layer_names) - set(by_layer))
-        if unknown:
+        if unknown := sorted(set(layer_names) - set(by_layer)):
             raise ValueError(f"draft layers {unknown} are in no KV cache group")
         return {by_layer[layer] for layer in layer_names}
     specs = group_specs(kv_cache_config)

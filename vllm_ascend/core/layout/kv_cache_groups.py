@@ -90,7 +90,7 @@ class TensorPlan:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block: one page in every tensor."""
+        """One page in every tensor."""
         return sum(page_bytes for page_bytes, _ in self.tensors)
 
     def allocate(self, num_blocks: int) -> list[KVCacheTensor]:
@@ -115,9 +115,9 @@ def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> TensorPlan:
             page_bytes = group.kv_cache_spec.kv_cache_specs[name].page_size_bytes
             if "mtp" in name:
                 drafts.append((page_bytes, (name,)))
-                continue
-            shared[used[page_bytes], page_bytes].append(name)
-            used[page_bytes] += 1
+            else:
+                shared[used[page_bytes], page_bytes].append(name)
+                used[page_bytes] += 1
     by_slot = [(page_bytes, tuple(names)) for (_, page_bytes), names in sorted(shared.items())]
     return TensorPlan(tensors=(*by_slot, *drafts))
 
@@ -136,10 +136,9 @@ def _uniform(specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs:
 
 def _pad_page(spec: KVCacheSpec, page_sizes: Sequence[int]) -> KVCacheSpec:
     """Pad a spec's page to the next of some ascending sizes; larger pages stay as they are."""
-    size = next((size for size in page_sizes if size >= spec.page_size_bytes), None)
-    if size is None or size == spec.page_size_bytes:
-        return spec
-    return replace(spec, page_size_padded=size)
+    own = spec.page_size_bytes
+    size = next((size for size in page_sizes if size >= own), own)
+    return spec if size == own else replace(spec, page_size_padded=size)
 
 
 def _split_windowed(
@@ -150,8 +149,8 @@ def _split_windowed(
     for name, spec in specs.items():
         by_size[spec.page_size_bytes].append(name)
     num_groups = max(cdiv(len(names), layers_per_group) for names in by_size.values())
-    parts: list[dict[str, KVCacheSpec]] = []
-    for first in range(num_groups):
-        dealt = {name for names in by_size.values() for name in names[first::num_groups]}
-        parts.append({name: spec for name, spec in specs.items() if name in dealt})
-    return parts
+    part_of = {name: i % num_groups for names in by_size.values() for i, name in enumerate(names)}
+    return [
+        {name: spec for name, spec in specs.items() if part_of[name] == part}
+        for part in range(num_groups)
+    ]

@@ -53,13 +53,11 @@ PATCHES: tuple[Patch, ...] = (
 
 def _required_features(config: PrefixCacheConfig) -> set[str]:
     """Return what the switches that are set cannot do without."""
+    retains = config.sparse_state or config.spare_tails
     needed = {
         "dsv4-layout": config.apply_dsv4_patch,
         "partial-hits": config.partial_hits,
-        "retention-exactness": config.sparse_state
-        or config.spare_tails
-        or config.protect_returning
-        or config.pin_swa_tokens,
+        "retention-exactness": retains or config.protect_returning or config.pin_swa_tokens,
     }
     return {feature for feature, is_needed in needed.items() if is_needed}
 
@@ -73,11 +71,11 @@ def install_all() -> Installation:
     Raises:
         PatchError, ValueError: See the module.
     """
-    config = load_config()
+    required = _required_features(load_config())
     if is_over_checkout():
         upstream.check(own_package())
         register_with_vllm()
-    installation = install(PATCHES, required_features=_required_features(config))
+    installation = install(PATCHES, required_features=required)
     if is_over_checkout():
         late.install_when_imported(upstream.PATCHES)
     _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())

@@ -22,19 +22,22 @@ from vllm_ascend.core.admission import request_footprint
 from vllm_ascend.core.layout import block_sizes, kv_cache_groups
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import block_pool_methods, salted_hashes
-from vllm_ascend.patch.features import FOOTPRINT, ISOLATION, RETENTION, ROW_LAYOUT
+from vllm_ascend.patch.features import FOOTPRINT, ISOLATION, RETENTION, ROW_LAYOUT, Entries
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _MODULE = "vllm.v1.core.kv_cache_utils"
 
 
-@changes(
-    f"{_MODULE}:get_request_block_hasher",
-    "b0287304e716cfd9",
-    ISOLATION,
-    aliases=("vllm.v1.engine.core:get_request_block_hasher",),
-)
+def _change(
+    name: str, upstream_sha256: str, feature: Entries, *holders: str, **others: Any
+) -> Callable[[Callable], Wrap]:
+    """Return what makes a function a patch of this module's; ``holders`` import it, too."""
+    aliases = tuple(f"{holder}:{name}" for holder in holders)
+    return changes(f"{_MODULE}:{name}", upstream_sha256, feature, aliases=aliases, **others)
+
+
+@_change("get_request_block_hasher", "b0287304e716cfd9", ISOLATION, "vllm.v1.engine.core")
 def wrap_get_request_block_hasher(original: Callable) -> Callable:
     """A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's first block.
     The hasher is made behind the scheduler, which says whether that matters."""
@@ -47,12 +50,7 @@ def wrap_get_request_block_hasher(original: Callable) -> Callable:
     return get_request_block_hasher
 
 
-@changes(
-    f"{_MODULE}:generate_block_hash_extra_keys",
-    "e09249e0ccb5e5d8",
-    ISOLATION,
-    aliases=("vllm.v1.core.block_pool:generate_block_hash_extra_keys",),
-)
+@_change("generate_block_hash_extra_keys", "e09249e0ccb5e5d8", ISOLATION, "vllm.v1.core.block_pool")
 def wrap_generate_block_hash_extra_keys(original: Callable) -> Callable:
     """Where that hasher is at work, the adapter's place is left empty beside a salt. All others, KV
     events among them, go on getting vLLM's keys."""
@@ -60,7 +58,6 @@ def wrap_generate_block_hash_extra_keys(original: Callable) -> Callable:
     def generate_block_hash_extra_keys(
         request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
     ) -> tuple[tuple[Any, ...] | None, int]:
-        """Return vLLM's extra keys, with the adapter's place in front where a salt is hashed."""
         keys, mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
         return salted_hashes.with_adapters_place(keys, start_token_idx), mm_idx
 
@@ -71,12 +68,7 @@ def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
     return [group.kv_cache_spec for group in groups]
 
 
-@changes(
-    f"{_MODULE}:resolve_kv_cache_block_sizes",
-    "8d94b0117a0fa0f1",
-    ROW_LAYOUT,
-    aliases=("vllm.v1.engine.core:resolve_kv_cache_block_sizes",),
-)
+@_change("resolve_kv_cache_block_sizes", "8d94b0117a0fa0f1", ROW_LAYOUT, "vllm.v1.engine.core")
 def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
     """Alignment and hash granularity must follow tokens per block; vLLM reads block_size, which
     counts rows in Ascend's specs."""
@@ -110,20 +102,19 @@ def _for_row_layouts(
 
         return choose
 
-    return changes(f"{_MODULE}:{name}", upstream_sha256, ROW_LAYOUT, why=why)(wrap)
+    return _change(name, upstream_sha256, ROW_LAYOUT, why=why)(wrap)
 
 
 def _plan_tensors(
     vllm_config: VllmConfig, groups: list[KVCacheGroupSpec], available_memory: int
 ) -> tuple[int, list[KVCacheTensor]]:
     plan = kv_cache_groups.plan_tensors(groups)
-    num_blocks = kv_cache_utils.may_override_num_blocks(
-        vllm_config, available_memory // plan.bytes_per_block
-    )
+    num_blocks = available_memory // plan.bytes_per_block
+    num_blocks = kv_cache_utils.may_override_num_blocks(vllm_config, num_blocks)
     return num_blocks, plan.allocate(num_blocks)
 
 
-@changes(f"{_MODULE}:_max_memory_usage_bytes_from_groups", "0cfd47cdf5065319", ROW_LAYOUT)
+@_change("_max_memory_usage_bytes_from_groups", "0cfd47cdf5065319", ROW_LAYOUT)
 def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     """The start-up check must ask for the bytes of the planned tensors."""
 
@@ -140,7 +131,7 @@ def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     return _max_memory_usage_bytes_from_groups
 
 
-@changes(f"{_MODULE}:get_max_concurrency_for_kv_cache_config", "d65ca5af2b5d6465", FOOTPRINT)
+@_change("get_max_concurrency_for_kv_cache_config", "d65ca5af2b5d6465", FOOTPRINT)
 def wrap_get_max_concurrency(original: Callable) -> Callable:
     """The logged concurrency must count what a request holds in the mode in force."""
 

@@ -59,9 +59,7 @@ def wrap_prometheus_init(original: Callable) -> Callable:
     return __init__
 
 
-def _handing_on(
-    original: Callable, take: Callable[[Any, CacheUpdate, int], None]
-) -> Callable[..., None]:
+def _handing_on(original: Callable, take: Callable[[Any, CacheUpdate, int], None]) -> Callable:
     """Return a logger's ``record`` that lets ``take(logger, update, engine)`` have the update."""
 
     def record(
@@ -105,11 +103,14 @@ def wrap_log(original: Callable) -> Callable:
     def log(self: LoggingStatLogger) -> None:
         original(self)
         summary = self.ascend_prefix_cache
-        line = None if summary is None else summary.take_line()
-        if line is not None:
+        if summary is not None and (line := summary.take_line()) is not None:
             _logger.info("%sPrefix cache: %s", self.log_prefix, line)
 
     return log
+
+
+def _default(logger: str, why: str) -> Add:
+    return Add(target=f"{logger}.ascend_prefix_cache", replacement=None, **METRICS, why=why)
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -122,19 +123,11 @@ PATCHES: tuple[Patch, ...] = (
         "of vLLM's own is open to others.",
     ),
     wrap_make_stats,
-    Add(
-        target=f"{_PROMETHEUS}.ascend_prefix_cache",
-        replacement=None,
-        **METRICS,
-        why="Holds the metrics; a default on the class for loggers without.",
-    ),
+    _default(_PROMETHEUS, "Holds the metrics; a default on the class for loggers without."),
     wrap_prometheus_init,
     wrap_prometheus_record,
-    Add(
-        target=f"{_LOGGING}.ascend_prefix_cache",
-        replacement=None,
-        **METRICS,
-        why="Holds what the next line will tell; a default on the class for loggers without.",
+    _default(
+        _LOGGING, "Holds what the next line will tell; a default on the class for loggers without."
     ),
     wrap_logging_record,
     wrap_log,

@@ -77,8 +77,7 @@ def is_set(patch: Patch) -> bool:
 
 def _after_import(holder: str, change: Callable[[ModuleType], None]) -> None:
     name = holder.partition(":")[0]
-    module = sys.modules.get(name)
-    if module is not None:
+    if (module := sys.modules.get(name)) is not None:
         change(module)
     else:
         _WAITING[name][holder] = change

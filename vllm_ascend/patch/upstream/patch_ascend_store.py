@@ -9,42 +9,34 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from vllm.config import CacheConfig
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
-from vllm_ascend.patch.table import Add, Patch, changes
+from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 _PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
 
 
-@contextmanager
-def _hash_size_left_to_us(cache_config: CacheConfig) -> Iterator[None]:
-    """Hide an explicit ``hash_block_size``: upstream refuses one coarser than its finest block."""
-    explicit, cache_config.hash_block_size = cache_config.hash_block_size, None
-    try:
-        yield
-    finally:
-        cache_config.hash_block_size = explicit
+def _change(
+    name: str, upstream_sha256: str | tuple[str, ...], **others: Any
+) -> Callable[[Callable], Wrap]:
+    return changes(f"{_PACKAGE}.{name}", upstream_sha256, UPSTREAM_CONNECTORS, **others)
 
 
-@changes(
-    f"{_PACKAGE}.pool_scheduler:KVPoolScheduler.__init__", "ffdf7f3dd3fc352d", UPSTREAM_CONNECTORS
-)
+@_change("pool_scheduler:KVPoolScheduler.__init__", "ffdf7f3dd3fc352d")
 def wrap_scheduler_init(original: Callable) -> Callable:
     """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
     the granule."""
     return _wrap_init(original, lambda scheduler, contract: None)
 
 
-@changes(f"{_PACKAGE}.pool_worker:KVPoolWorker.__init__", "17ce4ede492bc745", UPSTREAM_CONNECTORS)
+@_change("pool_worker:KVPoolWorker.__init__", "17ce4ede492bc745")
 def wrap_worker_init(original: Callable) -> Callable:
     """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
     the granule. Keys do not tell layouts apart: engines with other block sizes or pages would
@@ -64,8 +56,13 @@ def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], N
 
     def __init__(self, *args, **kwargs) -> None:
         vllm_config = signature.bind(self, *args, **kwargs).arguments["vllm_config"]
-        with _hash_size_left_to_us(vllm_config.cache_config):
+        # Upstream refuses an explicit size that is coarser than its finest block.
+        cache_config = vllm_config.cache_config
+        explicit, cache_config.hash_block_size = cache_config.hash_block_size, None
+        try:
             original(self, *args, **kwargs)
+        finally:
+            cache_config.hash_block_size = explicit
         if self.use_hybrid:
             contract = kv_transfer_contract.describe(self.kv_cache_config, vllm_config)
             self.hash_block_size = contract.hash_block_size
@@ -74,10 +71,9 @@ def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], N
     return __init__
 
 
-@changes(
-    f"{_PACKAGE}.config_data:get_block_hashes",
+@_change(
+    "config_data:get_block_hashes",
     ("9899f77dd8865828", "5cf292f745ba86c9"),
-    UPSTREAM_CONNECTORS,
     aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
 )
 def wrap_get_block_hashes(original: Callable) -> Callable:
@@ -89,12 +85,12 @@ def wrap_get_block_hashes(original: Callable) -> Callable:
         """Return a name per block; a hash that covers several blocks names them by place."""
         if group_block_size >= hash_block_size:
             return original(block_hashes, group_block_size, hash_block_size)
-        if hash_block_size % group_block_size:
+        places, remainder = divmod(hash_block_size, group_block_size)
+        if remainder:
             raise ValueError(
                 f"hash_block_size ({hash_block_size}) must be a multiple of the tokens per block "
                 f"({group_block_size}), or divide it"
             )
-        places = hash_block_size // group_block_size
         return [_place(granule, i, places) for granule in block_hashes for i in range(places)]
 
     return get_block_hashes
@@ -106,11 +102,7 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
     return BlockHash(hashlib.sha256(_PLACE_DOMAIN + content + suffix).digest())
 
 
-@changes(
-    f"{_PACKAGE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
-    "0d5030bddbfedf1e",
-    UPSTREAM_CONNECTORS,
-)
+@_change("config_data:ChunkedTokenDatabase.process_tokens_with_block_ids", "0d5030bddbfedf1e")
 def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
     """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
     not."""

@@ -8,9 +8,9 @@ the KV cache travels along. Both threads of the connector go on as they are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -28,33 +28,28 @@ _MODULE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 _CONTRACT: ContextVar[KVTransferContract | None] = ContextVar("contract", default=None)
 
 
-@contextmanager
-def _contract_of(worker: Any) -> Iterator[None]:
-    token = _CONTRACT.set(
-        kv_transfer_contract.describe(worker.kv_cache_config, worker.vllm_config)
-        if worker.use_hybrid
-        else None
-    )
-    try:
-        yield
-    finally:
-        _CONTRACT.reset(token)
+def _change(name: str, upstream_sha256: str) -> Callable[[Callable], Wrap]:
+    return changes(f"{_MODULE}:{name}", upstream_sha256, UPSTREAM_CONNECTORS)
 
 
-@changes(
-    f"{_MODULE}:MooncakeConnectorWorker.register_kv_caches", "30cf1f3b7c0ff1b6", UPSTREAM_CONNECTORS
-)
+@_change("MooncakeConnectorWorker.register_kv_caches", "30cf1f3b7c0ff1b6")
 def wrap_register_kv_caches(original: Callable) -> Callable:
     """The threads that it starts must know how this side lays its KV cache out."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        with _contract_of(self):
+        contract = None
+        if self.use_hybrid:
+            contract = kv_transfer_contract.describe(self.kv_cache_config, self.vllm_config)
+        token = _CONTRACT.set(contract)
+        try:
             original(self, kv_caches)
+        finally:
+            _CONTRACT.reset(token)
 
     return register_kv_caches
 
 
-@changes(f"{_MODULE}:KVCacheSendingThread.__init__", "8772fc7217712f7c", UPSTREAM_CONNECTORS)
+@_change("KVCacheSendingThread.__init__", "8772fc7217712f7c")
 def wrap_sending_thread_init(original: Callable) -> Callable:
     """The metadata that a decode side asks for says how pages are laid out."""
 
@@ -69,7 +64,7 @@ def wrap_sending_thread_init(original: Callable) -> Callable:
     return __init__
 
 
-@changes(f"{_MODULE}:KVCacheRecvingThread.__init__", "03fa8d452aa4134e", UPSTREAM_CONNECTORS)
+@_change("KVCacheRecvingThread.__init__", "03fa8d452aa4134e")
 def wrap_receiving_thread_init(original: Callable) -> Callable:
     """It reads the block size that it is sent, and never compares it: with unequal sizes every
     byte arrives, in the wrong place."""
@@ -87,7 +82,11 @@ def wrap_receiving_thread_init(original: Callable) -> Callable:
     return __init__
 
 
+@_change("KVCacheRecvingThread._transfer_kv_cache", "207375aff05d535f")
 def wrap_transfer(original: Callable) -> Callable:
+    """A pull that fails is logged and then counted as done: the request would be decoded from what
+    lay in its blocks before."""
+
     def transfer(self, req_meta: dict[str, Any]) -> None:
         """Pull a request's blocks; whatever goes wrong, they are reported as not loaded."""
         try:
@@ -111,17 +110,6 @@ def get_block_ids_with_load_errors(self) -> set[int]:
     return failed
 
 
-_FAILED_PULL = (
-    "A pull that fails is logged and then counted as done: the request would be decoded from what "
-    "lay in its blocks before."
-)
-
-
-def _pull(name: str, upstream_sha256: str) -> Wrap:
-    target = f"{_MODULE}:KVCacheRecvingThread.{name}"
-    return changes(target, upstream_sha256, UPSTREAM_CONNECTORS, why=_FAILED_PULL)(wrap_transfer)
-
-
 PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_MODULE}:MooncakeConnector.{KNOWS_GRANULES}",
@@ -132,12 +120,16 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_MODULE}:MooncakeConnector.get_block_ids_with_load_errors",
         replacement=get_block_ids_with_load_errors,
-        why=_FAILED_PULL,
+        why=wrap_transfer.why,
         **UPSTREAM_CONNECTORS,
     ),
     wrap_register_kv_caches,
     wrap_sending_thread_init,
     wrap_receiving_thread_init,
-    _pull("_transfer_kv_cache_all_groups", "1b12f319a8e4e19d"),
-    _pull("_transfer_kv_cache", "207375aff05d535f"),
+    replace(
+        wrap_transfer,
+        target=f"{wrap_transfer.target}_all_groups",
+        upstream_sha256="1b12f319a8e4e19d",
+    ),
+    wrap_transfer,
 )

@@ -23,12 +23,7 @@ def module_path(package: Path, module: str) -> Path:
 def source_digest_in_file(path: Path, qualified_name: str) -> str | None:
     """Return what :func:`~vllm_ascend.patch.table.source_digest` would say, without an import.
 
-    Args:
-        path: A source file.
-        qualified_name: ``"function"``, ``"Class"`` or ``"Class.method"``.
-
-    Returns:
-        The digest; ``None`` if the file has no such definition.
+    ``None`` if the file has no definition of that name (``"function"``, ``"Class.method"``).
 
     Raises:
         OSError, SyntaxError: The file cannot be read or parsed.
@@ -52,15 +47,12 @@ def _parsed(path: Path, _mtime: int) -> tuple[list[str], ast.Module | _Definitio
 
 
 def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
-    """Say which patches do not fit the checkout whose package this is, and why.
+    """Say which patches do not fit a checkout, and why, in a sentence each.
 
     Args:
-        package: The ``vllm_ascend`` directory.
+        package: Its ``vllm_ascend`` directory.
         digests: Target -> digests that the original may have, none if it must not exist. Only
             targets in vllm-ascend's own modules are looked at.
-
-    Returns:
-        One sentence each; none if all fit.
     """
     problems: list[str] = []
     for target, known in digests.items():
@@ -73,11 +65,10 @@ def misfits(package: Path, digests: Mapping[str, Collection[str]]) -> list[str]:
         except (OSError, SyntaxError) as error:
             problems.append(f"{target}: {path.name} cannot be read ({error})")
             continue
-        if not known:
-            if digest is not None:
-                problems.append(f"{target} exists already")
-        elif digest is None:
+        if digest is None and known:
             problems.append(f"{target} does not exist")
-        elif digest not in known:
+        elif digest is not None and not known:
+            problems.append(f"{target} exists already")
+        elif digest is not None and digest not in known:
             problems.append(f"{target} is another one than was patched (digest {digest})")
     return problems
