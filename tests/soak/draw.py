@@ -28,7 +28,9 @@ from tests.soak.features import PROFILE
 from tests.soak.names import DSV4_ROWS, DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
 from tests.soak.promises import is_ours, without_vllm_defects
 from tests.soak.recipes import Layer, LayoutRecipe
+from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
+from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
 _FAMILIES = {HYBRID: 8, DSV4_STOCK: 5, DSV4_ROWS: 12, FLASH_A3: 0.25, FLASH_GPU: 0.5}
@@ -280,6 +282,8 @@ class _Draw:
         need = blocks_of_longest_request(
             probe.kv_cache_config, replace(options, max_num_batched_tokens=budget + in_flight)
         )
+        # No engine starts with less than what it lets a request in with.
+        need = max(need, _held_at_most(options, probe))
         room = self.pick(1.02, 1.1, 1.3, 1.7, 2.5, 4.0, 7.0)
         return replace(
             options,
@@ -287,6 +291,16 @@ class _Draw:
             # A model configuration takes long to build, so few lengths are used.
             max_model_len=1 << options.max_model_len.bit_length(),
         )
+
+
+def _held_at_most(options: SchedulerOptions, probe: Scheduler) -> int:
+    """The blocks that a request is let in with where any switch is on; 0 where vLLM counts."""
+    plan = getattr(probe.kv_cache_manager.coordinator, "plan", None)
+    if plan is None or plan.is_stock:
+        return 0
+    sizes = {name: getattr(options, name) for name in ("max_num_batched_tokens", "max_model_len")}
+    footprint = RequestFootprint(replace(plan, **sizes))
+    return sum(footprint.blocks(GroupId(i)) or 0 for i in range(len(plan.specs)))
 
 
 def _sleep_modes(options: SchedulerOptions, connection: Connection | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tests.soak import episode
 from tests.soak.__main__ import app
 from tests.soak.case import Case, Recording
+from tests.soak.draw import draw
 from tests.soak.names import FEATURES
 from tests.soak.operations import IMAGE, STREAM, Add, Segment, cut
 from tests.soak.pool import Soak
@@ -106,3 +107,10 @@ def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--out", str(file)])
     assert result.exit_code == 2
     assert result.output == f"error: --out {file}: is a file, expected a folder\n"
+
+
+def test_a_pool_holds_what_a_request_is_let_in_with() -> None:
+    """This one was once drawn with 220 blocks, where 221 were asked for."""
+    case = draw(20261123, 2994)
+    assert case.environment == {"VLLM_ASCEND_SPARE_TAILS": "1"}
+    assert case.options.num_blocks is not None and case.options.num_blocks > 234

@@ -12,7 +12,7 @@ from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.connectors.fake_connector import FakeConnector, transfer_config
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.workload import Workload
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.lookup.hit_search import HitSearch
 from vllm_ascend.oracle import ContentViolation, IntegrityError
 
 _CASES = {case.name: case for case in CASES}
@@ -68,8 +68,9 @@ def assert_caught(switch) -> None:
 
 
 def test_part_of_a_block_beside_external_tokens_is_caught(switch, monkeypatch):
+    find = HitSearch.find
     monkeypatch.setattr(
-        AscendHybridKVCacheCoordinator, "_external_tokens_follow", lambda self, num: False
+        HitSearch, "find", lambda self, hashes, limit, follow: find(self, hashes, limit, None)
     )
     assert_caught(switch)
 
