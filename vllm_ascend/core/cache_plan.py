@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 
 from vllm.v1.kv_cache_interface import KVCacheSpec
@@ -69,7 +70,7 @@ class CachePlan:
             return False
         return self.config.spare_tails or self.interval is None
 
-    @property
+    @cached_property
     def num_unconfirmed_tokens(self) -> int:
         """A step may start so much before, or commit so much behind, what counts as computed.
 

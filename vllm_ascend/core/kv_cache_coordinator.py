@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from time import perf_counter
+from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -155,9 +158,26 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     # Memory
 
-    def get_num_blocks_to_allocate(self, *args, **kwargs) -> int:
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Blocks,
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
         """Return the blocks that a request still needs; see vLLM's base class."""
-        return self.caching.allocation.get_num_blocks_to_allocate(*args, **kwargs)
+        return self.caching.allocation.get_num_blocks_to_allocate(
+            request_id,
+            num_tokens,
+            new_computed_blocks,
+            num_encoder_tokens,
+            total_computed_tokens,
+            num_tokens_main_model,
+            apply_admission_cap,
+        )
 
     def allocate_new_computed_blocks(
         self,
@@ -183,9 +203,9 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         )
         self.block_pool.free_blocks(held)
 
-    def allocate_new_blocks(self, *args, **kwargs) -> tuple[list[KVCacheBlock], ...]:
+    def allocate_new_blocks(self, *args: Any) -> tuple[list[KVCacheBlock], ...]:
         """Make room for more tokens; see vLLM's base class."""
-        return self.caching.allocation.allocate_new_blocks(*args, **kwargs)
+        return self.caching.allocation.allocate_new_blocks(*args)
 
     def num_blocks_held(self, group_id: GroupId, request_id: str) -> int:
         """Return the blocks that a request cannot do without, of those that it holds in a group."""
@@ -236,12 +256,16 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """A new step is started: the one before has been dispatched."""
         super().new_step_starts()
         self.caching.new_step_starts()
-        if not self.kv_cache_config.needs_kv_cache_zeroing:
-            # vLLM notes every new block of full attention, to be zeroed, and takes the notes only
-            # where there are Mamba layers: elsewhere they grow for ever.
-            # Source: vllm-project/vllm#44490.
-            for manager in self.single_type_managers:
-                manager.new_block_ids.clear()
+        for manager in self._with_unread_notes:
+            manager.new_block_ids.clear()
+
+    @cached_property
+    def _with_unread_notes(self) -> tuple[SingleTypeKVCacheManager, ...]:
+        """Managers whose notes of new blocks, to be zeroed, nobody takes: they grow for ever.
+
+        vLLM takes them where there are Mamba layers. Source: vllm-project/vllm#44490.
+        """
+        return () if self.kv_cache_config.needs_kv_cache_zeroing else self.single_type_managers
 
     def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
         """Return the copies that the step just scheduled must make first, ``None`` if none."""

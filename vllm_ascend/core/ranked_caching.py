@@ -25,7 +25,7 @@ from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.lookup.hit_search import Blocks, Hit
 from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.successors import SuccessorHashes
-from vllm_ascend.core.pool.free_queue import TIERS, Rank
+from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.boundaries import align_down
@@ -166,8 +166,10 @@ class RankedCaching:
         Blocks are entered when they are scheduled, before they are computed, as in vLLM; except
         for what a hit would copy or read before that is done.
         """
-        record = self._record(request.request_id)
-        if num_computed_tokens < record.next_cache:
+        record = self.records.get(request.request_id)
+        if record is None:
+            record = self._record(request.request_id)
+        elif num_computed_tokens < record.next_cache:  # as in most steps
             return
         record.request = request
         if not record.next_cache:
@@ -232,6 +234,8 @@ class RankedCaching:
         held as well. Prompts hold none, and a pool may have no block to spare for them.
         """
         record, confirmed = self.records.get(request_id), total_computed_tokens
+        if record is not None and confirmed < record.next_free:  # as in most steps
+            return
         request = None if record is None else record.request
         if request is None or total_computed_tokens > request.num_prompt_tokens:
             confirmed = max(total_computed_tokens - self._plan.num_unconfirmed_tokens, 0)
@@ -252,8 +256,10 @@ class RankedCaching:
         if left:
             blocks = deep_first(left)
             # Most of what a window leaves behind can never be hit: it is handed out next.
-            self._pool.free_blocks([b for b in blocks if b.block_hash is None], prepend=True)
-            self._pool.free_blocks([b for b in blocks if b.block_hash is not None])
+            scratch = [block for block in blocks if block._block_hash is None]
+            self._pool.free_blocks(scratch, prepend=True)
+            if len(scratch) < len(blocks):
+                self._pool.free_blocks([b for b in blocks if b._block_hash is not None])
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
@@ -302,5 +308,5 @@ class RankedCaching:
         queue = self._pool.free_block_queue
         # -1: the null block is nobody's.
         used = self._pool.num_gpu_blocks - 1 - queue.num_free_blocks
-        evicted = queue.num_handed_out[TIERS.index(Rank.SPARE) :]
+        evicted = queue.num_handed_out[1:]  # from spare on
         return self._stats.take((used, *queue.num_free_by_tier), evicted)

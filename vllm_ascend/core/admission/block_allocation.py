@@ -61,12 +61,13 @@ class BlockAllocation:
         """
         record = self._records.get(request_id)
         if record is not None and record.capacity and not apply_admission_cap:
-            # It is running: a group that has blocks enough needs none, and most have.
+            if num_tokens <= record.capacity:  # as in most steps
+                return 0
             return sum(
                 group.manager.get_num_blocks_to_allocate(
                     request_id, num_tokens, (), total_computed_tokens, num_tokens_main_model
                 )
-                for group in self._short_groups(record, request_id, num_tokens)
+                for group in self._short_groups(request_id, num_tokens)
             )
         num_slots = num_tokens
         if apply_admission_cap:
@@ -107,12 +108,8 @@ class BlockAllocation:
         held = group.manager.req_to_blocks.get(request_id, ())
         return None if most is None else max(most - sum(not block.is_null for block in held), 0)
 
-    def _short_groups(
-        self, record: RequestRecord, request_id: str, num_tokens: int
-    ) -> Sequence[Group]:
+    def _short_groups(self, request_id: str, num_tokens: int) -> Sequence[Group]:
         """Return the groups in which a running request has fewer blocks than it needs."""
-        if num_tokens <= record.capacity:
-            return ()
         return [
             group
             for group in self._groups.all
@@ -153,9 +150,9 @@ class BlockAllocation:
                 group.manager.allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
                 for group in self._groups.all
             )
-        short = self._short_groups(record, request_id, num_tokens)
-        if not short:
+        if num_tokens <= record.capacity:
             return self._no_blocks
+        short = self._short_groups(request_id, num_tokens)
         new_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._groups.all)
         for group in short:
             new_blocks[group.id].extend(

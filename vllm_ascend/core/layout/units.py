@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What numbers count. A plain ``int`` counts tokens, or says how many of something there are.
 
-Everything else has a type of its own, so that a type checker refuses one where another is meant, or
-a number of tokens. At run time all of them are ints.
+Everything else has a type of its own, so that none is taken for another, or for tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +19,3 @@ Ordinal = NewType("Ordinal", int)
 
 Granule = NewType("Granule", int)
 """The place of a granule in its request, from 0: that of its hash among the request's hashes."""
-
-Rows = NewType("Rows", int)
-"""Stored rows; of a compressed group each stands for several tokens."""

@@ -7,7 +7,6 @@ A subclass, built by the coordinator itself: vLLM's own pools stay what they are
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from vllm.distributed.kv_events import KVCacheEvent
@@ -22,6 +21,9 @@ from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue, shares_tier
 from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.core.retention.returning_prompts import GivenUpNames, num_overflowing
+
+# As plain ints: comparing with members of an enumeration costs more than all else per block.
+_ROLLING, _KEPT, _PROTECTED = int(Rank.ROLLING), int(Rank.KEPT), int(Rank.PROTECTED)
 
 
 class AscendBlockPool(BlockPool):
@@ -159,28 +161,27 @@ class AscendBlockPool(BlockPool):
 
         Within it the first is reused first. ``prepend``: all are next, whatever they hold.
         """
-        with_granules, ranks = self.granules.known, self._ranks
+        with_granules, ranks, queue = self.granules.known, self._ranks, self.free_block_queue
         scratch: list[KVCacheBlock] = []
-        kept: list[KVCacheBlock] = []
-        others: defaultdict[Rank, list[KVCacheBlock]] = defaultdict(list)
+        freed: dict[int, list[KVCacheBlock]] = {}
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if block.ref_cnt or block.is_null:
                 continue
             if prepend or (block._block_hash is None and block.block_id not in with_granules):
                 scratch.append(block)
-            elif (rank := ranks[block.block_id]) == Rank.KEPT or rank == Rank.ROLLING:
-                kept.append(block)
+            elif (rank := ranks[block.block_id]) in freed:
+                freed[rank].append(block)
             else:
-                others[Rank(rank)].append(block)
-        queue = self.free_block_queue
+                # What shares a tier stays in order.
+                kind = freed.setdefault(_KEPT if rank == _ROLLING else rank, [])
+                freed[rank] = kind
+                kind.append(block)
         if scratch:
             queue.prepend_n(scratch)
-        if kept:
-            queue.append_n(kept)
-        for rank, blocks in others.items():
-            queue.append_n(blocks, rank)
-        if Rank.PROTECTED in others:
+        for rank in freed.keys() - {_ROLLING}:
+            queue.append_n(freed[rank], Rank(rank))
+        if _PROTECTED in freed:
             num_protected = queue.tier(Rank.PROTECTED).num_free_blocks
             self.demote_n(num_overflowing(num_protected, queue.num_free_blocks), Rank.PROTECTED)
 

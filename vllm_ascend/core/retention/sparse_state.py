@@ -23,6 +23,7 @@ from vllm_ascend.core.layout.specs import is_compressor_state
 from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.retention.boundaries import kept_boundaries
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.tail_cache import TailCache
 
@@ -133,27 +134,32 @@ class SparseState:
             ranges = [(group.tail_start(resumed_at), num_tokens + 1)]
             # Drafts may be among the tokens; boundaries are passed by real ones.
             end = min(num_main_tokens, record.request.num_tokens)
-            passes_boundary = self._tails.passes_boundary(record, end)
-            if passes_boundary:
-                own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
-                ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
+            if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
+                return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
+            ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
             read = ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
-            if not passes_boundary:  # as in most steps of decoding
-                return read
-            mask = group.manager.reachable_block_mask(
-                first_ordinal,
-                end_ordinal,
-                self._plan.alignment,
-                group.tail_spec,
-                use_eagle=False,
-                retention_interval=self._plan.tails_interval,
-            )
-            if mask is None:
-                return range(first_ordinal, end_ordinal)
-            reachable = itertools.compress(range(first_ordinal, end_ordinal), mask)
-            return sorted({*read, *reachable})
+            regular = self._regular_ordinals(group, record.passed, end)
+            return sorted({*read, *(i for i in regular if i >= first_ordinal)}) if regular else read
 
         return rows_read
+
+    def _regular_ordinals(self, group: Group, start: int, end: int) -> Sequence[int]:
+        """Return the blocks of the tails of boundaries in ``(start, end]`` kept at intervals."""
+        alignment, interval = self._plan.alignment, self._plan.tails_interval
+        kept = kept_boundaries(start, end, alignment=alignment, interval=interval, singled_out=())
+        if not kept:  # as in most chunks
+            return ()
+        ordinals = range(group.tail(kept[0]).start, kept[-1] // group.block_tokens)
+        mask = group.manager.reachable_block_mask(
+            ordinals.start,
+            ordinals.stop,
+            alignment,
+            group.tail_spec,
+            use_eagle=False,
+            retention_interval=interval,
+        )
+        return ordinals if mask is None else list(itertools.compress(ordinals, mask))
 
     def add_spares(self, request_id: str, new_blocks: NewBlocks, num_main_tokens: int) -> None:
         """Give spare tails the state that they need, out of memory that nobody will miss.

@@ -124,7 +124,7 @@ class TailCache:
     def _held(self, record: RequestRecord, boundaries: list[int]) -> list[int]:
         """Return the ascending boundaries whose tails the request holds in all groups."""
         null_block, held = self._pool.null_block, boundaries
-        for group, blocks in self._tables(record):
+        for group, blocks in self._tables(record) if boundaries else ():
             tokens, known = group.block_tokens, len(blocks) * group.block_tokens
             if group.tail_length == 1:  # by far the most, and thousands in a step
                 held = [b for b in held if b <= known and blocks[b // tokens - 1] is not null_block]
