@@ -87,7 +87,7 @@ docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledge
 	$(BIN)/python -m vllm_ascend.patch.ledger
 
 # Behind the suite, when nothing else runs: it compares times.
-speed-check: setup  ## Fail if something is slower than its limit, three times of three.
+speed-check: setup  ## Fail if something is slower than its limit, five times of five.
 	$(BIN)/python -m benchmarks.microscope.check
 
 speed: setup  ## Measure ours beside stock; write docs/speed.md and its picture.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails if a ratio is above its limit in three repeats that agree::
+"""Fails if a ratio is above its limit in five repeats that agree::
 
 python -m benchmarks.microscope.check
 """
@@ -60,7 +60,7 @@ def main() -> int:
     for verdict in broken:
         limit = verdict.limit
         case = f"{limit.case.operation} {limit.case.size}"
-        console.print(f"above its limit, three times of three: {case}. {limit.why}", style="red")
+        console.print(f"above its limit, five times of five: {case}. {limit.why}", style="red")
     seconds = time.monotonic() - start
     console.print(f"{len(verdicts) - len(broken)} of {len(verdicts)} limits kept, {seconds:.0f} s")
     return int(bool(broken))

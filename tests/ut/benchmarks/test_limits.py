@@ -41,20 +41,21 @@ def limit(case: Case, at_most: float = 1.15) -> Limit:
         ([1.15], 1, True),
         ([1.2, 1.1], 2, True),
         ([1.2, 9.0, 1.1], 3, True),
-        ([1.2, 1.2, 1.2], 3, False),
+        ([1.2, 9.0, 1.2, 1.2, 1.15], 5, True),
+        ([1.2] * 5, 5, False),
     ],
 )
-def test_only_three_repeats_that_agree_fail(ratios, measured, is_kept) -> None:
+def test_only_repeats_that_all_agree_fail(ratios, measured, is_kept) -> None:
     (verdict,) = check([limit(FREE)], Scripted(free=ratios))
     assert verdict == Verdict(limit(FREE), tuple(ratios[:measured]))
     assert verdict.is_kept is is_kept
 
 
 def test_only_what_is_above_its_limit_is_measured_again() -> None:
-    measure = Scripted(free=[1.0], look_up_full=[2.0, 2.0, 2.0])
+    measure = Scripted(free=[1.0], look_up_full=[2.0] * REPEATS)
     verdicts = check([limit(FREE), limit(LOOK_UP)], measure)
     assert [verdict.is_kept for verdict in verdicts] == [True, False]
-    assert measure.asked == [["free", "look_up_full"], ["look_up_full"], ["look_up_full"]]
+    assert measure.asked == [["free", "look_up_full"], *[["look_up_full"]] * (REPEATS - 1)]
     assert len(verdicts[1].ratios) == REPEATS
 
 

@@ -129,7 +129,9 @@ class HitSearch:
             end = ends.get(group.id, [])
             if group.is_downward_closed:
                 return prefixes[group.id][:num_blocks] + end
-            return [null_block] * (num_blocks - len(end)) + end
+            blocks = [null_block] * num_blocks
+            blocks[num_blocks - len(end) :] = end
+            return blocks
 
         return tuple(map(blocks_of, self._groups.all))
 

@@ -80,7 +80,7 @@ class PrefixLookup:
         else:
             suffix, get = group.suffix, self._cache.get
             for name in names.first(count) if isinstance(names, BlockNames) else names[:count]:
-                found = get(BlockHashWithGroupId(name + suffix))
+                found = get(name + suffix)
                 if found is None:
                     break
                 if not isinstance(found, KVCacheBlock):
