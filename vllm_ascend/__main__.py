@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
-from vllm_ascend.deployment import SUPPORTED_VLLM
+from vllm_ascend.releases import describe_supported
 
 _EXIT_BAD_INPUT = 2
 # Those of the extra `replay`: what the commands need and serving does not.
@@ -25,8 +25,8 @@ def _what_lacks(error: ModuleNotFoundError) -> str:
             "project's own folder, pip install -e '.[replay]'"
         )
     return (
-        f"error: this command needs vLLM {SUPPORTED_VLLM} and what comes with it, and this Python "
-        f"has no {module}: use the one that serves"
+        f"error: this command needs vLLM {describe_supported('or')} and what comes with it, and "
+        f"this Python has no {module}: use the one that serves"
     )
 
 
@@ -117,7 +117,7 @@ def _settings(function: Any) -> dict[str, bool]:
 _typer = partial(typer.Typer, add_completion=False, pretty_exceptions_enable=False)
 app = _typer(
     cls=_LazyCommands,
-    help=f"A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM {SUPPORTED_VLLM}.",
+    help=f"A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM {describe_supported()}.",
     no_args_is_help=True,
 )
 

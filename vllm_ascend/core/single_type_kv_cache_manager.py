@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
-from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, BlockHashListWithBlockSize, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SingleTypeKVCacheManager
@@ -32,6 +31,7 @@ from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.block_ranks import reachable_blocks
 from vllm_ascend.core.retention.boundaries import contiguous_blocks_for_hit
 from vllm_ascend.core.retention.sparse_state import SparseStateManager, is_sparse_state
+from vllm_ascend.releases import running_release
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -117,14 +117,17 @@ class CompressAttentionManager(FullAttentionManager):
         kv_cache_group_ids: list[int],
         block_pool: BlockPool,
         kv_cache_spec: KVCacheSpec,
-        use_eagle: bool,
-        alignment_tokens: int,
+        use_eagle: bool = False,
+        alignment_tokens: int = 1,
         dcp_world_size: int = 1,
         pcp_world_size: int = 1,
+        *,
+        drop_eagle_block: bool = False,
     ) -> tuple[list[KVCacheBlock], ...]:
         """Return the longest cached run of blocks from the start, per group; see vLLM's base class.
 
-        There is one hash per ``kv_cache_spec.block_size`` tokens.
+        There is one hash per ``kv_cache_spec.block_size`` tokens. ``use_eagle``, which later
+        releases call ``drop_eagle_block``: the last block is given up.
         """
         ranks = dcp_world_size * pcp_world_size
         block_tokens = tokens_per_block(kv_cache_spec) * ranks
@@ -137,7 +140,7 @@ class CompressAttentionManager(FullAttentionManager):
             if cached is None:
                 break
             rows.append(cached)
-        if use_eagle and rows:
+        if (use_eagle or drop_eagle_block) and rows:
             rows.pop()
         while len(rows) * block_tokens % alignment_tokens:
             rows.pop()
@@ -174,10 +177,10 @@ def get_manager_for_kv_cache_spec(
         )
     if sparse_state:
         return SparseStateManager(spec, **kwargs)
-    for base in type(spec).__mro__:
-        if base in vllm_managers.spec_manager_map:
-            return vllm_managers.spec_manager_map[base](spec, **kwargs)
-    raise KeyError(f"no KV cache manager for {type(spec).__name__}")
+    manager_class = running_release().manager_class(spec)
+    if manager_class is None:
+        raise KeyError(f"no KV cache manager for {type(spec).__name__}")
+    return manager_class(spec, **kwargs)
 
 
 def make_managers(
@@ -193,6 +196,7 @@ def make_managers(
             "block_pool": pool,
             "enable_caching": pool.enable_caching,
             "kv_cache_group_id": group_id,
+            **running_release().manager_arguments(plan.alignment),
         }
         if is_sparse_state(plan.specs[group_id], plan):
             return get_manager_for_kv_cache_spec(**arguments, sparse_state=True)

@@ -219,10 +219,8 @@ def _rows_refused(patches: tuple[Any, ...]) -> dict[str, dict[str, str]]:
     """Say of every patch what speaks against it, as the planner sees it."""
     planner = importlib.import_module(f"{_PACKAGE}.patch.planner")
     version = importlib.import_module("vllm").__version__
-    if version.split("+")[0] == planner.SUPPORTED_VLLM:
-        _, problems = planner.plan_supported(patches)
-    else:
-        _, problems = planner.plan_other(patches, version)
+    release = importlib.import_module(f"{_PACKAGE}.releases").find_release(version)
+    problems = [] if release is None else planner.plan_supported(release.table(patches), release)[1]
     rows = {}
     for patch in patches:
         own = [problem for problem in problems if patch.target in problem]

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from vllm_ascend.deployment import SUPPORTED_VLLM, VERSION, is_over_checkout, own_package
+from vllm_ascend.deployment import VERSION, is_over_checkout, own_package
 from vllm_ascend.doctor.findings import Finding, Severity, Version
 from vllm_ascend.overlay.release import read_release
+from vllm_ascend.releases import describe_supported, find_release
 
 _PROBE = "versions"
 _OURS = "vllm-ascend-backport"
@@ -108,13 +109,14 @@ def check_versions(found: Iterable[Version], *, over_checkout: bool) -> Iterator
             _PROBE,
             Severity.WRONG,
             "vLLM is not installed in this Python",
-            f"run the doctor with the Python that serves, or install vLLM {SUPPORTED_VLLM} there",
+            "run the doctor with the Python that serves, or install vLLM "
+            f"{describe_supported('or')} there",
         )
-    elif vllm.split("+")[0] != SUPPORTED_VLLM:
+    elif find_release(vllm) is None:
         yield Finding(
             _PROBE,
             Severity.WARNING,
-            f"vLLM is {vllm}; the patches are written for {SUPPORTED_VLLM}",
+            f"vLLM is {vllm}; the patches are written for {describe_supported()}",
             "see what became of the patches",
         )
     if not over_checkout:

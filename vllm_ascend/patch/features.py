@@ -24,6 +24,10 @@ def _ascend_layout(feature: str, remove_when: str) -> Entries:
 
 # Selective retention and the scratch/cached split of the free queue.
 RETENTION = _entries("retention", "vllm-project/vllm#43447", "vllm>=0.23")
+# Finer hits, exactness and ranks take a coordinator of their own, whatever vLLM's own can do.
+COORDINATOR = _promised(
+    "coordinator", "vLLM lets a plugin choose the coordinator, and tells it of requests and drafts"
+)
 # Blocks that can never serve a hit are not cached; part of the same feature.
 BLOCK_MASK = {**RETENTION, "upstream": "vllm-project/vllm#42258"}
 # DeepSeek-V4's groups as Ascend lays them out.
@@ -56,7 +60,7 @@ KV_EVENTS = _promised("kv-events", "vLLM tells of a reset in the order in which 
 # Hits that end inside a block take a private copy of it.
 PARTIAL_HITS = {
     **_ascend_layout("partial-hits", "vllm>=0.33"),
-    "skip_if_present": "vllm.v1.core.sched.output:SchedulerOutput.kv_cache_block_copies",
+    "superseded_by": "vllm.v1.core.sched.output:SchedulerOutput.kv_cache_block_copies",
 }
 # What the cache did and holds, for Prometheus and the log.
 METRICS = _entries(

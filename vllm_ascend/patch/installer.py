@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import ModuleType
 
-from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.patch.planner import (
     APPLIED,
     LEFT_TO_VLLM,
@@ -18,11 +17,11 @@ from vllm_ascend.patch.planner import (
     Change,
     PatchStatus,
     globals_of,
-    is_present,
-    plan_other,
     plan_supported,
+    statuses,
 )
 from vllm_ascend.patch.table import Patch, PatchError
+from vllm_ascend.releases import describe_supported, find_release
 
 
 class Installation:
@@ -116,21 +115,17 @@ def _sorted(table: Sequence[Patch]) -> list[Patch]:
     return sorted(table, key=lambda patch: patch.target)
 
 
-def refuse_unknown_vllm(marker: str, *, vllm_version: str | None = None) -> None:
-    """Refuse a vLLM that is neither the supported one nor has the feature named by ``marker``.
+def refuse_unknown_vllm(*, vllm_version: str | None = None) -> None:
+    """Refuse a vLLM that is not supported.
 
-    To be called before the patch modules are imported: they name things of the supported vLLM.
-
-    Args:
-        marker: Evidence as in ``Patch.skip_if_present``.
+    To be called before the patch modules are imported: they name things of supported releases.
 
     Raises:
-        PatchError: It is neither.
+        PatchError: It is not.
     """
     version = vllm_version or _running_vllm()
-    if not _is_supported(version) and not is_present(marker):
-        missing = f"it has none of the features that the patches bring (no {marker})"
-        raise _refusal(version, [missing])
+    if find_release(version) is None:
+        raise _refusal(version, [])
 
 
 def install(
@@ -175,14 +170,16 @@ def plan(
 
 
 def _check(table: tuple[Patch, ...], version: str) -> tuple[Plan, list[str]]:
-    """Return the plan and everything that speaks against it."""
-    changes: list[Change] = []
-    if _is_supported(version):
-        changes, problems = plan_supported(table)
-        rows = [PatchStatus(p.target, p.feature, APPLIED, p.why) for p in table]
-    else:
-        rows, problems = plan_other(table, version)
-    return Plan(table, version, tuple(rows), tuple(changes)), problems
+    """Return the plan and everything that speaks against it.
+
+    Raises:
+        PatchError: The version is not supported.
+    """
+    release = find_release(version)
+    if release is None:
+        raise _refusal(version, [])
+    changes, problems = plan_supported(release.table(table), release)
+    return Plan(table, version, tuple(statuses(table, release)), tuple(changes)), problems
 
 
 def _running_vllm() -> str:
@@ -190,13 +187,9 @@ def _running_vllm() -> str:
     return importlib.import_module("vllm").__version__
 
 
-def _is_supported(version: str) -> bool:
-    # Builds differ in their local part only (0.20.2+cpu).
-    return version.split("+")[0] == SUPPORTED_VLLM
-
-
 def _refusal(version: str, problems: Sequence[str]) -> PatchError:
     return PatchError(
-        f"the patches of vllm-ascend-backport are written for vLLM {SUPPORTED_VLLM} and do not "
-        f"fit the running vLLM {version}; nothing was changed: {'; '.join(problems)}"
+        f"the patches of vllm-ascend-backport are written for vLLM {describe_supported()} and do "
+        f"not fit the running vLLM {version}; nothing was changed"
+        f"{': ' if problems else ''}{'; '.join(problems)}"
     )

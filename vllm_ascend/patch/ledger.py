@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 import vllm_ascend.patch
-from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Add, AddField, Patch, Rebind, Wrap
+from vllm_ascend.releases import SUPPORTED, Release, describe_supported
 
 _KINDS = {Add: "added", AddField: "added field", Wrap: "changed", Rebind: "replaced"}
 LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
@@ -57,8 +57,8 @@ def render(patches: Sequence[Patch]) -> str:
     lines = [
         "# Patch ledger",
         "",
-        f"Everything that is changed in vLLM {SUPPORTED_VLLM} at import time. Generated from the "
-        "patch tables by `make ledger`; do not edit.",
+        f"Everything that is changed in vLLM {describe_supported()} at import time. Generated "
+        "from the patch tables and `vllm_ascend/releases` by `make ledger`; do not edit.",
         "",
         "| feature | patches | upstream | remove when |",
         "|---|---:|---|---|",
@@ -86,10 +86,24 @@ def _holders(patch: Patch) -> str:
 
 
 def _guard(patch: Patch) -> str:
-    digests = " or ".join(f"`{digest}`" for digest in patch.known_digests)
-    own = f"source digest {digests}" if digests else "must be absent"
-    evidence = patch.skip_if_present
-    return own if evidence is None else f"{own}; left to a vLLM that has `{evidence}`"
+    releases: dict[str, list[str]] = {}
+    for release in SUPPORTED:
+        releases.setdefault(_guard_in(release, patch), []).append(release.vllm)
+    said = [f"{', '.join(versions)}: {guard}" for guard, versions in releases.items()]
+    if patch.superseded_by is not None:
+        said.append(f"superseded by `{patch.superseded_by}`")
+    return "<br>".join(said)
+
+
+def _guard_in(release: Release, patch: Patch) -> str:
+    left = release.native.get(patch.target) or release.absent.get(patch.target)
+    if left is not None:
+        return left
+    (checked,) = release.table([patch])
+    if isinstance(patch, Add):
+        return "must be absent"
+    digests = " or ".join(f"`{digest}`" for digest in checked.known_digests)
+    return f"source digest {digests}" if digests else "not patched"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     patches = collect_patches()
     over_checkout = [patch for patch in patches if patch.feature != DSV4_ON_CPU["feature"]]
-    texts = {LEDGER: render(patches), PATCH_LIST: patch_list.render(over_checkout)}
+    texts = {
+        LEDGER: render(patches),
+        PATCH_LIST: patch_list.render(SUPPORTED[0].table(over_checkout)),
+    }
     stale = []
     for path, text in texts.items():
         if not check:

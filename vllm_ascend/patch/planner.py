@@ -15,18 +15,17 @@ from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
 
-from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.patch.table import (
     Add,
     AddField,
     Override,
     Patch,
-    PatchError,
     Rebind,
     Wrap,
     plain_function,
     source_digest,
 )
+from vllm_ascend.releases import Release
 
 APPLIED = "applied"
 LEFT_TO_VLLM = "left to vLLM"
@@ -43,6 +42,19 @@ class PatchStatus:
     feature: str
     status: str
     reason: str
+
+
+def statuses(patches: Sequence[Patch], release: Release) -> list[PatchStatus]:
+    """Return what becomes of each patch on a supported release."""
+    rows = []
+    for patch in patches:
+        status, reason = APPLIED, patch.why
+        if patch.target in release.native:
+            status, reason = LEFT_TO_VLLM, release.native[patch.target]
+        elif patch.target in release.absent:
+            status, reason = NOT_AVAILABLE, release.absent[patch.target]
+        rows.append(PatchStatus(patch.target, patch.feature, status, reason))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,12 @@ class Change:
         return f"{self.owner.__name__}.{self.name}"
 
 
-def plan_supported(table: Sequence[Patch]) -> tuple[list[Change], list[str]]:
-    """Return the attributes to set on the supported vLLM, and all that speaks against it."""
+def plan_supported(table: Sequence[Patch], release: Release) -> tuple[list[Change], list[str]]:
+    """Return the attributes to set on a supported vLLM, and all that speaks against it.
+
+    Args:
+        table: What the release takes, with the digests of its originals.
+    """
     # Three passes: finding a target or building a replacement may import a module that takes
     # another target's original through ``from ... import``; holders are looked for last.
     problems: list[str] = []
@@ -83,7 +99,7 @@ def plan_supported(table: Sequence[Patch]) -> tuple[list[Change], list[str]]:
             sites.append((patch, *resolve(patch.target)))
         except (ImportError, AttributeError) as error:  # noqa: PERF203 - name them all
             problems.append(f"{patch.target} does not exist ({error})")
-    planned = [(site[0], _plan_target(*site, problems)) for site in sites]
+    planned = [(site[0], _plan_target(*site, release, problems)) for site in sites]
     changes = [change for _, change in planned if change is not None]
     for patch, change in planned:
         if change is None:
@@ -99,7 +115,9 @@ def plan_supported(table: Sequence[Patch]) -> tuple[list[Change], list[str]]:
     return changes, [*_named_twice(table, changes), *problems]
 
 
-def _plan_target(patch: Patch, owner: Any, name: str, problems: list[str]) -> Change | None:
+def _plan_target(
+    patch: Patch, owner: Any, name: str, release: Release, problems: list[str]
+) -> Change | None:
     old = vars(owner).get(name, _ABSENT)
     if isinstance(patch, Add):
         if old is not _ABSENT:
@@ -110,7 +128,7 @@ def _plan_target(patch: Patch, owner: Any, name: str, problems: list[str]) -> Ch
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         problems.append(f"{patch.target} is not defined on its owner{inherited}")
         return None
-    problems += _check_source(patch, old)
+    problems += _check_source(patch, old, release)
     return Change(owner, name, old, replacement(patch, old))
 
 
@@ -152,13 +170,13 @@ def resolve(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _check_source(patch: Override, original: Any) -> list[str]:
+def _check_source(patch: Override, original: Any, release: Release) -> list[str]:
     try:
         digest = source_digest(original)
     except (OSError, TypeError) as error:
         return [f"the source of {patch.target} cannot be read ({error})"]
     if digest not in patch.known_digests:
-        return [f"{patch.target} is not vLLM {SUPPORTED_VLLM}'s (digest {digest})"]
+        return [f"{patch.target} is not vLLM {release.vllm}'s (digest {digest})"]
     # A wrapper made with functools.wraps answers with the source of what it wraps.
     layers: list[Any] = []
     inspect.unwrap(plain_function(original), stop=layers.append)
@@ -207,43 +225,3 @@ def globals_of(package: str) -> Iterator[tuple[str, Any, str, Any]]:
         if module is not None and module_name.partition(".")[0] == package:
             for name, value in list(vars(module).items()):
                 yield module_name, module, name, value
-
-
-def plan_other(table: Sequence[Patch], version: str) -> tuple[list[PatchStatus], list[str]]:
-    """Leave to this vLLM every feature it has; refuse one that has only some of them."""
-    present = {p.target for p in table if p.skip_if_present and is_present(p.skip_if_present)}
-    if not present:
-        return [], ["it has none of the features that the patches bring"]
-    features = {patch.feature for patch in table if patch.target in present}
-    rows: list[PatchStatus] = []
-    problems: list[str] = []
-    for patch in table:
-        if patch.target in present:
-            reason = f"vLLM {version} has {patch.skip_if_present}"
-            rows.append(PatchStatus(patch.target, patch.feature, LEFT_TO_VLLM, reason))
-        elif patch.feature not in features:
-            reason = f"written for vLLM {SUPPORTED_VLLM} only"
-            rows.append(PatchStatus(patch.target, patch.feature, NOT_AVAILABLE, reason))
-        else:
-            problems.append(f"it lacks {patch.skip_if_present}, although it has other parts")
-    return rows, problems
-
-
-def is_present(evidence: str) -> bool:
-    """Whether the running vLLM has what ``Patch.skip_if_present`` names.
-
-    Raises:
-        PatchError: It cannot be told, because the module exists but cannot be imported.
-    """
-    target, _, parameter = evidence.removesuffix(")").partition("(")
-    try:
-        owner, name = resolve(target)
-        attribute = getattr(owner, name)
-    except AttributeError:
-        return False
-    except ImportError as error:
-        module = f"{target.partition(':')[0]}."
-        if isinstance(error, ModuleNotFoundError) and module.startswith(f"{error.name}."):
-            return False
-        raise PatchError(f"cannot tell whether vLLM has {evidence}: {error}") from error
-    return not parameter or parameter in inspect.signature(plain_function(attribute)).parameters

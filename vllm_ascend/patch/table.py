@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+Digests = str | tuple[str, ...]
+"""Source digests (see :func:`source_digest`), any of which will do."""
+
 
 class PatchError(RuntimeError):
     """The running vLLM is not what the patches were written for; nothing was changed."""
@@ -27,9 +30,10 @@ class Patch:
     # The vLLM requirement that makes the patch superfluous ("vllm>=0.23"), or, where no release is
     # known to, what would have to happen for it, in words.
     remove_when: str
-    # Evidence that the running vLLM has the feature itself: "module:Class.name", or a parameter,
-    # "module:Class.name(parameter)". None: no vLLM is known to have it.
-    skip_if_present: str | None = None
+    # What a vLLM has that makes the patch superfluous: "module:Class.name", or a parameter,
+    # "module:Class.name(parameter)". None: no vLLM is known to have such a thing. Whether the
+    # patch is left out there, a release says (vllm_ascend/releases).
+    superseded_by: str | None = None
 
     @property
     def package(self) -> str:
@@ -63,9 +67,9 @@ class AddField(Add):
 class Override(Patch):
     """Something of vLLM's, or of vllm-ascend's, that is replaced."""
 
-    # Of the original's source in the supported vLLM; several where the supported heads of
-    # vllm-ascend differ.
-    upstream_sha256: str | tuple[str, ...]
+    # Of the original's source in the release whose table this is (vllm_ascend/releases); several
+    # where the heads of one release differ. None: not told yet, or nowhere.
+    upstream_sha256: Digests = ()
 
     @property
     def known_digests(self) -> tuple[str, ...]:
@@ -92,7 +96,7 @@ class Rebind(Override):
 
 
 def changes(
-    target: str, upstream_sha256: str | tuple[str, ...], feature: Mapping[str, Any], **others: Any
+    target: str, feature: Mapping[str, Any], **others: Any
 ) -> Callable[[Callable[[Any], Any]], Wrap]:
     """Make a function a :class:`Wrap`; its docstring is the patch's ``why``.
 
@@ -103,7 +107,7 @@ def changes(
 
     def make(function: Callable[[Any], Any]) -> Wrap:
         fields = {"why": " ".join((function.__doc__ or "").split()), **feature, **others}
-        return Wrap(target=target, replacement=function, upstream_sha256=upstream_sha256, **fields)
+        return Wrap(target=target, replacement=function, **fields)
 
     return make
 

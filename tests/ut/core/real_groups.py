@@ -18,6 +18,7 @@ from vllm_ascend.core.layout.specs import tokens_per_block
 from vllm_ascend.core.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.single_type_kv_cache_manager import get_manager_for_kv_cache_spec
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
+from vllm_ascend.releases import running_release
 
 _SHAPE = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.bfloat16}
 
@@ -78,6 +79,7 @@ def make_groups(
             block_pool=pool,
             enable_caching=True,
             kv_cache_group_id=group_id,
+            **running_release().manager_arguments(alignment),
         )
         for group_id, spec in enumerate(specs)
     ]

@@ -12,6 +12,7 @@ import pytest
 from vllm_ascend.patch.installer import install, plan, refuse_unknown_vllm
 from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE
 from vllm_ascend.patch.table import Add, PatchError, Wrap, source_digest
+from vllm_ascend.releases import find_release, supported
 
 CORE = """
 def free(blocks):
@@ -69,7 +70,6 @@ COMMON = {
     "why": "because",
     "upstream": "somewhere",
     "remove_when": "vLLM has it itself",
-    "skip_if_present": None,
 }
 
 
@@ -253,65 +253,64 @@ def test_a_plan_that_the_world_has_outrun_is_refused(fake):
     assert not hasattr(core.Pool, "extra")
 
 
-# A vLLM that is not the supported one.
+# What a release leaves out, and vLLMs that are none of the supported releases.
 
 
-def test_features_that_vllm_has_are_left_to_it(fake):
+@pytest.fixture
+def release(monkeypatch):
+    """A supported release that has two things itself and lacks one."""
+
+    class Made(type(find_release("0.20.2"))):
+        vllm = "0.98.0"
+        native = {"fakevllm.core:Pool.extra": "it has it", "fakevllm.core:free": "it has it"}
+        absent = {"fakevllm.core:Pool.other": "it has no pools"}
+
+    made = Made()
+    monkeypatch.setattr(supported, "SUPPORTED", (*supported.SUPPORTED, made))
+    return made
+
+
+def test_what_a_release_has_itself_is_left_to_it(fake, release):
     before = snapshot()
     installation = do_install(
-        add("Pool.extra", skip_if_present="fakevllm.core:Pool.size"),
-        wrap("free", skip_if_present="fakevllm.core:free(blocks)"),
-        add("Pool.other", feature="ours"),
-        version="0.23.0",
+        add("Pool.extra"), wrap("free"), add("Pool.other", feature="ours"), version=release.vllm
     )
     assert [row.status for row in installation.plan.rows] == [
         LEFT_TO_VLLM,
         LEFT_TO_VLLM,
         NOT_AVAILABLE,
     ]
+    assert [row.reason for row in installation.plan.rows][1:] == ["it has it", "it has no pools"]
     assert snapshot() == before
-    assert installation.plan.summary() == "vLLM 0.23.0: patches 2 left to vLLM, 1 not available"
+    assert installation.plan.summary() == "vLLM 0.98.0: patches 2 left to vLLM, 1 not available"
     installation.undo()
 
 
-def test_a_required_feature_that_is_not_available_is_refused(fake):
-    table = (
-        add("Pool.extra", skip_if_present="fakevllm.core:Pool.size"),
-        add("Pool.other", feature="ours"),
-    )
-    complaint = r"required but not available on vLLM 0\.23\.0: ours"
+def test_a_required_feature_that_is_not_available_is_refused(fake, release):
+    table = add("Pool.extra"), add("Pool.other", feature="ours")
+    complaint = r"required but not available on vLLM 0\.98\.0: ours"
     with pytest.raises(PatchError, match=complaint):
-        do_plan(*table, version="0.23.0", required_features={"ours"})
-    installation = do_install(*table, version="0.23.0")
+        do_plan(*table, version="0.98.0", required_features={"ours"})
+    installation = do_install(*table, version="0.98.0")
     with pytest.raises(PatchError, match=complaint):
-        do_install(*table, version="0.23.0", required_features={"ours"})
+        do_install(*table, version="0.98.0", required_features={"ours"})
     installation.undo()
 
 
 @pytest.mark.parametrize(
-    "version", ["0.19.1", "0.21.0", "0.20.1", "0.20.20", "0.20.2.post1", "0.20.2rc1"]
+    "version", ["0.19.1", "0.21.0", "0.20.1", "0.20.20", "0.20.2.post1", "0.20.2rc1", "0.24.0"]
 )
-def test_a_vllm_with_none_of_the_features_is_refused(fake, version):
-    with pytest.raises(PatchError, match=rf"written for vLLM 0\.20\.2 .* running vLLM {version}"):
-        do_plan(add("Pool.extra", skip_if_present="fakevllm.core:Pool.gone"), version=version)
-    with pytest.raises(
-        PatchError, match=r"none of the features .*\(no fakevllm\.core:Pool\.gone\)"
-    ):
-        refuse_unknown_vllm("fakevllm.core:Pool.gone", vllm_version=version)
+def test_a_vllm_that_is_not_supported_is_refused(fake, version):
+    complaint = rf"written for vLLM 0\.20\.2 .* running vLLM {version}; nothing was changed$"
+    with pytest.raises(PatchError, match=complaint):
+        do_plan(add("Pool.extra"), version=version)
+    with pytest.raises(PatchError, match=complaint):
+        refuse_unknown_vllm(vllm_version=version)
 
 
-def test_a_vllm_with_some_of_the_features_is_refused(fake):
-    with pytest.raises(PatchError, match=r"lacks fakevllm\.core:free\(prepend\)"):
-        do_plan(
-            add("Pool.extra", skip_if_present="fakevllm.core:Pool.size"),
-            add("Pool.other", skip_if_present="fakevllm.core:free(prepend)"),
-            version="0.22.0",
-        )
-
-
-def test_a_known_vllm_is_not_refused(fake):
-    refuse_unknown_vllm("fakevllm.core:Pool.gone", vllm_version="0.20.2+cpu")
-    refuse_unknown_vllm("fakevllm.core:Pool.size", vllm_version="0.23.0")
+def test_a_supported_vllm_is_not_refused(fake):
+    refuse_unknown_vllm(vllm_version="0.20.2+cpu")
+    refuse_unknown_vllm(vllm_version="0.23.0")
 
 
 def test_the_digest_ignores_where_a_function_is_indented(tmp_path):

@@ -38,7 +38,12 @@ def package(tmp_path, monkeypatch):
 
 
 def table() -> tuple:
-    @changes("fakelate.core:shape", source_digest(shape), FEATURE, aliases=("fakelate.user:shape",))
+    @changes(
+        "fakelate.core:shape",
+        FEATURE,
+        upstream_sha256=source_digest(shape),
+        aliases=("fakelate.user:shape",),
+    )
     def wrap_shape(original):
         """It is wrong."""
         return lambda: f"ours instead of {original()}"

@@ -10,12 +10,12 @@ import pytest
 from packaging.requirements import Requirement
 
 import vllm_ascend.patch
-from vllm_ascend.deployment import SUPPORTED_VLLM
 from vllm_ascend.patch import cpu, ledger, platform, worker
 from vllm_ascend.patch.table import Add
 from vllm_ascend.patch.upstream import installation as upstream
 from vllm_ascend.patch.upstream import patch_spec_classes
 from vllm_ascend.patch.worker import patch_deepseek_compressor
+from vllm_ascend.releases import SUPPORTED
 
 # What is in force somewhere: beside vLLM, on the CPU, or over a checkout of vllm-ascend.
 PATCHES = (
@@ -81,8 +81,14 @@ def test_entries_are_complete(patch):
     assert re.fullmatch(r"vllm-project/(vllm|vllm-ascend)#\d+|none: .+", patch.upstream)
     if not re.fullmatch(r"vLLM('s)? .+|vllm-ascend('s)? .+", patch.remove_when):
         requirement = Requirement(patch.remove_when)
-        assert not requirement.specifier.contains(SUPPORTED_VLLM), "its time has come: remove it"
-        assert patch.skip_if_present, "a patch that can go must know when"
+        for release in SUPPORTED:
+            has_it = requirement.specifier.contains(release.vllm)
+            assert has_it == (patch.target in release.native), f"vLLM {release.vllm}"
+        assert patch.superseded_by, "a patch that can go must know when"
+
+
+def digests_in(release, patch) -> list[str]:
+    return [digest for checked in release.table([patch]) for digest in checked.known_digests]
 
 
 def test_the_ledger_names_guards_and_holders():
@@ -90,5 +96,5 @@ def test_the_ledger_names_guards_and_holders():
     for patch in PATCHES:
         assert f"| `{patch.target}`" in text
         if not isinstance(patch, Add):
-            assert all(digest in text for digest in patch.known_digests)
+            assert all(d in text for release in SUPPORTED for d in digests_in(release, patch))
     assert "`vllm.v1.core.kv_cache_manager:get_kv_cache_coordinator`" in text

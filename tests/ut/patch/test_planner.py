@@ -5,14 +5,12 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from vllm_ascend.patch.installer import Plan, install, plan
-from vllm_ascend.patch.planner import is_present
-from vllm_ascend.patch.table import Add, AddField, Patch, PatchError, Rebind, Wrap
+from vllm_ascend.patch.table import AddField, Patch, PatchError, Rebind, Wrap
 
 CORE = (
     "def free(blocks):\n    return blocks\n\n\nclass Pool:\n    def size(self):\n        return 1\n"
@@ -27,7 +25,6 @@ COMMON = {
     "why": "because",
     "upstream": "somewhere",
     "remove_when": "vLLM has it itself",
-    "skip_if_present": None,
 }
 
 
@@ -163,30 +160,6 @@ def test_decorators_of_its_own_and_of_the_standard_library_belong_to_the_origina
     source = f"@{decorator}\ndef size(self):\n    return 1\n"
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     assert len(do_plan(wrap("fakeplan.core:Pool.size", digest)).changes) == 1
-
-
-def test_evidence_in_a_module_that_does_not_exist_is_absent(fake):
-    assert is_present("fakeplan.core:Pool.size")
-    assert not is_present("fakeplan.gone:anything")
-    assert not is_present("fakeplan.core.deeper:anything")
-    assert not is_present("fakegone.core:anything")
-
-
-@pytest.mark.parametrize(
-    "statement", ["import no_such_library", "from fakeplan.core import no_such_name"]
-)
-def test_evidence_in_a_module_that_cannot_be_imported_is_an_error(fake: Path, statement):
-    """A library that is missing must not be mistaken for a feature that is."""
-    (fake / "user.py").write_text(f"{statement}\n")
-    with pytest.raises(PatchError, match=r"cannot tell whether vLLM has .*no_such_"):
-        is_present("fakeplan.user:Late")
-    patch = Add(
-        target="fakeplan.core:flag",
-        replacement=True,
-        **{**COMMON, "skip_if_present": "fakeplan.user:Late"},
-    )
-    with pytest.raises(PatchError, match="cannot tell"):
-        plan([patch], vllm_version="0.23.0")
 
 
 MESSAGE = """

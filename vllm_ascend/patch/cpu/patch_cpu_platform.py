@@ -14,7 +14,7 @@ from vllm_ascend.patch.table import Patch, changes
 _ARCHITECTURE = "DeepseekV4ForCausalLM"
 
 
-@changes("vllm.platforms.cpu:CpuPlatform.check_and_update_config", "2bef0c2ad9447eb7", DSV4_ON_CPU)
+@changes("vllm.platforms.cpu:CpuPlatform.check_and_update_config", DSV4_ON_CPU)
 def wrap_check_and_update_config(original: Callable) -> Callable:
     """vLLM turns chunked prefill off for every MLA model on the CPU and takes prompts whole,
     because its own CPU attention cannot read MLA rows back; ours reads pages."""

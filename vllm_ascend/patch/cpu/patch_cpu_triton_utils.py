@@ -13,7 +13,7 @@ from vllm_ascend.patch.table import Patch, changes
 _SYNTHETIC = "SYNTHETIC_MODE"
 
 
-@changes("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__", "3c1212f844725ffe", DSV4_ON_CPU)
+@changes("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__", DSV4_ON_CPU)
 def wrap_getitem(original: Callable) -> Callable:
     """vLLM's stand-ins for the rejection kernels do not take the arguments of synthetic acceptance
     that its sampler passes: every draft on the CPU ends in a TypeError."""

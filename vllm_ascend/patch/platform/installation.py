@@ -15,8 +15,7 @@ from vllm.logger import init_logger
 from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config, register_with_vllm
 
-# vllm-project/vllm#43447, with which vLLM took over most of what is patched here.
-refuse_unknown_vllm("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n")
+refuse_unknown_vllm()
 
 from vllm_ascend.deployment import is_over_checkout, own_package
 from vllm_ascend.patch.platform import (

@@ -14,7 +14,7 @@ from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 
-@changes("vllm.engine.arg_utils:EngineArgs.create_engine_config", "2d98eee50b6b3712", EARLY_CHECK)
+@changes("vllm.engine.arg_utils:EngineArgs.create_engine_config", EARLY_CHECK)
 def wrap_create_engine_config(original: Callable) -> Callable:
     """The layout is known in workers and in the scheduler, minutes later and in other processes;
     what an operator sees last is then vLLM's message, not the reason."""

@@ -15,11 +15,11 @@ from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _CLASS = "vllm.v1.core.block_pool:BlockPool"
-_FRONT = {**RETENTION, "skip_if_present": f"{_CLASS}.free_blocks(prepend)"}
-_MASK = {**BLOCK_MASK, "skip_if_present": f"{_CLASS}.cache_full_blocks(block_mask)"}
+_FRONT = {**RETENTION, "superseded_by": f"{_CLASS}.free_blocks(prepend)"}
+_MASK = {**BLOCK_MASK, "superseded_by": f"{_CLASS}.cache_full_blocks(block_mask)"}
 
 
-@changes(f"{_CLASS}.__init__", "14448f29d974b6ac", _FRONT)
+@changes(f"{_CLASS}.__init__", _FRONT)
 def wrap_init(original: Callable) -> Callable:
     """A pool built without a coordinator follows the configuration, too. That of a coordinator of
     vLLM's is made stock again by whoever chose that one."""
@@ -31,7 +31,7 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
-@changes(f"{_CLASS}.free_blocks", "725bca2874bfa3e2", _FRONT)
+@changes(f"{_CLASS}.free_blocks", _FRONT)
 def wrap_free_blocks(original: Callable) -> Callable:
     """Blocks of running requests must not push cached prefixes out of the free queue."""
 
@@ -50,7 +50,7 @@ def wrap_free_blocks(original: Callable) -> Callable:
     return free_blocks
 
 
-@changes(f"{_CLASS}.cache_full_blocks", "79508f70207306db", _MASK)
+@changes(f"{_CLASS}.cache_full_blocks", _MASK)
 def wrap_cache_full_blocks(original: Callable) -> Callable:
     """Blocks that can never serve a hit must not be cached."""
 

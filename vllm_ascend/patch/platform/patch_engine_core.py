@@ -17,7 +17,7 @@ from vllm_ascend.prefix_cache_config import load_config
 _CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_size", default=None)
 
 
-@changes("vllm.v1.engine.core:EngineCore._initialize_kv_caches", "be9122ca50566f33", BLOCK_SIZE)
+@changes("vllm.v1.engine.core:EngineCore._initialize_kv_caches", BLOCK_SIZE)
 def wrap_initialize_kv_caches(original: Callable) -> Callable:
     """EngineCore overwrites --block-size with the smallest group's (8 for DeepSeek-V4), while
     workers keep the configured one."""
@@ -33,7 +33,7 @@ def wrap_initialize_kv_caches(original: Callable) -> Callable:
     return _initialize_kv_caches
 
 
-@changes("vllm.config.vllm:VllmConfig.validate_block_size", "26fa756645861e89", BLOCK_SIZE)
+@changes("vllm.config.vllm:VllmConfig.validate_block_size", BLOCK_SIZE)
 def wrap_validate_block_size(original: Callable) -> Callable:
     """The one call between the overwriting and its first reader."""
 

@@ -20,7 +20,7 @@ from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import salted_hashes
 from vllm_ascend.core.reporting import startup_report
-from vllm_ascend.patch.features import RETENTION
+from vllm_ascend.patch.features import COORDINATOR
 from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
@@ -42,8 +42,12 @@ def get_kv_cache_coordinator(
     hash_block_size: int,
     eagle_attn_layer_names: list[str] | None = None,
     metrics_collector: KVCacheMetricsCollector | None = None,
+    **alignment: int,
 ) -> KVCacheCoordinator:
     """Return Ascend's coordinator, or vLLM's plain one if nothing is cached.
+
+    Args:
+        **alignment: ``scheduler_block_size``, in releases that pass it on.
 
     Raises:
         ValueError: See :class:`AscendHybridKVCacheCoordinator` and :func:`check_model_runner`.
@@ -64,6 +68,7 @@ def get_kv_cache_coordinator(
             pcp_world_size=pcp_world_size,
             hash_block_size=hash_block_size,
             metrics_collector=metrics_collector,
+            **alignment,
         )
     coordinator = AscendHybridKVCacheCoordinator(
         kv_cache_config,
@@ -77,6 +82,7 @@ def get_kv_cache_coordinator(
         eagle_attn_layer_names=eagle_attn_layer_names,
         metrics_collector=metrics_collector,
         max_num_batched_tokens=max_num_batched_tokens,
+        **alignment,
     )
     check_model_runner(
         is_v2=is_v2, counts_rows=counts_rows, copies_blocks=coordinator.plan.copies_blocks
@@ -90,14 +96,11 @@ def get_kv_cache_coordinator(
 
 @changes(
     "vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator",
-    "3eb560f5836a5026",
-    RETENTION,
+    COORDINATOR,
     aliases=(
         "vllm.v1.core.kv_cache_manager:get_kv_cache_coordinator",
         "vllm.v1.simple_kv_offload.manager:get_kv_cache_coordinator",
     ),
-    skip_if_present="vllm.v1.core.kv_cache_coordinator:get_kv_cache_coordinator("
-    "scheduler_block_size)",
 )
 def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
     """Retention and row layouts need a look-up that walks aligned boundaries."""

@@ -11,14 +11,14 @@ from vllm.v1.request import Request
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.scheduler_facts import building_scheduler
-from vllm_ascend.patch.features import PARTIAL_HITS, RETENTION
+from vllm_ascend.patch.features import COORDINATOR, PARTIAL_HITS, RETENTION
 from vllm_ascend.patch.table import Add, Patch, changes
 
 _CLASS = "vllm.v1.core.kv_cache_manager:KVCacheManager"
-_ALIGNMENT = {**RETENTION, "skip_if_present": f"{_CLASS}.__init__(scheduler_block_size)"}
+_ALIGNMENT = {**RETENTION, "superseded_by": f"{_CLASS}.__init__(scheduler_block_size)"}
 
 
-@changes(f"{_CLASS}.__init__", "bf8b98366d9722c8", _ALIGNMENT)
+@changes(f"{_CLASS}.__init__", _ALIGNMENT)
 def wrap_init(original: Callable) -> Callable:
     """The coordinator must know the alignment that the scheduler works with."""
 
@@ -32,7 +32,7 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
-@changes(f"{_CLASS}.get_computed_blocks", "431438b9b2e3914e", _ALIGNMENT)
+@changes(f"{_CLASS}.get_computed_blocks", COORDINATOR)
 def wrap_get_computed_blocks(original: Callable) -> Callable:
     """A look-up is told hashes only; where a request leaves a cached prefix must be remembered for
     that request."""
@@ -65,7 +65,7 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.take_kv_cache_block_copies",
         replacement=take_kv_cache_block_copies,
-        **{**PARTIAL_HITS, "skip_if_present": f"{_CLASS}.take_kv_cache_block_copies"},
+        **{**PARTIAL_HITS, "superseded_by": f"{_CLASS}.take_kv_cache_block_copies"},
         why="A hit that ends inside a block needs a private copy of it before the step.",
     ),
 )

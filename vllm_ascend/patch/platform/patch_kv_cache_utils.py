@@ -30,14 +30,14 @@ _MODULE = "vllm.v1.core.kv_cache_utils"
 
 
 def _change(
-    name: str, upstream_sha256: str, feature: Entries, *holders: str, **others: Any
+    name: str, feature: Entries, *holders: str, **others: Any
 ) -> Callable[[Callable], Wrap]:
     """Return what makes a function a patch of this module's; ``holders`` import it, too."""
     aliases = tuple(f"{holder}:{name}" for holder in holders)
-    return changes(f"{_MODULE}:{name}", upstream_sha256, feature, aliases=aliases, **others)
+    return changes(f"{_MODULE}:{name}", feature, aliases=aliases, **others)
 
 
-@_change("get_request_block_hasher", "b0287304e716cfd9", ISOLATION, "vllm.v1.engine.core")
+@_change("get_request_block_hasher", ISOLATION, "vllm.v1.engine.core")
 def wrap_get_request_block_hasher(original: Callable) -> Callable:
     """A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's first block.
     The hasher is made behind the scheduler, which says whether that matters."""
@@ -50,7 +50,7 @@ def wrap_get_request_block_hasher(original: Callable) -> Callable:
     return get_request_block_hasher
 
 
-@_change("generate_block_hash_extra_keys", "e09249e0ccb5e5d8", ISOLATION, "vllm.v1.core.block_pool")
+@_change("generate_block_hash_extra_keys", ISOLATION, "vllm.v1.core.block_pool")
 def wrap_generate_block_hash_extra_keys(original: Callable) -> Callable:
     """Where that hasher is at work, the adapter's place is left empty beside a salt. All others, KV
     events among them, go on getting vLLM's keys."""
@@ -68,7 +68,7 @@ def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
     return [group.kv_cache_spec for group in groups]
 
 
-@_change("resolve_kv_cache_block_sizes", "8d94b0117a0fa0f1", ROW_LAYOUT, "vllm.v1.engine.core")
+@_change("resolve_kv_cache_block_sizes", ROW_LAYOUT, "vllm.v1.engine.core")
 def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
     """Alignment and hash granularity must follow tokens per block; vLLM reads block_size, which
     counts rows in Ascend's specs."""
@@ -90,9 +90,7 @@ def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
     return resolve_kv_cache_block_sizes
 
 
-def _for_row_layouts(
-    name: str, upstream_sha256: str, ours: Callable, specs_of: Callable, why: str
-) -> Wrap:
+def _for_row_layouts(name: str, ours: Callable, specs_of: Callable, why: str) -> Wrap:
     """Let ``ours`` answer where the specs, which ``specs_of`` takes from the arguments, say so."""
 
     def wrap(original: Callable) -> Callable:
@@ -102,7 +100,7 @@ def _for_row_layouts(
 
         return choose
 
-    return _change(name, upstream_sha256, ROW_LAYOUT, why=why)(wrap)
+    return _change(name, ROW_LAYOUT, why=why)(wrap)
 
 
 def _plan_tensors(
@@ -114,7 +112,7 @@ def _plan_tensors(
     return num_blocks, plan.allocate(num_blocks)
 
 
-@_change("_max_memory_usage_bytes_from_groups", "0cfd47cdf5065319", ROW_LAYOUT)
+@_change("_max_memory_usage_bytes_from_groups", ROW_LAYOUT)
 def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     """The start-up check must ask for the bytes of the planned tensors."""
 
@@ -131,7 +129,7 @@ def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     return _max_memory_usage_bytes_from_groups
 
 
-@_change("get_max_concurrency_for_kv_cache_config", "d65ca5af2b5d6465", FOOTPRINT)
+@_change("get_max_concurrency_for_kv_cache_config", FOOTPRINT)
 def wrap_get_max_concurrency(original: Callable) -> Callable:
     """The logged concurrency must count what a request holds in the mode in force."""
 
@@ -155,14 +153,13 @@ PATCHES: tuple[Patch, ...] = (
         replacement=block_pool_methods.prepend_n,
         **RETENTION,
         why="Blocks that hold nothing reusable must be handed out before cached ones.",
-        skip_if_present=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
+        superseded_by=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
     ),
     wrap_get_request_block_hasher,
     wrap_generate_block_hash_extra_keys,
     wrap_resolve_kv_cache_block_sizes,
     _for_row_layouts(
         "group_and_unify_kv_cache_specs",
-        "0c5b3282a749ff8e",
         kv_cache_groups.group_specs_by_kind,
         lambda specs: specs.values(),
         "C4 and C128 blocks of equal rows cover different numbers of tokens: they need groups "
@@ -170,14 +167,12 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _for_row_layouts(
         "_get_kv_cache_groups_uniform_groups",
-        "0f2f756047c2ea7e",
         kv_cache_groups.split_into_groups,
         lambda grouped_specs: grouped_specs,
         "vLLM expects one compressed group in front; Ascend's layout has one per ratio.",
     ),
     _for_row_layouts(
         "_get_kv_cache_config_deepseek_v4",
-        "2b964a158cdb46d5",
         _plan_tensors,
         lambda vllm_config, groups, available_memory: _specs_of(groups),
         "Tensors are planned over the page sizes of all groups, without tensors that no layer "
@@ -185,7 +180,6 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _for_row_layouts(
         "_pool_bytes_per_block",
-        "0439ce2f21d25f12",
         lambda groups: kv_cache_groups.plan_tensors(groups).bytes_per_block,
         _specs_of,
         "The bytes of a block must be those of the planned tensors.",

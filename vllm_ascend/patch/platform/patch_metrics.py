@@ -33,7 +33,7 @@ _LOGGING = "vllm.v1.metrics.loggers:LoggingStatLogger"
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 
-@changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", "c495855b2fac9c07", METRICS)
+@changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", METRICS)
 def wrap_make_stats(original: Callable) -> Callable:
     """The one place where every scheduler makes the statistics of a step."""
 
@@ -47,7 +47,7 @@ def wrap_make_stats(original: Callable) -> Callable:
     return make_stats
 
 
-@changes(f"{_PROMETHEUS}.__init__", "34121638e857f1f7", METRICS)
+@changes(f"{_PROMETHEUS}.__init__", METRICS)
 def wrap_prometheus_init(original: Callable) -> Callable:
     """It empties the registry first, so metrics can only be registered after it."""
 
@@ -73,7 +73,7 @@ def _handing_on(original: Callable, take: Callable[[Any, CacheUpdate, int], None
     return record
 
 
-@changes(f"{_PROMETHEUS}.record", "e06a5b11d5c6624b", METRICS)
+@changes(f"{_PROMETHEUS}.record", METRICS)
 def wrap_prometheus_record(original: Callable) -> Callable:
     """Called with the statistics of every step, in every API server that is told of it."""
 
@@ -84,7 +84,7 @@ def wrap_prometheus_record(original: Callable) -> Callable:
     return _handing_on(original, take)
 
 
-@changes(f"{_LOGGING}.record", "349a6a9dd4b880aa", METRICS)
+@changes(f"{_LOGGING}.record", METRICS)
 def wrap_logging_record(original: Callable) -> Callable:
     """Sums up a logging interval."""
 
@@ -96,7 +96,7 @@ def wrap_logging_record(original: Callable) -> Callable:
     return _handing_on(original, take)
 
 
-@changes(f"{_LOGGING}.log", "ff885767ae08b2fe", METRICS)
+@changes(f"{_LOGGING}.log", METRICS)
 def wrap_log(original: Callable) -> Callable:
     """One line more, behind vLLM's own, when anything happened."""
 

@@ -24,13 +24,14 @@ from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.scheduler_facts import building_scheduler, facts_of
 from vllm_ascend.patch.features import (
     CONNECTORS,
+    COORDINATOR,
     KV_EVENTS,
     PARTIAL_HITS,
-    RETENTION,
     UNWRITTEN,
 )
 from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import running_release
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -42,15 +43,10 @@ def _our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | N
     return coordinator if isinstance(coordinator, AscendHybridKVCacheCoordinator) else None
 
 
-@changes(
-    f"{_SCHEDULER}.__init__",
-    "bc95a9f15113e884",
-    RETENTION,
-    skip_if_present="vllm.v1.core.kv_cache_manager:KVCacheManager.__init__(scheduler_block_size)",
-)
+@changes(f"{_SCHEDULER}.__init__", COORDINATOR)
 def wrap_init(original: Callable) -> Callable:
-    """vLLM 0.20.2 does not tell the KV cache manager the scheduler's block size, nor how many
-    tokens it may count as computed too early."""
+    """The KV cache manager is not told of drafts and connectors, nor, by vLLM 0.20.2, of the
+    scheduler's block size."""
     signature = inspect.signature(original)
 
     def __init__(self: Scheduler, *args, **kwargs) -> None:
@@ -69,7 +65,7 @@ def wrap_init(original: Callable) -> Callable:
     return __init__
 
 
-@changes(f"{_SCHEDULER}._handle_invalid_blocks", "e42aa17d64fcda2a", CONNECTORS)
+@changes(f"{_SCHEDULER}._handle_invalid_blocks", CONNECTORS)
 def wrap_handle_invalid_blocks(original: Callable) -> Callable:
     """A failed load ends the engine where there are several KV cache groups: vLLM unpacks one."""
 
@@ -126,12 +122,12 @@ def _restart(scheduler: Scheduler, request: Request) -> None:
     in_flight = request.request_id in scheduler.prev_step_scheduled_req_ids
     # Asynchronous: the step after the one that failed has been dispatched, and will sample.
     if isinstance(scheduler, AsyncScheduler) and in_flight and request.num_output_placeholders:
-        request.discard_latest_async_tokens = True
+        running_release().discard_next_output(request)
     request.num_output_placeholders = 0
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
-@changes(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", "70bfb3b443725109", CONNECTORS)
+@changes(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", CONNECTORS)
 def wrap_select_waiting_queue(original: Callable) -> Callable:
     """A request whose load failed is computed; in front of loaded ones it may wait for memory that
     they hold, and nothing is ever scheduled again."""
@@ -165,7 +161,7 @@ def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
     return request.num_computed_tokens > 0
 
 
-@changes(f"{_SCHEDULER}._preempt_request", "128202fc69d1f908", UNWRITTEN)
+@changes(f"{_SCHEDULER}._preempt_request", UNWRITTEN)
 def wrap_preempt_request(original: Callable) -> Callable:
     """By priority, a request can be preempted in the step that it was just scheduled in; what it
     entered is never written."""
@@ -179,7 +175,7 @@ def wrap_preempt_request(original: Callable) -> Callable:
     return _preempt_request
 
 
-@changes(f"{_SCHEDULER}._update_after_schedule", "5dcec8ecd4cd8b72", PARTIAL_HITS)
+@changes(f"{_SCHEDULER}._update_after_schedule", PARTIAL_HITS)
 def wrap_update_after_schedule(original: Callable) -> Callable:
     """The one call that every scheduler makes on the output it has built."""
 
@@ -192,7 +188,7 @@ def wrap_update_after_schedule(original: Callable) -> Callable:
     return _update_after_schedule
 
 
-@changes(f"{_SCHEDULER}.update_from_output", "7d43ee5ee3f6ca2a", CONNECTORS)
+@changes(f"{_SCHEDULER}.update_from_output", CONNECTORS)
 def wrap_update_from_output(original: Callable) -> Callable:
     """A KV connector writes beside the steps: what a step copies from must not be given away before
     the step has run."""
@@ -208,7 +204,7 @@ def wrap_update_from_output(original: Callable) -> Callable:
     return update_from_output
 
 
-@changes(f"{_SCHEDULER}.reset_prefix_cache", "cfb9da648143a518", KV_EVENTS)
+@changes(f"{_SCHEDULER}.reset_prefix_cache", KV_EVENTS)
 def wrap_reset_prefix_cache(original: Callable) -> Callable:
     """vLLM publishes events behind a step. An engine that is reset while it is idle makes none, and
     routers would go on sending requests to a cache that is gone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request
@@ -14,19 +13,20 @@ from vllm_ascend.core import single_type_kv_cache_manager as managers
 from vllm_ascend.core.layout.specs import counts_rows
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
+from vllm_ascend.releases import running_release
 
 _MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 _BASE = f"{_MODULE}:SingleTypeKVCacheManager"
 _WINDOW = f"{_MODULE}:SlidingWindowManager"
 
 
-def _of_manager(manager: str, upstream_sha256: str) -> Callable[[Callable], Wrap]:
+def _of_manager(manager: str) -> Callable[[Callable], Wrap]:
     target = f"{_MODULE}:{manager}.cache_blocks"
     evidence = f"{target}(retention_interval)"
-    return changes(target, upstream_sha256, RETENTION, skip_if_present=evidence)
+    return changes(target, RETENTION, superseded_by=evidence)
 
 
-@_of_manager("SingleTypeKVCacheManager", "56f454398def9d3e")
+@_of_manager("SingleTypeKVCacheManager")
 def wrap_cache_blocks(original: Callable) -> Callable:
     """Only blocks that can serve a hit at a kept boundary are entered."""
 
@@ -69,7 +69,6 @@ def _wrap_override(original: Callable) -> Callable:
 
 @changes(
     f"{_MODULE}:get_manager_for_kv_cache_spec",
-    "2474d51502ac06d6",
     ROW_LAYOUT,
     aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
 )
@@ -87,7 +86,7 @@ def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
         A spec that counts rows is never vLLM's, even if somebody has entered its class in vLLM's
         map, as vllm-ascend's recompute scheduler does.
         """
-        known = type(kv_cache_spec) in vllm_managers.spec_manager_map
+        known = running_release().chooses_manager(kv_cache_spec)
         is_vllms = known and not counts_rows(kv_cache_spec)
         choose = original if is_vllms else managers.get_manager_for_kv_cache_spec
         return choose(
@@ -106,24 +105,24 @@ PATCHES: tuple[Patch, ...] = (
         replacement=classmethod(managers.reachable_block_mask),
         **BLOCK_MASK,
         why="Managers say which of their blocks can serve a hit.",
-        skip_if_present=f"{_BASE}.reachable_block_mask",
+        superseded_by=f"{_BASE}.reachable_block_mask",
     ),
     wrap_cache_blocks,
-    _of_manager("MambaManager", "93bfc8477dbe8642")(_wrap_override),
-    _of_manager("CrossAttentionManager", "dd9074c00825e99f")(_wrap_override),
+    _of_manager("MambaManager")(_wrap_override),
+    _of_manager("CrossAttentionManager")(_wrap_override),
     Add(
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),
         **BLOCK_MASK,
         why="Look-up and mask must agree on how many blocks a window needs.",
-        skip_if_present=f"{_WINDOW}._contiguous_blocks_for_hit",
+        superseded_by=f"{_WINDOW}._contiguous_blocks_for_hit",
     ),
     Add(
         target=f"{_WINDOW}.reachable_block_mask",
         replacement=classmethod(managers.sliding_window_reachable_block_mask),
         **RETENTION,
         why="A window only needs the blocks of its tail before a kept boundary.",
-        skip_if_present=f"{_WINDOW}.reachable_block_mask",
+        superseded_by=f"{_WINDOW}.reachable_block_mask",
     ),
     wrap_get_manager_for_kv_cache_spec,
 )

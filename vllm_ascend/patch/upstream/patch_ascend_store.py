@@ -23,20 +23,18 @@ _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 _PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
 
 
-def _change(
-    name: str, upstream_sha256: str | tuple[str, ...], **others: Any
-) -> Callable[[Callable], Wrap]:
-    return changes(f"{_PACKAGE}.{name}", upstream_sha256, UPSTREAM_CONNECTORS, **others)
+def _change(name: str, **others: Any) -> Callable[[Callable], Wrap]:
+    return changes(f"{_PACKAGE}.{name}", UPSTREAM_CONNECTORS, **others)
 
 
-@_change("pool_scheduler:KVPoolScheduler.__init__", "ffdf7f3dd3fc352d")
+@_change("pool_scheduler:KVPoolScheduler.__init__")
 def wrap_scheduler_init(original: Callable) -> Callable:
     """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
     the granule."""
     return _wrap_init(original, lambda scheduler, contract: None)
 
 
-@_change("pool_worker:KVPoolWorker.__init__", "17ce4ede492bc745")
+@_change("pool_worker:KVPoolWorker.__init__")
 def wrap_worker_init(original: Callable) -> Callable:
     """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
     the granule. Keys do not tell layouts apart: engines with other block sizes or pages would
@@ -73,7 +71,6 @@ def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], N
 
 @_change(
     "config_data:get_block_hashes",
-    ("9899f77dd8865828", "5cf292f745ba86c9"),
     aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
 )
 def wrap_get_block_hashes(original: Callable) -> Callable:
@@ -102,7 +99,7 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
     return BlockHash(hashlib.sha256(_PLACE_DOMAIN + content + suffix).digest())
 
 
-@_change("config_data:ChunkedTokenDatabase.process_tokens_with_block_ids", "0d5030bddbfedf1e")
+@_change("config_data:ChunkedTokenDatabase.process_tokens_with_block_ids")
 def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
     """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
     not."""

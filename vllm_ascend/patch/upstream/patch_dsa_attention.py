@@ -25,11 +25,11 @@ _V1 = "vllm_ascend.attention.dsa_v1:AscendDSAMetadataBuilder"
 _CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
 
 
-def _change(target: str, upstream_sha256: str) -> Callable[[Callable], Wrap]:
-    return changes(target, upstream_sha256, CHECKOUT_BLOCK_SIZE)
+def _change(target: str) -> Callable[[Callable], Wrap]:
+    return changes(target, CHECKOUT_BLOCK_SIZE)
 
 
-@_change(f"{_LAYER}.get_kv_cache_spec", "acbaac96850e5432")
+@_change(f"{_LAYER}.get_kv_cache_spec")
 def wrap_get_kv_cache_spec(original: Callable) -> Callable:
     """Compressed blocks of 128 rows are hard-coded."""
 
@@ -42,7 +42,7 @@ def wrap_get_kv_cache_spec(original: Callable) -> Callable:
     return get_kv_cache_spec
 
 
-@_change(f"{_BACKEND}.get_supported_kernel_block_sizes", "010b1e62ddbefba9")
+@_change(f"{_BACKEND}.get_supported_kernel_block_sizes")
 def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
     """The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; the
     kernels take them."""
@@ -111,11 +111,11 @@ _shift_behind_decodes = wrap_shifting(lambda builder: builder.num_decodes)
 PATCHES: tuple[Patch, ...] = (
     wrap_get_kv_cache_spec,
     wrap_get_supported_kernel_block_sizes,
-    _change(f"{_V1}.build_prefill_metadata", "1a782d89a97875f3")(_shift_behind_decodes),
-    _change(f"{_V1}.build_decode_metadata", "65a5c25ecaeb789d")(_shift),
-    _change(f"{_CP}.build_req_metadata", "b602d01be355b4b8")(_shift),
-    _change(f"{_V1}.build", "8a227dac0925acc7")(wrap_build),
-    _change(f"{_V1}.build_for_drafting", "ea0e3c83a0192849")(wrap_build_for_drafting),
-    _change(f"{_CP}.build", "356d4c9389220ea3")(wrap_build),
-    _change(f"{_CP}.build_for_drafting", "42094cec95506ecf")(wrap_build_for_drafting),
+    _change(f"{_V1}.build_prefill_metadata")(_shift_behind_decodes),
+    _change(f"{_V1}.build_decode_metadata")(_shift),
+    _change(f"{_CP}.build_req_metadata")(_shift),
+    _change(f"{_V1}.build")(wrap_build),
+    _change(f"{_V1}.build_for_drafting")(wrap_build_for_drafting),
+    _change(f"{_CP}.build")(wrap_build),
+    _change(f"{_CP}.build_for_drafting")(wrap_build_for_drafting),
 )

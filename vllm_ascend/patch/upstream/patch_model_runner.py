@@ -18,7 +18,6 @@ _ATTENTION = "attn"
 
 @changes(
     "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors",
-    "c5accffcbbebaa7a",
     CHECKOUT_CACHE,
 )
 def wrap_allocate(original: Callable) -> Callable:

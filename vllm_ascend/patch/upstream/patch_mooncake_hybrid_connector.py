@@ -28,11 +28,11 @@ _MODULE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 _CONTRACT: ContextVar[KVTransferContract | None] = ContextVar("contract", default=None)
 
 
-def _change(name: str, upstream_sha256: str) -> Callable[[Callable], Wrap]:
-    return changes(f"{_MODULE}:{name}", upstream_sha256, UPSTREAM_CONNECTORS)
+def _change(name: str) -> Callable[[Callable], Wrap]:
+    return changes(f"{_MODULE}:{name}", UPSTREAM_CONNECTORS)
 
 
-@_change("MooncakeConnectorWorker.register_kv_caches", "30cf1f3b7c0ff1b6")
+@_change("MooncakeConnectorWorker.register_kv_caches")
 def wrap_register_kv_caches(original: Callable) -> Callable:
     """The threads that it starts must know how this side lays its KV cache out."""
 
@@ -49,7 +49,7 @@ def wrap_register_kv_caches(original: Callable) -> Callable:
     return register_kv_caches
 
 
-@_change("KVCacheSendingThread.__init__", "8772fc7217712f7c")
+@_change("KVCacheSendingThread.__init__")
 def wrap_sending_thread_init(original: Callable) -> Callable:
     """The metadata that a decode side asks for says how pages are laid out."""
 
@@ -64,7 +64,7 @@ def wrap_sending_thread_init(original: Callable) -> Callable:
     return __init__
 
 
-@_change("KVCacheRecvingThread.__init__", "03fa8d452aa4134e")
+@_change("KVCacheRecvingThread.__init__")
 def wrap_receiving_thread_init(original: Callable) -> Callable:
     """It reads the block size that it is sent, and never compares it: with unequal sizes every
     byte arrives, in the wrong place."""
@@ -82,7 +82,7 @@ def wrap_receiving_thread_init(original: Callable) -> Callable:
     return __init__
 
 
-@_change("KVCacheRecvingThread._transfer_kv_cache", "207375aff05d535f")
+@_change("KVCacheRecvingThread._transfer_kv_cache")
 def wrap_transfer(original: Callable) -> Callable:
     """A pull that fails is logged and then counted as done: the request would be decoded from what
     lay in its blocks before."""
@@ -129,7 +129,6 @@ PATCHES: tuple[Patch, ...] = (
     replace(
         wrap_transfer,
         target=f"{wrap_transfer.target}_all_groups",
-        upstream_sha256="1b12f319a8e4e19d",
     ),
     wrap_transfer,
 )

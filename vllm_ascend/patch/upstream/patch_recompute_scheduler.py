@@ -16,7 +16,7 @@ from vllm_ascend.patch.table import Patch, changes
 _CLASS = "vllm_ascend.core.recompute_scheduler:RecomputeScheduler"
 
 
-@changes(f"{_CLASS}.schedule", "3d93bc5d71369f8f", CHECKOUT_CACHE)
+@changes(f"{_CLASS}.schedule", CHECKOUT_CACHE)
 def wrap_schedule(original: Callable) -> Callable:
     """On a decode node it frees a running request itself instead of preempting it: what the request
     entered in this step is never written."""
@@ -35,7 +35,6 @@ PATCHES: tuple[Patch, ...] = (
     wrap_schedule,
     changes(
         f"{_CLASS}.update_from_output",
-        "98d47ec1fd7bb5b3",
         CHECKOUT_CACHE,
         why="It overrides vLLM's, which is told here that a step has run.",
     )(wrap_update_from_output.replacement),

@@ -25,17 +25,16 @@ _KEEPERS_OF_MLA = (
     "vllm.model_executor.models.extract_hidden_states",
 )
 _SPECS = {
-    "MLAAttentionSpec": (AscendMLAAttentionSpec, "9f27c636faca79dd", _KEEPERS_OF_MLA),
-    "SlidingWindowMLASpec": (AscendSlidingWindowMLASpec, "7feb3df068e09b2f", _KEEPERS_OF_BOTH),
+    "MLAAttentionSpec": (AscendMLAAttentionSpec, _KEEPERS_OF_MLA),
+    "SlidingWindowMLASpec": (AscendSlidingWindowMLASpec, _KEEPERS_OF_BOTH),
 }
 
 
 def _rebind(module: str, name: str) -> Rebind:
-    spec, upstream_sha256, keepers = _SPECS[name]
+    spec, keepers = _SPECS[name]
     return Rebind(
         target=f"{module}:{name}",
         replacement=spec,
-        upstream_sha256=upstream_sha256,
         keepers=tuple(f"{keeper}:{name}" for keeper in keepers),
         **CHECKOUT_SPECS,
         why="vllm-ascend's runner and schedulers take the class by vLLM's name, and pass and read "

@@ -15,7 +15,6 @@ from vllm_ascend.prefix_cache_config import load_config
 
 @changes(
     "vllm_ascend.utils:refresh_block_size",
-    "9a40c748584dd47b",
     CHECKOUT_BLOCK_SIZE,
     aliases=("vllm_ascend.platform:refresh_block_size",),
 )

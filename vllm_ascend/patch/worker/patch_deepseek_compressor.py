@@ -18,13 +18,10 @@ from vllm_ascend.worker.dsv4_cache_layers import (
 )
 
 
-def _cache_layer(
-    target: str, layer: type, upstream_sha256: str, keepers: tuple[str, ...] = ()
-) -> Rebind:
+def _cache_layer(target: str, layer: type, keepers: tuple[str, ...] = ()) -> Rebind:
     return Rebind(
         target=target,
         replacement=layer,
-        upstream_sha256=upstream_sha256,
         keepers=keepers,
         **CHECKOUT_BLOCK_SIZE,
         why="The NPU stores rows in its own way, in blocks of the configured size.",
@@ -35,17 +32,14 @@ PATCHES: tuple[Patch, ...] = (
     _cache_layer(
         "vllm.model_executor.layers.deepseek_compressor:CompressorStateCache",
         AscendCompressorStateCache,
-        "45ea159e430356cc",
     ),
     _cache_layer(
         "vllm.model_executor.layers.deepseek_v4_attention:DeepseekV4IndexerCache",
         AscendDeepseekV4IndexerCache,
-        "254a03d8c53b1499",
     ),
     _cache_layer(
         "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache",
         AscendDeepseekV4SWACache,
-        "f22a62f8b5ab6d15",
         # vLLM's own attention layer, which the NPU's model does without.
         keepers=("vllm.model_executor.layers.deepseek_v4_attention:DeepseekV4SWACache",),
     ),

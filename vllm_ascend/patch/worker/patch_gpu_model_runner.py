@@ -21,7 +21,7 @@ from vllm_ascend.worker.kv_cache_tensors import allocate_pages
 _CLASS = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
 
-@changes(f"{_CLASS}._allocate_kv_cache_tensors", "3003a8fcfa3ceb69", PARTIAL_HITS)
+@changes(f"{_CLASS}._allocate_kv_cache_tensors", PARTIAL_HITS)
 def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
     """Layers are given views; whole pages can only be copied in the raw tensors."""
 
@@ -36,7 +36,7 @@ def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
     return _allocate_kv_cache_tensors
 
 
-@changes(f"{_CLASS}._update_states", "2c51aa694e26bb38", PARTIAL_HITS)
+@changes(f"{_CLASS}._update_states", PARTIAL_HITS)
 def wrap_update_states(original: Callable) -> Callable:
     """The first thing of a step, before anything is read, written or loaded."""
 
@@ -56,7 +56,7 @@ def wrap_update_states(original: Callable) -> Callable:
     return _update_states
 
 
-@changes(f"{_CLASS}.may_reinitialize_input_batch", "c85d53e38965e3c2", ROW_LAYOUT)
+@changes(f"{_CLASS}.may_reinitialize_input_batch", ROW_LAYOUT)
 def wrap_may_reinitialize_input_batch(original: Callable) -> Callable:
     """vLLM's block tables take every token for a row; compressed groups have one for many."""
 

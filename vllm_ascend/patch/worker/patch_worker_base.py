@@ -13,9 +13,7 @@ from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.worker.block_copies import execute_with_copies
 
 
-@changes(
-    "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", "beb33a0813e85b30", PARTIAL_HITS
-)
+@changes("vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", PARTIAL_HITS)
 def wrap_execute_model(original: Callable) -> Callable:
     """Whatever the worker's class: a runner of its own, or one that overrides `_update_states`,
     would leave the copies out without a word."""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every release says of every patch what becomes of it, and of nothing else."""
+
+from collections import Counter
+
+import pytest
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
+
+from vllm_ascend.patch.ledger import collect_patches
+from vllm_ascend.patch.table import Add, Override
+from vllm_ascend.patch.upstream.source import PACKAGE
+from vllm_ascend.releases import (
+    SUPPORTED,
+    Release,
+    describe_supported,
+    find_release,
+    running_release,
+)
+
+PATCHES = collect_patches()
+each_release = pytest.mark.parametrize("release", SUPPORTED, ids=lambda release: release.vllm)
+
+
+def named_originals(release: Release) -> list[str]:
+    return [f"{module}:{name}" for module, names in release.digests.items() for name in names]
+
+
+@each_release
+def test_a_release_names_only_what_is_patched_and_nothing_twice(release):
+    said = Counter([*named_originals(release), *release.native, *release.absent])
+    assert [target for target, count in said.items() if count > 1] == []
+    assert set(said) <= {patch.target for patch in PATCHES}
+
+
+@each_release
+def test_a_release_says_what_becomes_of_every_patch(release):
+    """Of what is added it may say nothing: it must not be there yet."""
+    known = {*named_originals(release), *release.native, *release.absent}
+    unsaid = [p.target for p in PATCHES if isinstance(p, Override) and p.target not in known]
+    if not release.takes_overlay:
+        unsaid = [target for target in unsaid if not target.startswith(f"{PACKAGE}.")]
+    assert unsaid == []
+
+
+@each_release
+def test_the_table_has_what_is_taken_with_its_digests(release):
+    table = {patch.target: patch for patch in release.table(PATCHES)}
+    assert not table.keys() & {*release.native, *release.absent}
+    for target in named_originals(release):
+        assert table[target].known_digests
+    assert all(patch.known_digests == () for patch in table.values() if isinstance(patch, Add))
+
+
+def test_a_build_is_the_release_that_it_is_built_from():
+    for release in SUPPORTED:
+        assert find_release(release.vllm) is release
+        assert find_release(f"{release.vllm}+cpu") is release
+        assert release.vllm in describe_supported()
+    for other in ("0.20.20", "0.20.2.post1", "0.20.2rc1", "0.24.0"):
+        assert find_release(other) is None
+
+
+def test_the_running_release_knows_vllms_managers():
+    import vllm
+
+    release = running_release()
+    assert release is find_release(vllm.__version__)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=None)
+    assert release.chooses_manager(spec)
+    assert release.manager_class(spec).__name__ == "FullAttentionManager"
+
+    class Stranger(KVCacheSpec):
+        pass
+
+    assert not release.chooses_manager(Stranger(block_size=16))
+    assert release.manager_class(Stranger(block_size=16)) is None

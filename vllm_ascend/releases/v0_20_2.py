@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.20.2 with vllm-ascend 0.20.2rc: what the cure was first written for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm_ascend.patch.table import Digests
+from vllm_ascend.releases.release import Release
+
+if TYPE_CHECKING:
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.request import Request
+
+# Several where the supported heads of vllm-ascend differ.
+_DIGESTS: dict[str, dict[str, Digests]] = {
+    "vllm.config.vllm": {
+        "VllmConfig.validate_block_size": "26fa756645861e89",
+    },
+    "vllm.engine.arg_utils": {
+        "EngineArgs.create_engine_config": "2d98eee50b6b3712",
+    },
+    "vllm.model_executor.layers.attention.mla_attention": {
+        "MLAAttentionSpec": "9f27c636faca79dd",
+    },
+    "vllm.model_executor.layers.deepseek_compressor": {
+        "CompressorStateCache": "45ea159e430356cc",
+    },
+    "vllm.model_executor.layers.deepseek_v4_attention": {
+        "DeepseekV4IndexerCache": "254a03d8c53b1499",
+    },
+    "vllm.platforms.cpu": {
+        "CpuPlatform.check_and_update_config": "2bef0c2ad9447eb7",
+    },
+    "vllm.utils.cpu_triton_utils": {
+        "_FuncWrapper.__getitem__": "3c1212f844725ffe",
+    },
+    "vllm.v1.attention.backends.mla.sparse_swa": {
+        "DeepseekV4SWACache": "f22a62f8b5ab6d15",
+    },
+    "vllm.v1.core.block_pool": {
+        "BlockPool.__init__": "14448f29d974b6ac",
+        "BlockPool.cache_full_blocks": "79508f70207306db",
+        "BlockPool.free_blocks": "725bca2874bfa3e2",
+    },
+    "vllm.v1.core.kv_cache_coordinator": {
+        "get_kv_cache_coordinator": "3eb560f5836a5026",
+    },
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager.__init__": "bf8b98366d9722c8",
+        "KVCacheManager.get_computed_blocks": "431438b9b2e3914e",
+    },
+    "vllm.v1.core.kv_cache_utils": {
+        "_get_kv_cache_config_deepseek_v4": "2b964a158cdb46d5",
+        "_get_kv_cache_groups_uniform_groups": "0f2f756047c2ea7e",
+        "_max_memory_usage_bytes_from_groups": "0cfd47cdf5065319",
+        "_pool_bytes_per_block": "0439ce2f21d25f12",
+        "generate_block_hash_extra_keys": "e09249e0ccb5e5d8",
+        "get_max_concurrency_for_kv_cache_config": "d65ca5af2b5d6465",
+        "get_request_block_hasher": "b0287304e716cfd9",
+        "group_and_unify_kv_cache_specs": "0c5b3282a749ff8e",
+        "resolve_kv_cache_block_sizes": "8d94b0117a0fa0f1",
+    },
+    "vllm.v1.core.sched.scheduler": {
+        "Scheduler.__init__": "bc95a9f15113e884",
+        "Scheduler._handle_invalid_blocks": "e42aa17d64fcda2a",
+        "Scheduler._preempt_request": "128202fc69d1f908",
+        "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
+        "Scheduler._update_after_schedule": "5dcec8ecd4cd8b72",
+        "Scheduler.make_stats": "c495855b2fac9c07",
+        "Scheduler.reset_prefix_cache": "cfb9da648143a518",
+        "Scheduler.update_from_output": "7d43ee5ee3f6ca2a",
+    },
+    "vllm.v1.core.single_type_kv_cache_manager": {
+        "CrossAttentionManager.cache_blocks": "dd9074c00825e99f",
+        "MambaManager.cache_blocks": "93bfc8477dbe8642",
+        "SingleTypeKVCacheManager.cache_blocks": "56f454398def9d3e",
+        "get_manager_for_kv_cache_spec": "2474d51502ac06d6",
+    },
+    "vllm.v1.engine.core": {
+        "EngineCore._initialize_kv_caches": "be9122ca50566f33",
+    },
+    "vllm.v1.kv_cache_interface": {
+        "MLAAttentionSpec": "9f27c636faca79dd",
+        "SlidingWindowMLASpec": "7feb3df068e09b2f",
+    },
+    "vllm.v1.metrics.loggers": {
+        "LoggingStatLogger.log": "ff885767ae08b2fe",
+        "LoggingStatLogger.record": "349a6a9dd4b880aa",
+        "PrometheusStatLogger.__init__": "34121638e857f1f7",
+        "PrometheusStatLogger.record": "e06a5b11d5c6624b",
+    },
+    "vllm.v1.worker.gpu_model_runner": {
+        "GPUModelRunner._allocate_kv_cache_tensors": "3003a8fcfa3ceb69",
+        "GPUModelRunner._update_states": "2c51aa694e26bb38",
+        "GPUModelRunner.may_reinitialize_input_batch": "c85d53e38965e3c2",
+    },
+    "vllm.v1.worker.worker_base": {
+        "WorkerWrapperBase.execute_model": "beb33a0813e85b30",
+    },
+    "vllm_ascend.attention.context_parallel.dsa_cp": {
+        "AscendDSACPMetadataBuilder.build": "356d4c9389220ea3",
+        "AscendDSACPMetadataBuilder.build_for_drafting": "42094cec95506ecf",
+        "AscendDSACPMetadataBuilder.build_req_metadata": "b602d01be355b4b8",
+    },
+    "vllm_ascend.attention.dsa_v1": {
+        "AscendDSABackend.get_supported_kernel_block_sizes": "010b1e62ddbefba9",
+        "AscendDSAMetadataBuilder.build": "8a227dac0925acc7",
+        "AscendDSAMetadataBuilder.build_decode_metadata": "65a5c25ecaeb789d",
+        "AscendDSAMetadataBuilder.build_for_drafting": "ea0e3c83a0192849",
+        "AscendDSAMetadataBuilder.build_prefill_metadata": "1a782d89a97875f3",
+    },
+    "vllm_ascend.core.recompute_scheduler": {
+        "RecomputeScheduler.schedule": "3d93bc5d71369f8f",
+        "RecomputeScheduler.update_from_output": "98d47ec1fd7bb5b3",
+    },
+    "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": {
+        "KVCacheRecvingThread.__init__": "03fa8d452aa4134e",
+        "KVCacheRecvingThread._transfer_kv_cache": "207375aff05d535f",
+        "KVCacheRecvingThread._transfer_kv_cache_all_groups": "1b12f319a8e4e19d",
+        "KVCacheSendingThread.__init__": "8772fc7217712f7c",
+        "MooncakeConnectorWorker.register_kv_caches": "30cf1f3b7c0ff1b6",
+    },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data": {
+        "ChunkedTokenDatabase.process_tokens_with_block_ids": "0d5030bddbfedf1e",
+        "get_block_hashes": ("9899f77dd8865828", "5cf292f745ba86c9"),
+    },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_scheduler": {
+        "KVPoolScheduler.__init__": "ffdf7f3dd3fc352d",
+    },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker": {
+        "KVPoolWorker.__init__": "17ce4ede492bc745",
+    },
+    "vllm_ascend.models.layer.attention.layer": {
+        "DSAAttention.get_kv_cache_spec": "acbaac96850e5432",
+    },
+    "vllm_ascend.utils": {
+        "refresh_block_size": "9a40c748584dd47b",
+    },
+    "vllm_ascend.worker.model_runner_v1": {
+        "NPUModelRunner._allocate_kv_cache_tensors": "c5accffcbbebaa7a",
+    },
+}
+
+
+class Vllm0202(Release):
+    """Managers stand in a map by exact class, and are not told the scheduler's alignment."""
+
+    vllm = "0.20.2"
+    vllm_ascend = "0.20.2rc"
+    takes_overlay = True
+    digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
+
+    def chooses_manager(self, spec: KVCacheSpec) -> bool:
+        from vllm.v1.core import single_type_kv_cache_manager as managers
+
+        return type(spec) in managers.spec_manager_map
+
+    def manager_class(self, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
+        from vllm.v1.core import single_type_kv_cache_manager as managers
+
+        known = managers.spec_manager_map
+        return next((known[base] for base in type(spec).__mro__ if base in known), None)
+
+    def manager_arguments(self, alignment: int) -> dict[str, Any]:
+        return {}
+
+    def discard_next_output(self, request: Request) -> None:
+        request.discard_latest_async_tokens = True

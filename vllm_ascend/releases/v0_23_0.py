@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.23.0 with vllm-ascend 0.23.0: retention, block masks and a registry of specs are vLLM's.
+
+Source: vLLM 0.23.0, ``vllm/v1/core``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm_ascend.patch.table import Digests
+from vllm_ascend.releases.release import Release
+
+if TYPE_CHECKING:
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.request import Request
+
+_DIGESTS: dict[str, dict[str, Digests]] = {
+    "vllm.config.vllm": {
+        "VllmConfig.validate_block_size": "bba556e36732453c",
+    },
+    "vllm.engine.arg_utils": {
+        "EngineArgs.create_engine_config": "86ec050fe2cc7dc5",
+    },
+    "vllm.platforms.cpu": {
+        "CpuPlatform.check_and_update_config": "477b8a55547e9970",
+    },
+    "vllm.utils.cpu_triton_utils": {
+        "_FuncWrapper.__getitem__": "3c1212f844725ffe",
+    },
+    "vllm.v1.attention.backends.mla.sparse_swa": {
+        "DeepseekV4SWACache": "a90f7f59f1c50f3a",
+    },
+    "vllm.v1.core.kv_cache_coordinator": {
+        "get_kv_cache_coordinator": "9d96b12b65c9e5eb",
+    },
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager.get_computed_blocks": "431438b9b2e3914e",
+    },
+    "vllm.v1.core.kv_cache_utils": {
+        "_get_kv_cache_config_deepseek_v4": "2f97120b39778001",
+        "_get_kv_cache_groups_uniform_groups": "0f2f756047c2ea7e",
+        "_max_memory_usage_bytes_from_groups": "0cfd47cdf5065319",
+        "_pool_bytes_per_block": "c0fc2f51420d4826",
+        "generate_block_hash_extra_keys": "e09249e0ccb5e5d8",
+        "get_max_concurrency_for_kv_cache_config": "d65ca5af2b5d6465",
+        "get_request_block_hasher": "b0287304e716cfd9",
+        "group_and_unify_kv_cache_specs": "0c5b3282a749ff8e",
+        "resolve_kv_cache_block_sizes": "8d94b0117a0fa0f1",
+    },
+    "vllm.v1.core.sched.scheduler": {
+        "Scheduler.__init__": "6009a42348b7ba0b",
+        "Scheduler._handle_invalid_blocks": "e42aa17d64fcda2a",
+        "Scheduler._preempt_request": "0371740100512344",
+        "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
+        "Scheduler._update_after_schedule": "9eca2462fda8bf5f",
+        "Scheduler.make_stats": "c495855b2fac9c07",
+        "Scheduler.reset_prefix_cache": "d070ee5c068f34da",
+        "Scheduler.update_from_output": "dae72be240168961",
+    },
+    "vllm.v1.core.single_type_kv_cache_manager": {
+        "get_manager_for_kv_cache_spec": "648faa3c6a298607",
+    },
+    "vllm.v1.engine.core": {
+        "EngineCore._initialize_kv_caches": "5328e919fce71e46",
+    },
+    "vllm.v1.kv_cache_interface": {
+        "MLAAttentionSpec": "9f27c636faca79dd",
+        "SlidingWindowMLASpec": "ce522ac6ffdf97a8",
+    },
+    "vllm.v1.metrics.loggers": {
+        "LoggingStatLogger.log": "ff885767ae08b2fe",
+        "LoggingStatLogger.record": "349a6a9dd4b880aa",
+        "PrometheusStatLogger.__init__": "34121638e857f1f7",
+        "PrometheusStatLogger.record": "d54790db6f0807cd",
+    },
+    "vllm.v1.worker.gpu_model_runner": {
+        "GPUModelRunner._allocate_kv_cache_tensors": "3003a8fcfa3ceb69",
+        "GPUModelRunner._update_states": "ce253f27a1dd2bb6",
+        "GPUModelRunner.may_reinitialize_input_batch": "97434df83fdcb72b",
+    },
+    "vllm.v1.worker.worker_base": {
+        "WorkerWrapperBase.execute_model": "beb33a0813e85b30",
+    },
+}
+_MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
+_POOL = "vllm.v1.core.block_pool:BlockPool"
+_LAYERS = "vllm.model_executor.layers"
+_CHECKOUT = "moved; needed over a checkout of vllm-ascend alone"
+_FRONT = "free_blocks(prepend) is vLLM's own"
+_MASK = "cache_full_blocks(block_mask) is vLLM's own"
+_INTERVAL = "cache_blocks(retention_interval) is vLLM's own"
+_REACHABLE = "reachable_block_mask is vLLM's own"
+
+
+class Vllm0230(Release):
+    """Managers come from a registry by base class, and are told the scheduler's alignment."""
+
+    vllm = "0.23.0"
+    vllm_ascend = "0.23.0"
+    takes_overlay = False
+    digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
+    native: ClassVar[Mapping[str, str]] = {
+        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": "prepend_n is vLLM's own",
+        f"{_POOL}.scratch_first": _FRONT,
+        f"{_POOL}.__init__": _FRONT,
+        f"{_POOL}.free_blocks": _FRONT,
+        f"{_POOL}.cache_full_blocks": _MASK,
+        f"{_MANAGERS}:SingleTypeKVCacheManager.cache_blocks": _INTERVAL,
+        f"{_MANAGERS}:MambaManager.cache_blocks": _INTERVAL,
+        f"{_MANAGERS}:CrossAttentionManager.cache_blocks": _INTERVAL,
+        f"{_MANAGERS}:SingleTypeKVCacheManager.reachable_block_mask": _REACHABLE,
+        f"{_MANAGERS}:SlidingWindowManager.reachable_block_mask": _REACHABLE,
+        f"{_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit": _REACHABLE,
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
+            "the KV cache manager is told the scheduler's block size"
+        ),
+    }
+    absent: ClassVar[Mapping[str, str]] = {
+        f"{_LAYERS}.attention.mla_attention:MLAAttentionSpec": _CHECKOUT,
+        f"{_LAYERS}.deepseek_compressor:CompressorStateCache": _CHECKOUT,
+        f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": _CHECKOUT,
+    }
+
+    def chooses_manager(self, spec: KVCacheSpec) -> bool:
+        return self.manager_class(spec) is not None
+
+    def manager_class(self, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
+        from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+        return KVCacheSpecRegistry.get_manager_class(spec)
+
+    def manager_arguments(self, alignment: int) -> dict[str, Any]:
+        return {"scheduler_block_size": alignment}
+
+    def discard_next_output(self, request: Request) -> None:
+        request.async_tokens_to_discard = 1  # outputs of whole steps, whatever its name says
