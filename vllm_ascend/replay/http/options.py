@@ -35,8 +35,9 @@ Scale = Annotated[
 Timeout = Annotated[float, typer.Option(help="--url: longest silence of it in seconds.")]
 
 _ONLY_REPLAY = (
-    *("variant", "layout", "block_size", "mtp", "kv_gib", "verify", "model_ttft", "step_ms"),
-    *("token_us", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "jobs"),
+    *("variant", "layout", "block_size", "mtp", "kv_gib", "verify", "release"),
+    *("model_ttft", "step_ms", "token_us", "max_num_seqs", "max_num_batched_tokens"),
+    *("max_model_len", "jobs"),
 )
 _ONLY_SERVER = (
     *("model", "vocab_size", "speed", "max_prompt_tokens", "scale", "timeout"),
