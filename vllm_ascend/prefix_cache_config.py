@@ -314,11 +314,28 @@ def process_environment() -> dict[str, str]:
 def register_with_vllm() -> None:
     """Tell vLLM that our variables exist, so that it does not warn about unknown ones.
 
-    Idempotent. A name that vLLM itself already knows (a later release) keeps vLLM's reader.
+    Idempotent. A name that vLLM itself already knows (a later release) keeps vLLM's reader, which
+    reads nothing where the value is one that only we know (``auto``), or blank.
     """
-    import vllm.envs
+    from vllm.envs import environment_variables
 
     for variable in VARIABLES:
-        vllm.envs.environment_variables.setdefault(
-            variable.name, lambda name=variable.name: os.environ.get(name)
-        )
+        reader = environment_variables.get(variable.name)
+        if not isinstance(reader, _Reader):
+            environment_variables[variable.name] = _Reader(variable.name, reader)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a variable of ours for vLLM, by vLLM's own reader if it has one."""
+
+    name: str
+    vllms: Callable[[], Any] | None
+
+    def __call__(self) -> Any:
+        if self.vllms is None:
+            return os.environ.get(self.name)
+        try:
+            return self.vllms()
+        except ValueError:  # what nobody knows has been refused by load_config()
+            return None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every variable: its default, each kind of value, and the error for a wrong one."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from vllm_ascend.prefix_cache_config import (
     PrefixCacheConfig,
     child_environment,
     load_config,
+    register_with_vllm,
 )
 
 
@@ -138,3 +140,20 @@ def test_the_environment_is_read_in_one_place():
         if re.search(r"os\.(environ|getenv)", path.read_text())
     }
     assert readers == {"prefix_cache_config.py"}
+
+
+def test_vllms_own_reader_is_asked_and_does_not_fall_over_our_values(monkeypatch):
+    """vLLM 0.23 reads the retention interval itself, as a number, when an engine starts."""
+    import vllm.envs
+
+    name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+    readers = dict(vllm.envs.environment_variables)
+    readers[name] = lambda: int(os.environ[name]) if name in os.environ else None
+    monkeypatch.setattr(vllm.envs, "environment_variables", readers)
+    register_with_vllm()
+    register_with_vllm()
+    for raw, value in (("256", 256), ("0", 0), ("auto", None), ("", None)):
+        monkeypatch.setenv(name, raw)
+        assert readers[name]() == value
+    monkeypatch.delenv(name)
+    assert readers[name]() is None

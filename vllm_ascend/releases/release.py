@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
+    from vllm.config import VllmConfig
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
@@ -68,6 +69,10 @@ class Release(ABC):
         Args:
             alignment: Hits are multiples of it, in tokens.
         """
+
+    @abstractmethod
+    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
+        """Whether vLLM's second model runner will serve; in later releases that is a default."""
 
     @abstractmethod
     def discard_next_output(self, request: Request) -> None:

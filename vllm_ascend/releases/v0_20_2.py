@@ -10,6 +10,7 @@ from vllm_ascend.patch.table import Digests
 from vllm_ascend.releases.release import Release
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
@@ -166,6 +167,11 @@ class Vllm0202(Release):
 
     def manager_arguments(self, alignment: int) -> dict[str, Any]:
         return {}
+
+    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
+        from vllm import envs
+
+        return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
 
     def discard_next_output(self, request: Request) -> None:
         request.discard_latest_async_tokens = True

@@ -13,6 +13,7 @@ from vllm_ascend.patch.table import Digests
 from vllm_ascend.releases.release import Release
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
@@ -134,6 +135,9 @@ class Vllm0230(Release):
 
     def manager_arguments(self, alignment: int) -> dict[str, Any]:
         return {"scheduler_block_size": alignment}
+
+    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
+        return bool(vllm_config.use_v2_model_runner)
 
     def discard_next_output(self, request: Request) -> None:
         request.async_tokens_to_discard = 1  # outputs of whole steps, whatever its name says

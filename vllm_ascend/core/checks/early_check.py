@@ -7,7 +7,6 @@ loading weights, and vLLM ends such a start with a message of its own about "ini
 
 from __future__ import annotations
 
-from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
@@ -21,6 +20,7 @@ from vllm_ascend.core.layout.block_sizes import Granularity, dsv4_compressed_blo
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.core.retention.boundaries import resolve_retention_interval
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
+from vllm_ascend.releases import running_release
 
 
 def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
@@ -40,7 +40,7 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     # On Ascend or, by this project, on the CPU.
     counts_rows = config.apply_dsv4_patch and not current_platform.is_cuda_alike()
     check_model_runner(
-        is_v2=envs.VLLM_USE_V2_MODEL_RUNNER,
+        is_v2=running_release().uses_second_model_runner(vllm_config),
         counts_rows=counts_rows,
         copies_blocks=cache_config.enable_prefix_caching and ends_inside,
     )
