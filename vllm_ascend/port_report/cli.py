@@ -24,20 +24,26 @@ def port_report(
         typer.Option(
             help="A vLLM to look at: a folder that holds the package vllm (an unpacked wheel, a "
             "checkout), a wheel or a .tar.gz. Repeatable.",
+            metavar="PATH",
         ),
     ] = None,
     vllm_ascend: Annotated[
         list[Path] | None,
-        typer.Option(help="A vllm-ascend to look at, of the same forms. Repeatable."),
+        typer.Option(
+            help="A vllm-ascend to look at, of the same forms. Repeatable.", metavar="PATH"
+        ),
     ] = None,
     base_vllm: Annotated[
         Path | None,
-        typer.Option(help="The vLLM that the patches are for; default: the installed one."),
+        typer.Option(
+            help="The vLLM that the patches are for; default: the installed one.", metavar="PATH"
+        ),
     ] = None,
     base_vllm_ascend: Annotated[
         Path | None,
         typer.Option(
             help="The vllm-ascend that the patches are for; default: the digests that they know.",
+            metavar="PATH",
         ),
     ] = None,
     json_file: Annotated[
@@ -49,8 +55,7 @@ def port_report(
 ) -> None:
     """Say what became of every patch target in other releases; import nothing of them.
 
-    same, body, SIGNATURE: the same definition, another body, another signature. NATIVE: the tree
-    has what a patch adds; absent: it does not. GONE, module gone: not under that name.
+    Exit codes: 0 the report is there, whatever it says; 2 bad input.
     """
     from vllm_ascend.replay.trace import BadInputError
 
@@ -97,7 +102,8 @@ def _make_report(
     with _stderr().status("reading the patch tables ..."):
         table = read_patch_table()
     with _stderr().status("looking up the targets ..."):
-        bases[_VLLM] = bases[_VLLM] or open_files("--base-vllm", table.vllm, _VLLM)
+        if trees[_VLLM] and base_vllm is None:
+            bases[_VLLM] = open_files("--base-vllm", table.vllm, _VLLM)
         return PortReport(
             tuple(
                 make_section(table.entries, bases[package], found)

@@ -86,7 +86,9 @@ def _from_archive(option: str, file: Path, package: str) -> PackageFiles:
         elif tarfile.is_tarfile(file):
             contents = dict(_tar_members(file))
         else:
-            raise BadInputError(f"{option} {file}: is neither; {_expected(package)}")
+            raise BadInputError(
+                f"{option} {file}: is no folder and no archive; {_expected(package)}"
+            )
     except _ARCHIVE_ERRORS as error:
         raise BadInputError(f"{option} {file}: cannot be read ({error})") from error
     root = _root(contents, package)

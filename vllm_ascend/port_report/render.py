@@ -16,7 +16,7 @@ from vllm_ascend.port_report import words
 from vllm_ascend.port_report.census import ABSENT, HELD, NATIVE, PortReport, Row, Section
 from vllm_ascend.port_report.definitions import BODY, SAME
 
-_INDENT = 2
+_INDENT = _GAP = 2
 # A column of names below this width would fold most of them.
 _MIN_NAME_WIDTH = 32
 _STYLES = {SAME: "green", NATIVE: "green", ABSENT: "green", HELD: "green", BODY: "yellow"}
@@ -59,10 +59,11 @@ def _summary(section: Section) -> Table:
 def _grid(rows: Sequence[Row], section: Section, console: Console) -> Iterator[RenderableType]:
     """Yield a line per target with a column per tree, or, where that is too wide, lines below."""
     labels = [tree.label for tree in section.trees]
-    widest = max(len(cell.status) for row in rows for cell in row.cells)
+    widest = max((len(cell.status) for row in rows for cell in row.cells), default=0)
     widths = [max(len(label), widest) for label in labels]
-    name_width = console.width - _INDENT - sum(width + 1 for width in widths)
-    is_wide = name_width >= _MIN_NAME_WIDTH
+    left = console.width - _INDENT - sum(width + _GAP for width in widths)
+    is_wide = left >= _MIN_NAME_WIDTH
+    name_width = min(left, max((len(_name(row)) for row in rows), default=0) + _INDENT)
     if is_wide:
         yield _aligned("", [Text(label, style="dim") for label in labels], name_width, widths)
     for module, group in groupby(rows, key=_module):
@@ -80,8 +81,8 @@ def _grid(rows: Sequence[Row], section: Section, console: Console) -> Iterator[R
 
 
 def _aligned(name: str, cells: Sequence[Text], name_width: int, widths: Sequence[int]) -> Table:
-    columns = (Column(width=width) for width in (name_width - 1, *widths))
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    columns = (Column(width=width) for width in (name_width, *widths))
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
     table.add_row(_indented(Text(name, overflow="fold"), 1), *cells)
     return table
 
