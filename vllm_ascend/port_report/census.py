@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_ascend.port_report.definitions import (
     BODY,
@@ -105,6 +105,9 @@ class Row:
     cells: tuple[Cell, ...]
 
 
+_Named = TypeVar("_Named", PatchEntry, Row)
+
+
 @dataclass(frozen=True)
 class Section:
     """The rows of one package.
@@ -157,7 +160,7 @@ def make_section(
     package = trees[0].package
     mine = _by_module([entry for entry in entries if entry.package == package])
     original = Modules(base) if base is not None else None
-    holders = list(_holders(entries, package))
+    holders = _by_module([*_holders(entries, package)])
     columns, held = [], []
     for files in trees:
         modules = Modules(files)
@@ -231,10 +234,11 @@ def _is_present(evidence: str, modules: Modules) -> bool:
     return found.how == BOUND and (not parameter or has_parameter(found.nodes, parameter))
 
 
-def _by_module(entries: Sequence[PatchEntry]) -> list[PatchEntry]:
+def _by_module(named: Sequence[_Named]) -> list[_Named]:
     """Put together what is in one module, modules in the order in which they come first."""
-    order = {module: n for n, module in reversed([*enumerate(e.module for e in entries)])}
-    return sorted(entries, key=lambda entry: order[entry.module])
+    modules = [one.target.partition(":")[0] for one in named]
+    first = {module: modules.index(module) for module in modules}
+    return sorted(named, key=lambda one: first[one.target.partition(":")[0]])
 
 
 def _column(entries: Sequence[PatchEntry], modules: Modules, base: Modules | None) -> list[Cell]:

@@ -47,11 +47,6 @@ class PatchEntry:
     keepers: tuple[str, ...] = ()
 
     @property
-    def module(self) -> str:
-        """Name of the module that is patched."""
-        return self.target.partition(":")[0]
-
-    @property
     def package(self) -> str:
         """Name of the package that is patched."""
         return self.target.partition(".")[0]

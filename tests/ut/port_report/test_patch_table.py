@@ -68,7 +68,7 @@ def test_the_base_is_the_vllm_that_is_installed(table):
 )
 def test_kinds_are_those_of_the_ledger(patch, kind):
     entry = entry_of(patch)
-    assert (entry.kind, entry.package, entry.module) == (kind, "vllm", "vllm.a")
+    assert (entry.kind, entry.package) == (kind, "vllm")
     assert entry.adds == isinstance(patch, Add)
 
 
