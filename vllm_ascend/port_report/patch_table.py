@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_ascend.deployment import own_package
 from vllm_ascend.doctor import children
-from vllm_ascend.patch.table import Add, AddField, Patch, Rebind, Wrap
+from vllm_ascend.patch.table import Add, AddField, Patch, PatchError, Rebind, Wrap
 from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend.replay.trace import BadInputError
 
@@ -80,8 +80,9 @@ def read_patch_table() -> PatchTable:
     answer = children.ask(["-c", _CHILD, str(own_package().parent)], environ=child_environment({}))
     if "lacks" in answer:
         raise ModuleNotFoundError(f"No module named {answer['lacks']!r}", name=answer["lacks"])
-    if "died" in answer:
-        raise BadInputError(f"the patch tables cannot be read: {answer['died']}")
+    problem = answer.get("failed") or answer.get("died")
+    if problem:
+        raise BadInputError(f"the patch tables cannot be read: {problem}")
     entries = (PatchEntry(**_with_tuples(row)) for row in answer["entries"])
     return PatchTable(tuple(_merged(entries)), Path(answer["vllm"]))
 
@@ -146,6 +147,8 @@ def _answer() -> dict[str, Any]:
         if error.name and not error.name.startswith("vllm_ascend"):
             return {"lacks": error.name}
         raise
+    except PatchError as error:
+        return {"failed": str(error)}
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None, "the patches have imported it"
     return {"entries": entries, "vllm": str(Path(spec.origin).parents[1])}

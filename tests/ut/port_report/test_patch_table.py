@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.ut.port_report.trees import write_tree
+from vllm_ascend.patch import ledger
 from vllm_ascend.patch.ledger import collect_patches
-from vllm_ascend.patch.table import Add, AddField, Rebind, Wrap
+from vllm_ascend.patch.table import Add, AddField, PatchError, Rebind, Wrap
 from vllm_ascend.port_report import patch_table
 from vllm_ascend.port_report.census import make_section
 from vllm_ascend.port_report.files import open_files
@@ -76,6 +77,7 @@ def test_kinds_are_those_of_the_ledger(patch, kind):
     ("answer", "error", "told"),
     [
         ({"lacks": "vllm"}, ModuleNotFoundError, "No module named 'vllm'"),
+        ({"failed": "not vLLM 0.20.2"}, BadInputError, "tables cannot be read: not vLLM 0.20.2"),
         ({"died": "exit code 1: PatchError"}, BadInputError, "cannot be read: exit code 1: Patch"),
     ],
 )
@@ -83,6 +85,16 @@ def test_a_child_that_fails_is_told(monkeypatch, answer, error, told):
     monkeypatch.setattr(patch_table.children, "ask", lambda *args, **options: answer)
     with pytest.raises(error, match=told):
         read_patch_table()
+
+
+def test_an_installed_vllm_that_does_not_fit_is_one_sentence(monkeypatch):
+    """Not the traceback of the child that was refused."""
+
+    def refuse():
+        raise PatchError("the patches do not fit the running vLLM 0.23.0")
+
+    monkeypatch.setattr(ledger, "collect_patches", refuse)
+    assert patch_table._answer() == {"failed": "the patches do not fit the running vLLM 0.23.0"}
 
 
 @pytest.mark.skipif(not NEXT.is_dir(), reason="vLLM 0.23.0 is not unpacked: make other-vllm")
