@@ -72,7 +72,7 @@ class Cell:
         came: Parameters, or members of a class, that the tree has in addition.
         went: Those that it does not have.
         changed: What else is different about its signature, in a few words each.
-        has: ``skip_if_present`` of the patch, if that is there.
+        has: What makes the patch superfluous, if that is there.
         moved_to: Where the name is found instead.
         imported_from: Where the module has it from.
         by_digest: The base has no such definition: judged by the digests that the patch knows.
@@ -184,7 +184,7 @@ def make_section(
 
 
 def _judge(entry: PatchEntry, modules: Modules, base: Modules | None) -> Cell:
-    has = entry.skip_if_present or ""
+    has = entry.evidence or ""
     if has and not _is_present(has, modules):
         has = ""
     found = modules.look_up(entry.target)
@@ -228,7 +228,7 @@ def _by_digest(found: Found, digests: Iterable[str]) -> str:
 
 
 def _is_present(evidence: str, modules: Modules) -> bool:
-    """Whether a tree has what ``skip_if_present`` names, its own or inherited."""
+    """Whether a tree has what makes a patch superfluous, its own or inherited."""
     target, _, parameter = evidence.removesuffix(")").partition("(")
     found = modules.resolve(target)
     return found.how == BOUND and (not parameter or has_parameter(found.nodes, parameter))

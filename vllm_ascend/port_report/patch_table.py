@@ -32,7 +32,8 @@ class PatchEntry:
         target: As in :class:`~vllm_ascend.patch.table.Patch`; so are the others.
         feature: What it belongs to.
         kind: ``ADDED``, ``ADDED_FIELD``, ``CHANGED`` or ``REPLACED``.
-        skip_if_present: Evidence that a tree has the feature itself.
+        evidence: What a tree has that makes the patch superfluous: ``"module:Class.name"`` or, a
+            parameter, ``"module:Class.name(parameter)"``.
         digests: Those that the original may have.
         aliases: Who else holds the original and is changed with it.
         keepers: Who else holds the original and keeps it.
@@ -41,7 +42,7 @@ class PatchEntry:
     target: str
     feature: str
     kind: str
-    skip_if_present: str | None = None
+    evidence: str | None = None
     digests: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     keepers: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ def entry_of(patch: Patch) -> PatchEntry:
         target=patch.target,
         feature=patch.feature,
         kind=_kind(patch),
-        skip_if_present=patch.skip_if_present,
+        evidence=_evidence(patch),
         digests=_digests(patch),
         aliases=patch.aliases if isinstance(patch, Wrap) else (),
         keepers=patch.keepers if isinstance(patch, Rebind) else (),
@@ -104,6 +105,10 @@ def _kind(patch: Patch) -> str:
     if isinstance(patch, Add):
         return ADDED_FIELD if isinstance(patch, AddField) else ADDED
     return REPLACED if isinstance(patch, Rebind) else CHANGED
+
+
+def _evidence(patch: Patch) -> str | None:
+    return patch.skip_if_present
 
 
 def _digests(patch: Patch) -> tuple[str, ...]:
@@ -117,7 +122,7 @@ def _merged(entries: Iterable[PatchEntry]) -> Iterator[PatchEntry]:
         known = found.get((entry.target, entry.kind), entry)
         found[entry.target, entry.kind] = replace(
             known,
-            skip_if_present=known.skip_if_present or entry.skip_if_present,
+            evidence=known.evidence or entry.evidence,
             digests=_union(known.digests, entry.digests),
             aliases=_union(known.aliases, entry.aliases),
             keepers=_union(known.keepers, entry.keepers),

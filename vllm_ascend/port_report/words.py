@@ -34,7 +34,7 @@ MEANINGS = {
     HELD: "the module has the name",
 }
 _GONE_OR_MOVED = "gone or moved"
-_SKIPPED = "has skip_if_present"
+_SUPERSEDED = "superseded"
 _HOLDERS_GONE = "aliases, keepers gone"
 
 
@@ -55,7 +55,9 @@ def counts(section: Section) -> Iterator[tuple[str, list[int]]]:
     yield _GONE_OR_MOVED, [sum(section.count(s, column) for s in MISSING) for column in columns]
     yield "patches", [len(section.rows) for _ in columns]
     extras = {
-        _SKIPPED: [sum(bool(row.cells[column].has) for row in section.rows) for column in columns],
+        _SUPERSEDED: [
+            sum(bool(row.cells[column].has) for row in section.rows) for column in columns
+        ],
         _HOLDERS_GONE: [
             sum(row.cells[column].status != HELD for row in section.holders) for column in columns
         ],

@@ -93,6 +93,10 @@ def test_a_class_that_has_moved_and_can_be_imported_from_where_it_was(judge):
     assert cell == Cell("GONE", moved_to=("vllm.blocks:BlockPool",))
 
 
+def test_a_class_that_stays_where_it_was_has_not_moved(judge):
+    assert judge(FREE, None, pool=POOL.replace("def free", "def release")) == Cell("GONE")
+
+
 def test_an_inherited_method_is_gone_from_the_class_and_found_in_its_base(tmp_path):
     tree = {
         "pool.py": "from vllm.common import Common\nclass BlockPool(Common): ...\n",

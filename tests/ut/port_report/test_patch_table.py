@@ -46,8 +46,9 @@ def test_every_patch_of_every_table_is_there(table):
     by_target = {entry.target: entry for entry in table.entries}
     for patch in patches:
         entry = by_target[patch.target]
-        assert (entry.feature, entry.skip_if_present) == (patch.feature, patch.skip_if_present)
-        assert set(entry.digests) >= set(patch.known_digests)
+        alone = entry_of(patch)
+        assert (entry.feature, entry.evidence) == (alone.feature, alone.evidence)
+        assert set(entry.digests) >= set(alone.digests)
         assert set(entry.aliases) >= set(getattr(patch, "aliases", ()))
         assert set(entry.keepers) >= set(getattr(patch, "keepers", ()))
 
