@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
@@ -16,9 +17,12 @@ from typer.testing import CliRunner
 
 from vllm_ascend.__main__ import COMMANDS, app
 from vllm_ascend.doctor import cli as doctor_cli
+from vllm_ascend.port_report import patch_table
+from vllm_ascend.port_report.patch_table import PatchTable
 from vllm_ascend.replay import commands
 from vllm_ascend.replay.runs.runner import Outcome
 
+REPOSITORY = Path(__file__).parents[2]
 NOBODY = "http://127.0.0.1:9"
 GENERATED = ("--workload", "2:100:50:1")
 # Enough for a command to get as far as its options are all read.
@@ -34,6 +38,7 @@ BASE = {
     ("memory-curve",): GENERATED,
     ("traffic",): GENERATED,
     ("prefix-curve",): ("--prefixes", "2", "--shared", "256", "--own", "32"),
+    ("port-report",): ("--vllm-ascend", str(REPOSITORY)),
     ("tiny-model",): (".",),
 }
 VALUES = {
@@ -93,6 +98,7 @@ def nothing_runs(monkeypatch, tmp_path):
 
     monkeypatch.setattr(commands, "Runner", NothingRuns)
     monkeypatch.setattr(doctor_cli, "_diagnose", diagnose)
+    monkeypatch.setattr(patch_table, "read_patch_table", lambda: PatchTable((), REPOSITORY))
     monkeypatch.chdir(tmp_path)
     # vLLM's handlers keep the stream that they were made with, which ends with its test.
     monkeypatch.setattr(logging, "raiseExceptions", False)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from rich.console import Console, RenderableType
@@ -45,12 +45,21 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, verbose: bool = F
         console: Where to.
         verbose: Every version, patch and variable, instead of a line for each of these.
     """
+    print_without_padding(console, lambda: _print_sections(diagnosis, console, verbose=verbose))
+
+
+def print_without_padding(console: Console, print_all: Callable[[], None]) -> None:
+    """Print without the blanks that rich fills up lines with, and only a terminal does not show.
+
+    Args:
+        console: Where to.
+        print_all: Prints there.
+    """
     if console.is_terminal:
-        _print_sections(diagnosis, console, verbose=verbose)
+        print_all()
         return
     with console.capture() as captured:
-        _print_sections(diagnosis, console, verbose=verbose)
-    # rich fills up lines with blanks, which only a terminal does not show.
+        print_all()
     for line in captured.get().splitlines():
         console.file.write(f"{line.rstrip()}\n")
 
