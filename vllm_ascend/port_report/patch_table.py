@@ -14,6 +14,7 @@ from vllm_ascend.deployment import own_package
 from vllm_ascend.doctor import children
 from vllm_ascend.patch.table import Add, AddField, Patch, PatchError, Rebind, Wrap
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend.releases import SUPPORTED
 from vllm_ascend.replay.trace import BadInputError
 
 ADDED, ADDED_FIELD, CHANGED, REPLACED = "added", "added field", "changed", "replaced"
@@ -94,7 +95,7 @@ def entry_of(patch: Patch) -> PatchEntry:
         target=patch.target,
         feature=patch.feature,
         kind=_kind(patch),
-        evidence=_evidence(patch),
+        evidence=patch.superseded_by,
         digests=_digests(patch),
         aliases=patch.aliases if isinstance(patch, Wrap) else (),
         keepers=patch.keepers if isinstance(patch, Rebind) else (),
@@ -107,12 +108,11 @@ def _kind(patch: Patch) -> str:
     return REPLACED if isinstance(patch, Rebind) else CHANGED
 
 
-def _evidence(patch: Patch) -> str | None:
-    return patch.skip_if_present
-
-
 def _digests(patch: Patch) -> tuple[str, ...]:
-    return patch.known_digests
+    tables = (release.table([patch]) for release in SUPPORTED)
+    return tuple(
+        dict.fromkeys(digest for table in tables for p in table for digest in p.known_digests)
+    )
 
 
 def _merged(entries: Iterable[PatchEntry]) -> Iterator[PatchEntry]:
