@@ -164,6 +164,7 @@ def get_manager_for_kv_cache_spec(
     is known for the spec's class or a base of it.
     """
     spec = unpack_uniform(kv_cache_spec)
+    kwargs = running_release().manager_arguments(tokens_per_block(spec)) | kwargs
     if is_compressed(spec):
         if max_model_len is not None:
             ratio = compress_ratio(spec)

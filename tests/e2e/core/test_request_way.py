@@ -12,6 +12,7 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import DSV4
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.request_way import PARTS, Way, recorded
+from tests.release_marks import ON_THE_FIRST_RELEASE
 from vllm_ascend.replay.scheduler import SchedulerOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "way-of-a-request.md"
@@ -40,6 +41,7 @@ def ways(make_engine: MakeEngine) -> list[Way]:
     return [first, decoding, last]
 
 
+@ON_THE_FIRST_RELEASE
 def test_the_page_shows_what_happens(ways: list[Way]) -> None:
     shown = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert [block.splitlines() for block in shown] == [way.lines for way in ways]

@@ -18,6 +18,7 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import CASES, MODES, Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Traffic, Workload
+from tests.release_marks import ON_THE_FIRST_RELEASE
 from tests.soak.case import Recording
 from tests.soak.driver import Driver, PatientEngine
 from tests.soak.recipes import Layer, LayoutRecipe
@@ -50,6 +51,7 @@ def test_mamba_hits_reach_behind_full_attention_with_drafts(make_engine: MakeEng
         run(make_engine, "mamba", "mtp1", RELAXED)
 
 
+@ON_THE_FIRST_RELEASE
 def test_a_forced_reset_loses_tokens_in_flight(make_engine: MakeEngine) -> None:
     """Asynchronous scheduling drops the next real token of a request preempted in a prefill.
 

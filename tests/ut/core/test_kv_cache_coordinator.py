@@ -23,6 +23,7 @@ from vllm_ascend.patch.platform.patch_kv_cache_coordinator import (
     AscendHybridKVCacheCoordinator,
     get_kv_cache_coordinator,
 )
+from vllm_ascend.releases import running_release
 
 H = 4  # tokens per hash
 
@@ -429,6 +430,7 @@ def test_nothing_is_coordinated_when_caching_is_off():
         dcp_world_size=1,
         pcp_world_size=1,
         hash_block_size=H,
+        **running_release().manager_arguments(8),  # releases that tell managers tell coordinators
     )
     plain = get_kv_cache_coordinator(config, enable_caching=False, **arguments)
     assert not isinstance(plain, AscendHybridKVCacheCoordinator)

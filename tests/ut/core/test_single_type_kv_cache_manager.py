@@ -33,6 +33,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.release_marks import ON_THE_FIRST_RELEASE, where_patched
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
@@ -45,6 +46,7 @@ from vllm_ascend.core.single_type_kv_cache_manager import (
 )
 from vllm_ascend.replay.layouts import dsv4_flash_a3, dsv4_flash_gpu
 
+_BASE = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 SHAPE = dict(num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
 # Both store 4 rows for 16 tokens; vLLM's spec says so in tokens, Ascend's in rows.
 ROWS = AscendMLAAttentionSpec(block_size=4, compress_ratio=4, **SHAPE)
@@ -67,6 +69,7 @@ def request(name: str, token_ids: list[int]):
     return make_request(name, token_ids, get_request_block_hasher(H, sha256))
 
 
+@ON_THE_FIRST_RELEASE
 def test_rows_are_never_counted_as_tokens(monkeypatch):
     """Even where another module has entered Ascend's class in vLLM's map."""
     monkeypatch.setitem(
@@ -179,6 +182,7 @@ def test_compressor_state_is_recognised(layout):
 # vLLM's own managers
 
 
+@where_patched(f"{_BASE}.cache_blocks")
 @pytest.mark.parametrize("manager", [SingleTypeKVCacheManager, MambaManager, CrossAttentionManager])
 def test_every_cache_blocks_takes_the_retention_arguments(manager):
     parameters = inspect.signature(manager.cache_blocks).parameters
@@ -194,7 +198,7 @@ def test_cross_attention_still_refuses_to_cache():
     spec = CrossAttentionSpec(block_size=4, **SHAPE)
     manager = make_manager(spec)
     with pytest.raises(ValueError, match="prefix caching is disabled"):
-        manager.cache_blocks(request("a", [1]), 1, retention_interval=0, alignment_tokens=4)
+        manager.cache_blocks(request("a", [1]), 4, retention_interval=0)
 
 
 def test_full_attention_masks_nothing():
@@ -232,6 +236,7 @@ def free_ids(pool: BlockPool) -> list[int]:
     return [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
 
 
+@where_patched(f"{_BASE}.cache_blocks")
 @pytest.mark.parametrize("split", [False, True])
 def test_window_free_and_skip_follow_the_split(split, monkeypatch):
     """Scratch to the front, cached to the end; with everything unset all goes to the end."""

@@ -22,7 +22,7 @@ request hashes may cover a granule, whatever the size of a block."""
 CANNOT_BE_USED = "cannot be used with DeepSeek-V4 in Ascend's layout"
 
 # vLLM's, which divide tokens by `block_size`; of compressed groups that counts rows here.
-_COUNT_NO_ROWS = ("SimpleCPUOffloadConnector",)
+_COUNT_NO_ROWS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 
 Answer = tuple[int | None, bool]
 """Tokens that a connector brings (``None``: it cannot tell yet), and whether asynchronously."""
@@ -63,16 +63,16 @@ def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bo
     except (AttributeError, ImportError, ValueError) as error:
         raise ValueError(f"{option}: {error}") from error
     subject = f"the KV connector {connector.__name__}"
-    if config.kv_connector in _COUNT_NO_ROWS:
-        raise ValueError(
-            f"{subject} {CANNOT_BE_USED}: it counts tokens per block where this layout counts "
-            f"rows; leave {option} out"
-        )
     if not supports_hma(connector):
         or_another = ", or name a connector whose class has SupportsHMA"
         raise ValueError(
             f"{subject} {CANNOT_BE_USED}, because it moves KV caches of one kind alone: leave "
             f"{option} out{or_another if option == '--kv-transfer-config' else ''}"
+        )
+    if config.kv_connector in _COUNT_NO_ROWS:
+        raise ValueError(
+            f"{subject} {CANNOT_BE_USED}, because it counts tokens per block where this layout "
+            f"counts rows: leave {option} out"
         )
     if hybrid_is_off:
         raise ValueError(

@@ -15,6 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 import vllm_ascend
 from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import SUPPORTED, running_release
 from vllm_ascend.replay import scheduler as factory
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions
@@ -124,7 +125,7 @@ CANNOT_WORK_TOGETHER = {
             "kv_transfer_config": connector("SimpleCPUOffloadConnector", cpu_bytes_to_use=1 << 28),
             "disable_hybrid_kv_cache_manager": False,
         },
-        f"KV connector SimpleCPUOffloadConnector {REFUSED}.*rows; leave --kv-transfer-config out",
+        f"KV connector SimpleCPUOffloadConnector {REFUSED}.*rows: leave --kv-transfer-config out",
     ),
     "no connector of that name": (
         {
@@ -181,6 +182,8 @@ def create_engine_config(model: Path, **options: Any) -> None:
 @pytest.mark.parametrize("name", CANNOT_WORK_TOGETHER)
 def test_options_that_cannot_work_together_are_one_error(model, monkeypatch, name):
     """Before anything is loaded; from inside the engine they are an assertion without a word."""
+    if name == "hybrid manager turned off by vLLM" and running_release() is not SUPPORTED[0]:
+        pytest.skip("this vLLM leaves it on for that connector")
     options, error = CANNOT_WORK_TOGETHER[name]
     monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
     with pytest.raises(ValueError, match=error) as raised:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import pytest
 from vllm import envs
 
+from tests.release_marks import WHERE_THE_SECOND_RUNNER_RUNS
 from vllm_ascend.core.checks.model_runner_rules import check_model_runner
 from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+
+pytestmark = WHERE_THE_SECOND_RUNNER_RUNS
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
 BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}

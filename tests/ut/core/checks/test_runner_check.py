@@ -9,8 +9,11 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 import vllm_ascend
+from tests.release_marks import WHERE_THE_SECOND_RUNNER_RUNS
 from vllm_ascend.models.tiny.maker import make_tiny_model
 from vllm_ascend.prefix_cache_config import VARIABLES
+
+pytestmark = WHERE_THE_SECOND_RUNNER_RUNS
 
 DSV4 = "VLLM_ASCEND_APPLY_DSV4_PATCH"
 PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"

@@ -17,7 +17,10 @@ from vllm.v1.request import Request
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core import layouts
+from tests.release_marks import where_patched
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+
+_POOL = "vllm.v1.core.block_pool:BlockPool"
 
 BLOCK_TOKENS = 4
 
@@ -96,6 +99,7 @@ def test_a_block_with_other_users_stays_used():
     assert blocks[0].ref_cnt == 1
 
 
+@where_patched(f"{_POOL}.free_blocks")
 @pytest.mark.parametrize("scratch_first", [False, True])
 def test_split_puts_blocks_without_a_hash_in_front(scratch_first):
     pool = make_pool(8)
@@ -107,6 +111,7 @@ def test_split_puts_blocks_without_a_hash_in_front(scratch_first):
     assert queue_ids(pool.free_block_queue) == expected
 
 
+@where_patched(f"{_POOL}.__init__")
 def test_a_new_pool_follows_the_configuration(monkeypatch):
     assert make_pool().scratch_first is False
     monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0")

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks for tests of what only some of the supported releases need or do."""
+
+from __future__ import annotations
+
+import pytest
+from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
+
+from vllm_ascend.releases import SUPPORTED, running_release
+
+
+def is_native(target: str) -> bool:
+    """Whether the running release has by itself what a patch of this target brings."""
+    return target in running_release().native
+
+
+def where_patched(target: str) -> pytest.MarkDecorator:
+    """Skip where the running release has it itself: its own tests are vLLM's."""
+    return pytest.mark.skipif(is_native(target), reason=f"vLLM has its own {target}")
+
+
+# What is recorded, or shown to be wrong, in the release that the cure was first written for.
+ON_THE_FIRST_RELEASE = pytest.mark.skipif(
+    running_release() is not SUPPORTED[0], reason=f"is about vLLM {SUPPORTED[0].vllm}"
+)
+# From 0.23 on vLLM refuses its second model runner itself where there is no Triton.
+WHERE_THE_SECOND_RUNNER_RUNS = pytest.mark.skipif(
+    running_release() is not SUPPORTED[0] and not HAS_TRITON and current_platform.is_cpu(),
+    reason="vLLM refuses its second model runner without Triton",
+)
