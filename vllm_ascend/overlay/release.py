@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_ascend.deployment import SUPPORTED_VLLM
-from vllm_ascend.overlay.checkout import known_heads
+from vllm_ascend.overlay.known_heads import KnownHead, head_of, known_heads
 from vllm_ascend.patch.upstream.source import PACKAGE
 
 SUPPORTED_BRANCH = "releases/v0.20.2rc"
@@ -67,11 +67,15 @@ def _first(file: Path, pattern: re.Pattern[str]) -> str | None:
 
 
 def unsupported(root: Path) -> str:
-    """Say that a checkout is made for another vLLM; empty if it is not, or if nothing tells."""
-    release = read_release(root)
+    """Say that a checkout is made for another vLLM; empty if it is not, or if nothing tells.
+
+    Its files tell first: what builds have written stays there when another commit is checked out.
+    """
+    release: KnownHead | Release | None = head_of(root / PACKAGE)
+    release = release or read_release(root)
     if release.vllm in (None, SUPPORTED_VLLM):
         return ""
-    commits = ", ".join(sorted(head[:8] for head in known_heads()))
+    commits = ", ".join(sorted(head.commit[:8] for head in known_heads() if head.is_supported))
     return (
         f"this is {release}; supported here: vllm-ascend 0.20.2rc for vLLM {SUPPORTED_VLLM} "
         f"(branch {SUPPORTED_BRANCH}, commits {commits})"
