@@ -128,7 +128,7 @@ other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases f
 
 # pip asks its setup.py for its name, which wants to know the chip. It is unpacked beside its place
 # and renamed when it is whole.
-.upstream/%/.ready: requirements/upstream/%.txt .upstream/.tools/.ready
+.upstream/%/.ready: requirements/upstream/%.txt | .upstream/.tools/.ready
 	rm -rf $(@D).part
 	mkdir -p $(@D).part/source
 	SOC_VERSION=ascend910_9392 COMPILE_CUSTOM_KERNELS=0 .upstream/.tools/bin/python -m pip download \
