@@ -19,6 +19,8 @@ PORT ?= 8000
 SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
 # vLLM releases that the patch table is planned against, beside the one it is written for.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0
+# Source distributions of vllm-ascend that the overlay is tried over; each has its digest there.
+UPSTREAM := $(patsubst requirements/upstream/%.txt,%,$(filter-out %/tools.txt,$(wildcard requirements/upstream/*.txt)))
 
 # Another supported release in the place of the installed one: make test VLLM=0.23.0.
 VLLM :=
@@ -28,10 +30,10 @@ setup: .venv-vllm/$(VLLM)/.ready
 endif
 
 .PHONY: help setup replay free-port serve dist test test-servers test-fast soak speed-check lint docs docs-pages speed \
-        bench ledger other-vllm lock clean
+        bench ledger other-vllm upstream-sources lock clean
 
 help:  ## Show this list.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .uv/bin/uv:
 	$(PYTHON) -m venv .uv
@@ -63,7 +65,7 @@ serve: free-port setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
-test: setup other-vllm lint  ## Lint, types, the test suite, three minutes of soak, the check of speed.
+test: setup other-vllm upstream-sources lint  ## Lint, types, the test suite, three minutes of soak, the check of speed.
 	$(BIN)/python -m pytest -n $(JOBS) tests $(SERVER_TESTS:%=--ignore=%)
 	$(MAKE) soak MINUTES=3 SEED=$(TEST_SEED)
 	$(MAKE) speed-check
@@ -126,10 +128,32 @@ dist: setup  ## Build the wheel and the source distribution into dist/; check an
 
 other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases for the patch tests.
 
+.upstream/.tools/.ready: requirements/upstream/tools.txt $(filter .uv/bin/uv,$(UV))
+	$(UV) venv --quiet --clear --python 3.11 $(@D)
+	$(UV) pip sync --quiet --python $(@D)/bin/python $<
+	touch $@
+
+# pip asks its setup.py for its name, which wants to know the chip. It is unpacked beside its place
+# and renamed when it is whole.
+.upstream/%/.ready: requirements/upstream/%.txt | .upstream/.tools/.ready
+	rm -rf $(@D).part
+	mkdir -p $(@D).part/source
+	SOC_VERSION=ascend910_9392 COMPILE_CUSTOM_KERNELS=0 .upstream/.tools/bin/python -m pip download \
+	    --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
+	    --require-hashes --dest $(@D).part -r $<
+	tar -xf $(@D).part/vllm_ascend-$*.tar.gz -C $(@D).part/source --strip-components 1
+	touch $(@D).part/source/.ready
+	rm -f $@
+	rm -rf $(@D)
+	mv $(@D).part/source $(@D)
+	rm -rf $(@D).part
+
+upstream-sources: $(UPSTREAM:%=.upstream/%/.ready)  ## Unpack vllm-ascend's source distributions for tests/upstream.
+
 lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	$(UV) pip compile --quiet pyproject.toml --extra dev --python-version 3.11 \
 	    --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .uv replay-out soak-out bench-out tiny-dsv4 site
+	rm -rf $(VENV) .venv-vllm .upstream .uv replay-out soak-out bench-out tiny-dsv4 site

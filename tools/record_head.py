@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a head of vllm-ascend known to the overlay::
+"""Makes a commit of vllm-ascend known to the overlay::
 
 python -m tools.record_head CHECKOUT COMMIT
 
-``CHECKOUT`` must be a clean checkout of ``COMMIT``, under whose name its digests are recorded.
+``CHECKOUT`` must be a clean checkout of ``COMMIT``, or its source distribution.
 """
 
 from __future__ import annotations
@@ -12,14 +12,25 @@ import json
 import sys
 from pathlib import Path
 
-from vllm_ascend.overlay.checkout import HEADS, digest_files, find_root
+from vllm_ascend.overlay.checkout import find_root
+from vllm_ascend.overlay.known_heads import DATA, digest_files
+from vllm_ascend.overlay.release import read_release
 
 
 def main(checkout: str, commit: str) -> None:
     """Record the digests; a commit known already is recorded anew."""
-    heads = json.loads(HEADS.read_text(encoding="utf-8")) if HEADS.is_file() else {}
-    heads[commit] = dict(digest_files(find_root(Path(checkout)) / "vllm_ascend"))
-    HEADS.write_text(json.dumps(heads, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    root = find_root(Path(checkout))
+    release = read_release(root)
+    if release.version is None or release.vllm is None:
+        raise SystemExit(f"{root} does not say which release it is")
+    head = {
+        "commit": commit,
+        "version": release.version,
+        "vllm": release.vllm,
+        "files": dict(digest_files(root / "vllm_ascend")),
+    }
+    file = DATA / f"{release.version}-{commit[:8]}.json"
+    file.write_text(json.dumps(head, indent=0) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from pathlib import Path
 
 # Of this project; pyproject.toml says the same.
 VERSION = "0.1.0"
-# The vLLM whose functions the patches were written for.
-SUPPORTED_VLLM = "0.20.2"
 
 # A module of vllm-ascend that this project has none of: the NPU platform.
 _MARK = "platform.py"

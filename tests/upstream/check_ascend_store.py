@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run over a real checkout (see stub.py): what AscendStore is told, and its keys."""
+"""Run over a real checkout (see forks.py): what AscendStore is told, and its keys."""
 
 # ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations

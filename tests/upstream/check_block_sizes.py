@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run over a real checkout (see stub.py): every place that vllm-ascend has 128 written in."""
+"""Run over a real checkout (see forks.py): every place that vllm-ascend has 128 written in."""
 
 from __future__ import annotations
 

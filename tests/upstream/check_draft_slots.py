@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run over a real checkout (see stub.py): drafts behind the first write into their own blocks.
+"""Run over a real checkout (see forks.py): drafts behind the first write into their own blocks.
 
 vllm-ascend's real proposer computes the slots on CPU tensors, its real metadata builders take them.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run over a real checkout (see stub.py): the NPU runner allocates pages that can be copied."""
+"""Run over a real checkout (see forks.py): the NPU runner allocates pages that can be copied."""
 
 from __future__ import annotations
 

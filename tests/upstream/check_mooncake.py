@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run over a real checkout (see stub.py): vllm-ascend's hybrid Mooncake connector.
+"""Run over a real checkout (see forks.py): vllm-ascend's hybrid Mooncake connector.
 
 What stands in for hosts and RDMA is in :mod:`tests.upstream.mooncake_instances`.
 """

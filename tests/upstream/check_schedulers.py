@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run over a real checkout (see stub.py): all its schedulers hand copies to the workers.
+"""Run over a real checkout (see forks.py): all its schedulers hand copies to the workers.
 
 Each drives the content oracle, which reads every row that a model would read.
 """

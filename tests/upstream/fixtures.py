@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of several checks; imported where they are used, as the stub runs without conftests."""
+"""Fixtures of several checks; imported where they are used, as checks run without conftests."""
 
 from __future__ import annotations
 

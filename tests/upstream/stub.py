@@ -3,8 +3,6 @@
 
 What exists on an Ascend host alone (``torch_npu``, ``torch.npu``, ...) is a mock, and says so by
 being one: kernels, streams and events do nothing. Everything else is vllm-ascend's real Python.
-
-As a program: ``python stub.py CHECKOUT [PYTEST_ARGUMENT ...]`` runs pytest in such a process.
 """
 
 from __future__ import annotations
@@ -102,11 +100,3 @@ def install(checkout: Path, *, device_type: str = "A3") -> None:
     vllm_ascend._build_info = build_info
     assert Path(vllm_ascend.__file__).is_relative_to(checkout), vllm_ascend.__file__
     vllm.platforms._current_platform = NPUPlatform()
-
-
-if __name__ == "__main__":
-    install(Path(sys.argv[1]).resolve(), device_type=os.environ.get("STUB_DEVICE_TYPE", "A3"))
-    import pytest
-
-    options = ("-q", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull)
-    sys.exit(pytest.main([*options, *sys.argv[2:]]))

@@ -1,96 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlay over a real checkout of vllm-ascend, without an NPU.
-
-Runs where ``VLLM_ASCEND_UPSTREAM`` names a checkout of a head that the overlay knows; the checkout
-itself is only read.
-"""
+"""The overlay over a real vllm-ascend, without an NPU: our own checks (``check_*.py``)."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.upstream.forks import Answer, run_groups
+from tests.upstream.sources import checkout_here
 from tests.ut.overlay.miniature import snapshot
-from vllm_ascend.overlay import apply, make_plan, revert
+from vllm_ascend.overlay import revert
 from vllm_ascend.prefix_cache_config import child_environment
 
-_NAME = "VLLM_ASCEND_UPSTREAM"
-HERE = Path(__file__).parent
-# Those of vllm-ascend's own unit tests that need neither an NPU nor Triton.
-UPSTREAM_TESTS = (
-    "tests/ut/core/test_recompute_scheduler.py",
-    "tests/ut/kv_connector/test_mooncake_hybrid_connector.py",
-    "tests/ut/test_compressed_prefix_cache.py",
-    "tests/ut/worker/test_dsv4_compressed_positions.py",
-)
-OWN_CHECKS = sorted(path.name for path in HERE.glob("check_*.py"))
-
-pytestmark = pytest.mark.skipif(_NAME not in os.environ, reason=f"{_NAME} names no checkout")
+OWN_CHECKS = sorted(Path(__file__).parent.glob("check_*.py"))
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout's Python, without its history."""
-    source = Path(os.environ[_NAME])
-    copy = tmp_path_factory.mktemp("upstream") / "vllm-ascend"
-    for name in ("vllm_ascend", "tests/ut"):
-        shutil.copytree(
-            source / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so")
-        )
-    return copy
-
-
-@pytest.fixture(scope="module")
-def overlaid(original: Path) -> Path:
-    """The copy with the overlay in force."""
-    plan = make_plan(original)
-    plan.refuse_misfit(allow_unknown=False)
-    assert apply(plan)
-    return original
-
-
-def run(checkout: Path, *arguments: str | Path, **environment: str) -> str:
-    """Run pytest over a checkout with the stub, and return what it printed."""
-    result = subprocess.run(
-        [sys.executable, HERE / "stub.py", checkout, *arguments],
-        cwd=checkout,
-        env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR", **environment}),
-        capture_output=True,
-        text=True,
-        check=False,
+def answers(overlaid: Path) -> dict[str, Answer]:
+    """What became of all checks, by the names of their files."""
+    environment = child_environment(
+        {
+            "PYTEST_ADDOPTS": "--noconftest",
+            "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }
     )
-    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
-    return result.stdout
+    groups = {path.name: [str(path)] for path in OWN_CHECKS}
+    patches = ("vllm_ascend.patch.platform", "vllm_ascend.patch.worker")
+    return run_groups(overlaid, groups, environment, imported=patches)
 
 
-@pytest.mark.parametrize("dsv4_patch", ("0", "1"))
-def test_vllm_ascends_own_tests_pass(overlaid, dsv4_patch):
-    paths = [path for path in UPSTREAM_TESTS if (overlaid / path).is_file()]
-    assert paths  # the older head has fewer
-    output = run(overlaid, *paths, VLLM_ASCEND_APPLY_DSV4_PATCH=dsv4_patch)
-    assert " passed" in output and "failed" not in output
+@pytest.mark.parametrize("check", [path.name for path in OWN_CHECKS])
+def test_our_checks_pass(answers, check):
+    answer = answers[check]
+    assert answer.exit_code == 0, answer.output[-8000:]
+    assert answer.tests and answer.passed() == set(answer.tests)
 
 
-@pytest.mark.parametrize("check", OWN_CHECKS)
-def test_our_checks_pass(overlaid, check):
-    output = run(overlaid, HERE / check, VLLM_ASCEND_APPLY_DSV4_PATCH="1")
-    assert " passed" in output and "skipped" not in output
-
-
-def test_revert_leaves_nothing(overlaid):
-    copy = overlaid.with_name("again")
+def test_revert_leaves_nothing(overlaid, tmp_path):
+    copy = tmp_path / "again"
     shutil.copytree(overlaid, copy)
     assert revert(copy)
-    found = {path: entry[1:] for path, entry in snapshot(copy / "vllm_ascend").items()}
-    source = Path(os.environ[_NAME]) / "vllm_ascend"
-    expected = {
-        path: entry[1:] for path, entry in snapshot(source).items() if not path.endswith(".so")
-    }
-    assert {path: entry[:1] for path, entry in found.items()} == {
-        path: entry[:1] for path, entry in expected.items()
-    }
+    assert content(copy) == content(checkout_here())
+
+
+def content(root: Path) -> dict[str, tuple]:
+    """Return the folders of a package and its files with their bytes; nothing compiled."""
+    entries = snapshot(root / "vllm_ascend").items()
+    return {path: entry[1:2] for path, entry in entries if not path.endswith(".so")}

@@ -10,7 +10,6 @@ from vllm_ascend.deployment import is_checkout
 from vllm_ascend.doctor.environment import asks_for_something
 from vllm_ascend.doctor.findings import Finding, OverlayFacts, Severity
 from vllm_ascend.overlay import OverlayError, make_plan, status
-from vllm_ascend.overlay.release import SUPPORTED_BRANCH
 from vllm_ascend.overlay.state import ABSENT, APPLIED, HALF_APPLIED, MODIFIED
 
 # Beside the overlay's own words for what is there:
@@ -28,7 +27,7 @@ _TEXTS = {
 }
 _REMEDIES = {
     ABSENT: "python -m vllm_ascend overlay apply CHECKOUT",
-    UNSUPPORTED: f"check out vllm-ascend's branch {SUPPORTED_BRANCH}, or use its image",
+    UNSUPPORTED: "check out a branch that it names, or use its image",
     HALF_APPLIED: "python -m vllm_ascend overlay revert CHECKOUT, then apply it",
     MODIFIED: "python -m vllm_ascend overlay revert --discard-changes CHECKOUT, then apply it",
 }

@@ -3,22 +3,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from vllm_ascend.deployment import is_checkout
 from vllm_ascend.overlay.errors import OverlayError
-from vllm_ascend.overlay.files import sha256
+from vllm_ascend.overlay.known_heads import digest_files, known_heads
 from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.overlay.surface import missing_names
 from vllm_ascend.patch.upstream.source import PACKAGE, misfits
-
-HEADS = Path(__file__).with_name("heads.json")
-# Written by builds; no two checkouts agree on them.
-_GENERATED = ("_build_info.py", "_version.py")
 
 
 @dataclass(frozen=True)
@@ -27,8 +21,8 @@ class Checkout:
 
     Attributes:
         root: Its directory.
-        head: The commit whose files it has; ``None`` if they are no known commit's.
-        changed: Files that differ from the known head that is nearest, if ``head`` is ``None``.
+        head: The supported commit whose files it has; ``None`` if they are none's.
+        changed: Files that differ from the supported head that is nearest, if ``head`` is ``None``.
         nearest: That head.
         problems: What our patches and modules miss in it; empty if they fit.
     """
@@ -61,20 +55,6 @@ def find_root(path: Path) -> Path:
     return root
 
 
-@cache
-def known_heads() -> dict[str, dict[str, str]]:
-    """Return commit -> Python file of the package -> digest of its content."""
-    return json.loads(HEADS.read_text(encoding="utf-8"))
-
-
-def digest_files(package: Path) -> Iterator[tuple[str, str]]:
-    """Yield every Python file of a package that is not generated, with its short digest."""
-    for path in sorted(package.rglob("*.py")):
-        relative = path.relative_to(package).as_posix()
-        if relative not in _GENERATED and not path.is_symlink():
-            yield relative, sha256(path)[:16]
-
-
 def inspect(
     root: Path, originals: Path | None = None, ours: frozenset[str] = frozenset()
 ) -> Checkout:
@@ -89,7 +69,8 @@ def inspect(
     found = {path: digest for path, digest in digest_files(package) if path not in ours}
     if originals is not None:
         found.update(digest_files(originals))
-    differences = {head: _changed(found, files) for head, files in known_heads().items()}
+    supported = [head for head in known_heads() if head.is_supported]
+    differences = {head.commit: _changed(found, head.files) for head in supported}
     nearest = min(differences, key=lambda head: len(differences[head]))
     head = None if differences[nearest] else nearest
     problems = () if originals is not None else (*missing_names(package), *_misfits(package))
@@ -100,6 +81,6 @@ def _misfits(package: Path) -> list[str]:
     return misfits(package, {patch.target: patch.digests for patch in listed_patches()})
 
 
-def _changed(found: dict[str, str], expected: dict[str, str]) -> list[str]:
+def _changed(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
     paths = sorted(found.keys() | expected.keys())
     return [path for path in paths if found.get(path) != expected.get(path)]

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_ascend.deployment import SUPPORTED_VLLM
-from vllm_ascend.overlay.checkout import known_heads
+from vllm_ascend.overlay.known_heads import KnownHead, head_of, known_heads
 from vllm_ascend.patch.upstream.source import PACKAGE
-
-SUPPORTED_BRANCH = "releases/v0.20.2rc"
+from vllm_ascend.releases import SUPPORTED, takes_overlay
 
 # Where a version stands: written by builds, then by source distributions, then by git.
 _VERSION_FILES = (
@@ -67,12 +65,19 @@ def _first(file: Path, pattern: re.Pattern[str]) -> str | None:
 
 
 def unsupported(root: Path) -> str:
-    """Say that a checkout is made for another vLLM; empty if it is not, or if nothing tells."""
-    release = read_release(root)
-    if release.vllm in (None, SUPPORTED_VLLM):
+    """Say that a checkout is made for another vLLM; empty if it is not, or if nothing tells.
+
+    Its files tell first: what builds have written stays there when another commit is checked out.
+    """
+    release: KnownHead | Release | None = head_of(root / PACKAGE)
+    release = release or read_release(root)
+    if release.vllm is None or takes_overlay(release.vllm):
         return ""
-    commits = ", ".join(sorted(head[:8] for head in known_heads()))
-    return (
-        f"this is {release}; supported here: vllm-ascend 0.20.2rc for vLLM {SUPPORTED_VLLM} "
-        f"(branch {SUPPORTED_BRANCH}, commits {commits})"
+    commits = ", ".join(sorted(head.commit[:8] for head in known_heads() if head.is_supported))
+    supported = ", ".join(
+        f"vllm-ascend {release.vllm_ascend} for vLLM {release.vllm} "
+        f"(branch releases/v{release.vllm_ascend})"
+        for release in SUPPORTED
+        if release.takes_overlay
     )
+    return f"this is {release}; supported here: {supported}, commits {commits}"

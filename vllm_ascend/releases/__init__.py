@@ -11,6 +11,14 @@ from vllm_ascend.releases.supported import (
     describe_supported,
     find_release,
     running_release,
+    takes_overlay,
 )
 
-__all__ = ["SUPPORTED", "Release", "describe_supported", "find_release", "running_release"]
+__all__ = [
+    "SUPPORTED",
+    "Release",
+    "describe_supported",
+    "find_release",
+    "running_release",
+    "takes_overlay",
+]

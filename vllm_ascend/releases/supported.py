@@ -19,6 +19,12 @@ def find_release(vllm_version: str) -> Release | None:
     return next((release for release in SUPPORTED if release.vllm == public), None)
 
 
+def takes_overlay(vllm_version: str) -> bool:
+    """Whether the overlay fits a checkout of vllm-ascend that is made for a version of vLLM."""
+    release = find_release(vllm_version)
+    return release is not None and release.takes_overlay
+
+
 def running_release() -> Release:
     """Return the release that this process runs.
 

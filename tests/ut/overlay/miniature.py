@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.overlay import checkout as overlay_checkout
+from vllm_ascend.overlay import known_heads as overlay_heads
 from vllm_ascend.overlay import plan as overlay_plan
 from vllm_ascend.overlay.files import REPLACED
+from vllm_ascend.overlay.known_heads import KnownHead, digest_files
 from vllm_ascend.overlay.patch_list import ListedPatch
 from vllm_ascend.patch.upstream.source import source_digest_in_file
+from vllm_ascend.releases import SUPPORTED
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -54,15 +57,22 @@ def make_checkout(root: Path) -> Path:
     return root
 
 
-def know(root: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make this checkout a known head, with one patch of its ``utils.py``."""
+def know(root: Path, patch: pytest.MonkeyPatch, vllm: str = SUPPORTED[0].vllm) -> None:
+    """Make this checkout the only known head, with one patch of its ``utils.py``.
+
+    Args:
+        root: The checkout.
+        patch: Undoes it.
+        vllm: The release of vLLM that the head is made for.
+    """
     package = root / "vllm_ascend"
     target = "vllm_ascend.utils:refresh_block_size"
     digest = source_digest_in_file(package / "utils.py", "refresh_block_size")
     assert digest is not None
     patches = (ListedPatch(target, "block-size", "It forces 128.", (digest,)),)
-    heads = {COMMIT: dict(overlay_checkout.digest_files(package))}
-    patch.setattr(overlay_checkout, "known_heads", lambda: heads)
+    heads = (KnownHead(COMMIT, f"{vllm}rc1", vllm, dict(digest_files(package))),)
+    for module in (overlay_heads, overlay_checkout):
+        patch.setattr(module, "known_heads", lambda: heads)
     patch.setattr(overlay_checkout, "listed_patches", lambda: patches)
     patch.setattr(overlay_plan, "listed_patches", lambda: patches)
 

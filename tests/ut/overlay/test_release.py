@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.ut.overlay.miniature import snapshot
+from tests.ut.overlay.miniature import COMMIT, know, snapshot
 from vllm_ascend.__main__ import app
 from vllm_ascend.overlay import apply, make_plan, status
+from vllm_ascend.overlay.files import REPLACED
+from vllm_ascend.overlay.known_heads import known_heads
 from vllm_ascend.overlay.release import Release, read_release, unsupported
 
 # As vllm-ascend's builds, source distributions and repository have it.
@@ -64,8 +66,9 @@ def test_what_is_supported_or_cannot_be_told_is_let_through(checkout, text):
 
 @pytest.fixture
 def another(checkout: Path) -> Path:
-    """A checkout of vllm-ascend 0.23.0."""
+    """A checkout of vllm-ascend 0.23.0, of no known commit."""
     (checkout / "vllm_ascend" / "_version.py").write_text(VERSION_PY)
+    (checkout / "vllm_ascend" / "envs.py").write_text("NAMES = ('another',)\n")
     return checkout
 
 
@@ -91,3 +94,31 @@ def test_an_overlay_in_force_is_judged_by_its_own_files(checkout):
     (checkout / "vllm_ascend" / "_version.py").write_text(VERSION_PY)
     assert status(checkout).state == "applied"
     assert make_plan(checkout).files
+
+
+def test_a_known_commit_is_told_by_its_files(checkout, monkeypatch):
+    """What a build wrote before another commit was checked out says nothing."""
+    (checkout / "vllm_ascend" / "_version.py").write_text("version = '0.20.2rc1'\n")
+    know(checkout, monkeypatch, "0.23.0")
+    (line,) = CliRunner().invoke(app, ["overlay", "apply", str(checkout)]).output.splitlines()
+    assert f"this is vllm-ascend 0.23.0rc1 (commit {COMMIT[:8]}) for vLLM 0.23.0" in line
+    assert "supported here: vllm-ascend 0.20.2rc for vLLM 0.20.2" in line
+
+
+def test_a_supported_commit_is_accepted_whatever_a_build_wrote_there(checkout):
+    (checkout / "vllm_ascend" / "_version.py").write_text(VERSION_PY)
+    make_plan(checkout).refuse_misfit(allow_unknown=False)
+
+
+def test_heads_are_known_with_every_file_that_is_replaced():
+    """The real digests that ship, not the miniature's."""
+    heads = known_heads()
+    assert {(head.commit[:8], head.version, head.vllm) for head in heads} == {
+        ("367b8e62", "0.20.2rc1", "0.20.2"),
+        ("792ea0c6", "0.20.2rc", "0.20.2"),
+        ("1cdb8c4d", "0.23.0.post1", "0.23.0"),
+        ("8fde6d4e", "0.30.0rc2", "0.30.0"),
+    }
+    supported = [head for head in heads if head.is_supported]
+    assert len(supported) == 2
+    assert all(set(REPLACED) <= set(head.files) for head in supported)

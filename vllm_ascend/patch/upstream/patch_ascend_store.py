@@ -20,6 +20,8 @@ from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+# Attribute of a database of keys: whether requests' blocks may be null blocks.
+_HAS_NULL_BLOCKS = "has_null_blocks"
 _PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
 
 
@@ -45,7 +47,14 @@ def wrap_worker_init(original: Callable) -> Callable:
         # The database makes its keys from the same object.
         worker.metadata.model_name += f"@layout:{contract.digest}"
 
-    return _wrap_init(original, name_layout)
+    hash_granules = _wrap_init(original, name_layout)
+
+    def __init__(self, *args, **kwargs) -> None:
+        hash_granules(self, *args, **kwargs)
+        # Without groups it takes block ids as they are: 0 is a block like any other then.
+        setattr(self.token_database, _HAS_NULL_BLOCKS, self.kv_cache_config is not None)
+
+    return __init__
 
 
 def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], None]) -> Callable:
@@ -106,7 +115,7 @@ def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
 
     def process_tokens_with_block_ids(self, *args, **kwargs) -> Iterator[Any]:
         for start, end, key, block_id in original(self, *args, **kwargs):
-            if block_id > 0:
+            if block_id > 0 or not getattr(self, _HAS_NULL_BLOCKS):
                 yield start, end, key, block_id
 
     return process_tokens_with_block_ids
@@ -118,6 +127,12 @@ PATCHES: tuple[Patch, ...] = (
         replacement=True,
         why="With the patches below it reads hashes of any size, and it loads whole blocks only "
         "where a request loads.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Add(
+        target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.{_HAS_NULL_BLOCKS}",
+        replacement=False,
+        why="Null blocks are left out where the worker knows its KV cache groups.",
         **UPSTREAM_CONNECTORS,
     ),
     wrap_scheduler_init,

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of vllm-ascend for the tests that start processes over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.upstream.sources import checkout_here, copy_python
+from vllm_ascend.overlay import apply, make_plan
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of vllm-ascend as it is."""
+    return copy_python(checkout_here(), tmp_path_factory.mktemp("plain") / "vllm-ascend")
+
+
+@pytest.fixture(scope="session")
+def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy with the overlay in force."""
+    copy = copy_python(checkout_here(), tmp_path_factory.mktemp("overlaid") / "vllm-ascend")
+    plan = make_plan(copy)
+    plan.refuse_misfit(allow_unknown=False)
+    assert apply(plan)
+    return copy

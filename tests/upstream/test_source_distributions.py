@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlay knows every source distribution by its files, and says which it can be put over."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.upstream.sources import RELEASES, unpacked
+from vllm_ascend.__main__ import app
+from vllm_ascend.doctor.overlay import UNSUPPORTED, overlay_facts
+from vllm_ascend.overlay import OverlayError, make_plan
+from vllm_ascend.overlay.known_heads import head_of
+from vllm_ascend.releases import SUPPORTED, takes_overlay
+
+UNSUPPORTED_RELEASES = [name for vllm, name in RELEASES.items() if not takes_overlay(vllm)]
+
+
+@pytest.mark.parametrize(("vllm", "release"), RELEASES.items())
+def test_it_is_a_known_commit(vllm, release):
+    package = unpacked(release) / "vllm_ascend"
+    head = head_of(package)
+    assert head is not None and (head.vllm, head.version) == (vllm, release)
+    said = re.search(r"^__commit_id__ = .*'g(\w+)'$", (package / "_version.py").read_text(), re.M)
+    assert said and head.commit.startswith(said[1])
+
+
+def test_the_supported_one_fits():
+    checkout = make_plan(unpacked(RELEASES[SUPPORTED[0].vllm])).checkout
+    assert checkout.head and not checkout.problems
+
+
+@pytest.mark.parametrize("release", UNSUPPORTED_RELEASES)
+def test_another_is_refused_with_what_is_supported(release):
+    root = unpacked(release)
+    with pytest.raises(OverlayError, match=rf"this is vllm-ascend {re.escape(release)} .*commit"):
+        make_plan(root)
+    result = CliRunner().invoke(app, ["overlay", "apply", "--allow-unknown", str(root)])
+    (line,) = result.output.strip().splitlines()
+    assert result.exit_code == 2 and "supported here: vllm-ascend 0.20.2rc" in line
+    facts = overlay_facts(root, None)
+    assert facts.state == UNSUPPORTED and "supported here" in facts.text
