@@ -20,6 +20,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
+from tests.release_marks import is_native
 from vllm_ascend.core import kv_cache_coordinator
 from vllm_ascend.core.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
@@ -32,6 +33,7 @@ from vllm_ascend.oracle import ContentViolation, IntegrityError
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
+_MANAGER = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 _HUNT_STEPS = 3000
 _SEEDS = range(3)
 
@@ -238,9 +240,15 @@ LENDING_BUGS = (
     Bug(look_up_tails_one_block_short, "dsv4-rows-plain-retention-0", (AssertionError,)),
     Bug(look_up_tails_one_block_short, "gemma-plain-retention-N", (AssertionError,)),
     Bug(end_hits_inside_compressed_blocks, "dsv4-rows-plain-retention-unset"),
-    Bug(forget_the_eagle_drop, "dsv4-rows-mtp1-retention-unset"),
+    Bug(forget_the_eagle_drop, "dsv4-rows-mtp1-retention-0"),
     Bug(forget_the_eagle_drop, "gemma-mtp1-retention-0"),
-    Bug(ignore_successors, "dsv4-rows-mtp1-retention-unset"),
+    Bug(ignore_successors, "dsv4-rows-mtp1-retention-0"),
+    # Where vLLM masks blocks itself, as good as nothing is hit there with nothing set.
+    *(
+        Bug(bug, "dsv4-rows-mtp1-retention-unset")
+        for bug in (forget_the_eagle_drop, ignore_successors)
+        if not is_native(f"{_MANAGER}.cache_blocks")
+    ),
     Bug(lend_states_of_this_step, "dsv4-rows-plain-retention-0"),
     Bug(trust_drafts_in_flight, "gemma-async-mtp-retention-0"),
     Bug(trust_drafts_in_flight, "dsv4-rows-async-mtp-retention-unset"),

@@ -35,3 +35,13 @@ def test_other_kernels_are_called_as_they_are():
         (1, 2),
         {"x": 3},
     )
+
+
+def test_a_mode_without_arguments_of_its_own_is_left_out_while_it_is_off():
+    def recovered(drafts, size, block_size):
+        return drafts, size, block_size
+
+    called = _FuncWrapper(recovered)[(1,)]
+    assert called("d", 8, block_size=4, USE_FP64_GUMBEL=False) == ("d", 8, 4)
+    with pytest.raises(NotImplementedError, match="double precision"):
+        called("d", 8, block_size=4, USE_FP64_GUMBEL=True)

@@ -4,7 +4,6 @@
 from collections import Counter
 
 import pytest
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 
 from vllm_ascend.patch.ledger import collect_patches
 from vllm_ascend.patch.table import Add, Override
@@ -14,7 +13,6 @@ from vllm_ascend.releases import (
     Release,
     describe_supported,
     find_release,
-    running_release,
 )
 
 PATCHES = collect_patches()
@@ -58,19 +56,3 @@ def test_a_build_is_the_release_that_it_is_built_from():
         assert release.vllm in describe_supported()
     for other in ("0.20.20", "0.20.2.post1", "0.20.2rc1", "0.24.0"):
         assert find_release(other) is None
-
-
-def test_the_running_release_knows_vllms_managers():
-    import vllm
-
-    release = running_release()
-    assert release is find_release(vllm.__version__)
-    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=None)
-    assert release.chooses_manager(spec)
-    assert release.manager_class(spec).__name__ == "FullAttentionManager"
-
-    class Stranger(KVCacheSpec):
-        pass
-
-    assert not release.chooses_manager(Stranger(block_size=16))
-    assert release.manager_class(Stranger(block_size=16)) is None

@@ -10,13 +10,18 @@ from typing import Any
 from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Patch, changes
 
-_SYNTHETIC = "SYNTHETIC_MODE"
+# What the sampler asks of kernels, in one release or another, that the stand-ins do not have.
+_MODES = {
+    "SYNTHETIC_MODE": "synthetic acceptance of drafts does",
+    "USE_FP64_GUMBEL": "samples of drafts in double precision do",
+}
 
 
 @changes("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__", DSV4_ON_CPU)
 def wrap_getitem(original: Callable) -> Callable:
-    """vLLM's stand-ins for the rejection kernels do not take the arguments of synthetic acceptance
-    that its sampler passes: every draft on the CPU ends in a TypeError."""
+    """vLLM's stand-ins for the rejection kernels do not take the arguments of modes (synthetic
+    acceptance, double precision) that its sampler passes: every draft on the CPU ends in a
+    TypeError."""
 
     def __getitem__(self: Any, grid: Any) -> Callable:
         return _taking_what_it_knows(original(self, grid))
@@ -25,16 +30,16 @@ def wrap_getitem(original: Callable) -> Callable:
 
 
 def _taking_what_it_knows(kernel: Callable) -> Callable:
-    """Return the kernel without the arguments of synthetic acceptance, which it does not have.
+    """Return the kernel without the arguments of modes that it does not have.
 
-    They come behind the ones that it has, and mean nothing while that mode is off.
+    They come behind the ones that it has, and mean nothing while the mode is off.
     """
     parameters = inspect.signature(kernel).parameters
 
     def call(*arguments: Any, **options: Any) -> Any:
-        if _SYNTHETIC in options and _SYNTHETIC not in parameters:
-            if options.pop(_SYNTHETIC):
-                raise NotImplementedError("synthetic acceptance of drafts does not run on the CPU")
+        for mode in (_MODES.keys() & options.keys()) - parameters.keys():
+            if options.pop(mode):
+                raise NotImplementedError(f"{_MODES[mode]} not run on the CPU")
             arguments = arguments[: len(parameters) - len(options)]
         return kernel(*arguments, **options)
 

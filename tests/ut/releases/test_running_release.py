@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the running release calls things, asked of the vLLM that runs."""
+
+import vllm
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
+
+from vllm_ascend.patch.platform import install_all
+from vllm_ascend.releases import find_release, running_release
+
+
+def test_every_patch_of_the_platform_is_in_force_or_vllms_own():
+    rows = {row.target: row.status for row in install_all().plan.rows}
+    native = {target for target, status in rows.items() if status == "left to vLLM"}
+    assert set(rows.values()) <= {"applied", "left to vLLM"}
+    assert native == rows.keys() & running_release().native.keys()
+
+
+def test_the_running_release_knows_vllms_managers():
+    release = running_release()
+    assert release is find_release(vllm.__version__)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=None)
+    assert release.chooses_manager(spec)
+    assert release.manager_class(spec).__name__ == "FullAttentionManager"
+
+    class Stranger(KVCacheSpec):
+        pass
+
+    assert not release.chooses_manager(Stranger(block_size=16))
+    assert release.manager_class(Stranger(block_size=16)) is None
