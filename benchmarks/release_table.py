@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -68,7 +69,7 @@ def measure(release: Release, block_size: int, drafts: int, trace: Path | None) 
     runs = _replay(release, _WORKLOADS, options)
     if trace is not None:
         runs += [("W4", run) for _, run in _replay(release, (str(trace),), options + _TRACE_LIMITS)]
-    twice = _replay(release, _TWICE, options)
+    twice = _replay(release, _TWICE, (*options, "--concurrency", "1"))
     for variant in _VARIANTS:
         own = [(name, run) for name, run in runs if run["variant"] == variant]
         hits = [run["hit_tokens"] for _, run in twice if run["variant"] == variant]
@@ -113,14 +114,16 @@ def _environment(release: Release) -> dict[str, str]:
 def show(rows: Sequence[Row], console: Console) -> None:
     """Print the table."""
     names = sorted({name for row in rows for name in row.hit_rates})
-    table = Table("vLLM", "block", "MTP", "variant", *names, "least prefix")
+    table = Table("vLLM", "block", "MTP", "as", *names, "least", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(
-            *(row.release, str(row.block_size), str(row.num_speculative_tokens), row.variant),
+            *(row.release, str(row.block_size), str(row.num_speculative_tokens)),
+            "upstream" if row.variant == _VARIANTS[0] else row.variant,
             *(f"{row.hit_rates[name]:.2f}" for name in names),
             "-" if row.least_prefix is None else f"{row.least_prefix:,}",
         )
     console.print(table)
+    console.print("Hit tokens in percent of prompt tokens; least: the shortest prefix that hits.")
     for row in rows:
         for violation in row.wrong:
             console.print(f"wrong on vLLM {row.release}, {row.variant}: {violation}", style="red")

@@ -73,7 +73,7 @@ def install_all() -> Installation:
     required = _required_features(load_config())
     if is_over_checkout():
         upstream.check(own_package())
-        register_with_vllm()
+    register_with_vllm()
     installation = install(PATCHES, required_features=required)
     if is_over_checkout():
         late.install_when_imported(upstream.PATCHES)

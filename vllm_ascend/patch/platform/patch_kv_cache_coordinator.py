@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import lcm
 
 from vllm import envs
 from vllm.logger import init_logger
@@ -58,6 +59,9 @@ def get_kv_cache_coordinator(
         check_model_runner(is_v2=is_v2, counts_rows=counts_rows, copies_blocks=False)
         if load_config().changes_caching:
             _logger.warning("prefix cache: it is off, so none of its switches has an effect")
+        # vLLM's asserts that whole blocks of every group fit in, although nothing can be hit.
+        rows = [spec.block_size for spec in group_specs(kv_cache_config)]
+        alignment = {name: lcm(tokens, *rows) for name, tokens in alignment.items()}
         return KVCacheCoordinatorNoPrefixCache(
             kv_cache_config,
             max_model_len,

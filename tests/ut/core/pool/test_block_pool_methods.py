@@ -159,6 +159,7 @@ def test_mask_leaves_real_null_blocks_null():
     assert null.is_null and null.block_hash is None
 
 
+@where_patched(f"{_POOL}.cache_full_blocks")
 @pytest.mark.parametrize(
     ("mask", "runs"),
     [
@@ -184,6 +185,7 @@ def test_events_describe_exactly_the_cached_blocks(mask, runs):
         assert event.block_size == BLOCK_TOKENS
 
 
+@where_patched(f"{_POOL}.cache_full_blocks")
 def test_events_skip_null_blocks_under_a_mask():
     pool, request = make_pool(events=True), make_request()
     blocks = [pool.null_block, *pool.get_new_blocks(2)]
