@@ -112,18 +112,21 @@ def _environment(release: Release) -> dict[str, str]:
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """Print the table."""
+    """Print a table for each block size."""
     names = sorted({name for row in rows for name in row.hit_rates})
-    table = Table("vLLM", "block", "MTP", "as", *names, "least", box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(
-            *(row.release, str(row.block_size), str(row.num_speculative_tokens)),
-            "upstream" if row.variant == _VARIANTS[0] else row.variant,
-            *(f"{row.hit_rates[name]:.2f}" for name in names),
-            "-" if row.least_prefix is None else f"{row.least_prefix:,}",
-        )
-    console.print(table)
-    console.print("Hit tokens in percent of prompt tokens; least: the shortest prefix that hits.")
+    for block_size in dict.fromkeys(row.block_size for row in rows):
+        drafts = rows[0].num_speculative_tokens
+        title = f"block size {block_size}, MTP {drafts}: hit tokens in percent of prompt tokens"
+        columns = ("vLLM", "as", *names, "least prefix")
+        table = Table(*columns, title=title, box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        for row in rows:
+            if row.block_size == block_size:
+                table.add_row(
+                    *(row.release, "ours" if row.variant == "best" else "upstream"),
+                    *(f"{row.hit_rates[name]:.2f}" for name in names),
+                    "-" if row.least_prefix is None else f"{row.least_prefix:,}",
+                )
+        console.print(table)
     for row in rows:
         for violation in row.wrong:
             console.print(f"wrong on vLLM {row.release}, {row.variant}: {violation}", style="red")
