@@ -108,9 +108,11 @@ CASES = {
 
 
 def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    variables = child_environment({"VLLM_LOGGING_LEVEL": "ERROR", **environment})
+    variables.pop("VLLM_ASCEND_UPSTREAM", None)  # the tests' own, which vLLM does not know
     return subprocess.run(
         [sys.executable, "-c", f"{HOLDERS=}\n{ADDED=}\n{PRELUDE}{textwrap.dedent(code)}"],
-        env=child_environment({"VLLM_LOGGING_LEVEL": "ERROR", **environment}),
+        env=variables,
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
