@@ -16,11 +16,10 @@ def register() -> None:
         PatchError: The running vLLM is not one that the patches were written for; nothing was
             changed.
     """
-    from vllm_ascend.prefix_cache_config import load_config, register_with_vllm
+    from vllm_ascend.prefix_cache_config import load_config
 
     _refuse_beside_vllm_ascend()
     config = load_config()
-    register_with_vllm()
     import vllm_ascend.patch.platform
     from vllm_ascend.models import register_cpu_models
 

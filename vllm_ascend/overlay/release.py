@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from vllm_ascend.releases import SUPPORTED, takes_overlay
 
 # Where a version stands: written by builds, then by source distributions, then by git.
 _VERSION_FILES = (
-    (f"{PACKAGE}/_version.py", re.compile(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", re.M)),
+    ("{package}/_version.py", re.compile(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", re.M)),
     ("PKG-INFO", re.compile(r"^Version: (\S+)", re.M)),
-    (f"{PACKAGE}.egg-info/PKG-INFO", re.compile(r"^Version: (\S+)", re.M)),
+    ("{package}.egg-info/PKG-INFO", re.compile(r"^Version: (\S+)", re.M)),
     (".git/HEAD", re.compile(r"^ref: refs/heads/releases/v(\S+)", re.M)),
 )
 _VLLM_TAG = re.compile(r"^ARG VLLM_TAG=v?(\d+(?:\.\d+)+)", re.M)
@@ -42,26 +42,32 @@ class Release:
 
 def read_release(root: Path) -> Release:
     """Return what a checkout, or the folder of an installed vllm-ascend, says that it is."""
-    version = next(_versions(root), None)
-    tag = _first(root / "Dockerfile", _VLLM_TAG)
+    version = version_told(PACKAGE, lambda name: _text(root / name))
+    tag = _VLLM_TAG.search(_text(root / "Dockerfile") or "")
     # vllm-ascend takes vLLM's numbers: 0.23.0.post1 is for 0.23.0.
     of_version = _RELEASE.match(version or "")
-    return Release(version, tag or (of_version[0] if of_version else None))
+    vllm = tag[1] if tag else of_version[0] if of_version else None
+    return Release(version, vllm)
 
 
-def _versions(root: Path) -> Iterator[str]:
+def version_told(package: str, read: Callable[[str], str | None]) -> str | None:
+    """Return the version of a package as its files tell it, if they do.
+
+    Args:
+        package: Its name in Python.
+        read: Path, from the folder that holds the package on -> text; ``None``: no such file.
+    """
     for name, pattern in _VERSION_FILES:
-        version = _first(root / name, pattern)
-        if version:
-            yield version
+        if found := pattern.search(read(name.format(package=package)) or ""):
+            return found[1]
+    return None
 
 
-def _first(file: Path, pattern: re.Pattern[str]) -> str | None:
+def _text(file: Path) -> str | None:
     try:
-        found = pattern.search(file.read_text(encoding="utf-8", errors="replace"))
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return found[1] if found else None
 
 
 def unsupported(root: Path) -> str:
@@ -75,9 +81,9 @@ def unsupported(root: Path) -> str:
         return ""
     commits = ", ".join(sorted(head.commit[:8] for head in known_heads() if head.is_supported))
     supported = ", ".join(
-        f"vllm-ascend {release.vllm_ascend} for vLLM {release.vllm} "
-        f"(branch releases/v{release.vllm_ascend})"
-        for release in SUPPORTED
-        if release.takes_overlay
+        f"vllm-ascend {other.vllm_ascend} for vLLM {other.vllm} "
+        f"(branch releases/v{other.vllm_ascend})"
+        for other in SUPPORTED
+        if other.takes_overlay
     )
     return f"this is {release}; supported here: {supported}, commits {commits}"

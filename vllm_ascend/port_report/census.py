@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vllm_ascend.patch.upstream.source import Definition, definition_digest
 from vllm_ascend.port_report.definitions import (
     BODY,
     SAME,
     SIGNATURE,
-    Definition,
     compare,
     has_parameter,
-    source_digest,
 )
 from vllm_ascend.port_report.files import PackageFiles
 from vllm_ascend.port_report.modules import (
@@ -223,7 +222,7 @@ def _judge_added(entry: PatchEntry, found: Found, modules: Modules, has: str) ->
 
 def _by_digest(found: Found, digests: Iterable[str]) -> str:
     node = found.nodes[-1]  # as an import would leave it
-    is_known = isinstance(node, Definition) and source_digest(found.lines, node) in digests
+    is_known = isinstance(node, Definition) and definition_digest(found.lines, node) in digests
     return SAME if is_known else OTHER_DIGEST
 
 

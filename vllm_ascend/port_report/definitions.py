@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from vllm_ascend.patch.upstream.source import Definition
 
 SAME = "same"
 BODY = "body"
 SIGNATURE = "SIGNATURE"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 # Decorators that change how a function is called.
 _KINDS = ("classmethod", "staticmethod", "property", "cached_property")
@@ -43,18 +42,6 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
         if isinstance(node, Definition) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return tree
-
-
-def source_digest(lines: Sequence[str], node: Definition) -> str:
-    """Return what :func:`vllm_ascend.patch.table.source_digest` says of the imported definition.
-
-    Args:
-        lines: Those of the module, with their ends.
-        node: The definition in it.
-    """
-    first = min(part.lineno for part in (node, *node.decorator_list))
-    source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def compare(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> Comparison:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import tarfile
 import zipfile
 import zlib
@@ -11,16 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from vllm_ascend.overlay.release import version_told
 from vllm_ascend.replay.trace import BadInputError
 
 _ARCHIVE_ERRORS = (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
-# Where a version stands: written by builds, then by source distributions, then by git.
-_VERSION_FILES = (
-    ("{package}/_version.py", re.compile(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", re.M)),
-    ("PKG-INFO", re.compile(r"^Version: (\S+)", re.M)),
-    ("{package}.egg-info/PKG-INFO", re.compile(r"^Version: (\S+)", re.M)),
-    (".git/HEAD", re.compile(r"^ref: refs/heads/releases/v(\S+)", re.M)),
-)
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ def _from_folder(option: str, root: Path, package: str) -> PackageFiles:
         return _decoded(file.read_bytes()) if file.is_file() else None
 
     found = sorted(path.relative_to(root).as_posix() for path in (root / package).rglob("*.py"))
-    return PackageFiles(package, root, tuple(found), read, _version(package, read))
+    return PackageFiles(package, root, tuple(found), read, version_told(package, read))
 
 
 def _from_archive(option: str, file: Path, package: str) -> PackageFiles:
@@ -96,7 +89,7 @@ def _from_archive(option: str, file: Path, package: str) -> PackageFiles:
         raise BadInputError(f"{option} {file}: holds no package {package}; {_expected(package)}")
     texts = {name[len(root) :]: text for name, text in contents.items() if name.startswith(root)}
     found = sorted(name for name in texts if name.startswith(f"{package}/") and _is_python(name))
-    version = _version(package, texts.get)
+    version = version_told(package, texts.get)
     return PackageFiles(package, file, tuple(found), texts.get, version)
 
 
@@ -139,11 +132,3 @@ def _decoded(content: bytes) -> str:
     # parser will say so.
     text = content.decode("utf-8-sig", errors="replace")
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _version(package: str, read: Callable[[str], str | None]) -> str | None:
-    for name, pattern in _VERSION_FILES:
-        found = pattern.search(read(name.format(package=package)) or "")
-        if found:
-            return found[1]
-    return None

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from vllm_ascend.port_report.definitions import Definition, Function, without_docstrings
+from vllm_ascend.patch.upstream.source import Definition
+from vllm_ascend.port_report.definitions import Function, without_docstrings
 from vllm_ascend.port_report.files import PackageFiles
 
 BOUND = "bound"

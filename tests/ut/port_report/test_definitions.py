@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from vllm_ascend.patch.table import source_digest as digest_of_imported
+from vllm_ascend.patch.upstream.source import definition_digest
 from vllm_ascend.port_report.definitions import (
     BODY,
     SAME,
@@ -18,7 +19,6 @@ from vllm_ascend.port_report.definitions import (
     Comparison,
     compare,
     has_parameter,
-    source_digest,
     without_docstrings,
 )
 
@@ -136,5 +136,5 @@ def test_the_digest_is_that_of_the_imported_function(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("module_to_digest")
     (node,) = ast.parse(text).body[0].body
-    assert source_digest(text.splitlines(keepends=True), node) == digest_of_imported(module.A.f)
+    assert definition_digest(text.splitlines(keepends=True), node) == digest_of_imported(module.A.f)
     del sys.modules["module_to_digest"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import lcm
+from typing import Any
 
 from vllm import envs
 from vllm.logger import init_logger
@@ -55,38 +56,30 @@ def get_kv_cache_coordinator(
     """
     counts_rows = has_row_layout(group_specs(kv_cache_config))
     is_v2 = envs.VLLM_USE_V2_MODEL_RUNNER
+    arguments: dict[str, Any] = {
+        "kv_cache_config": kv_cache_config,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "use_eagle": use_eagle,
+        "enable_kv_cache_events": enable_kv_cache_events,
+        "dcp_world_size": dcp_world_size,
+        "pcp_world_size": pcp_world_size,
+        "hash_block_size": hash_block_size,
+        "metrics_collector": metrics_collector,
+        **alignment,
+    }
     if not enable_caching:
         check_model_runner(is_v2=is_v2, counts_rows=counts_rows, copies_blocks=False)
         if load_config().changes_caching:
             _logger.warning("prefix cache: it is off, so none of its switches has an effect")
         # vLLM's asserts that whole blocks of every group fit in, although nothing can be hit.
         rows = [spec.block_size for spec in group_specs(kv_cache_config)]
-        alignment = {name: lcm(tokens, *rows) for name, tokens in alignment.items()}
-        return KVCacheCoordinatorNoPrefixCache(
-            kv_cache_config,
-            max_model_len,
-            max_num_batched_tokens,
-            use_eagle,
-            enable_kv_cache_events,
-            dcp_world_size=dcp_world_size,
-            pcp_world_size=pcp_world_size,
-            hash_block_size=hash_block_size,
-            metrics_collector=metrics_collector,
-            **alignment,
-        )
+        arguments |= {name: lcm(tokens, *rows) for name, tokens in alignment.items()}
+        return KVCacheCoordinatorNoPrefixCache(**arguments)
     coordinator = AscendHybridKVCacheCoordinator(
-        kv_cache_config,
-        max_model_len,
-        use_eagle,
-        enable_caching,
-        enable_kv_cache_events,
-        dcp_world_size=dcp_world_size,
-        pcp_world_size=pcp_world_size,
-        hash_block_size=hash_block_size,
+        **arguments,
+        enable_caching=enable_caching,
         eagle_attn_layer_names=eagle_attn_layer_names,
-        metrics_collector=metrics_collector,
-        max_num_batched_tokens=max_num_batched_tokens,
-        **alignment,
     )
     check_model_runner(
         is_v2=is_v2, counts_rows=counts_rows, copies_blocks=coordinator.plan.copies_blocks

@@ -126,9 +126,6 @@ PATCHES: tuple[Patch, ...] = (
     wrap_register_kv_caches,
     wrap_sending_thread_init,
     wrap_receiving_thread_init,
-    replace(
-        wrap_transfer,
-        target=f"{wrap_transfer.target}_all_groups",
-    ),
+    replace(wrap_transfer, target=f"{wrap_transfer.target}_all_groups"),
     wrap_transfer,
 )

@@ -6,12 +6,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 PACKAGE = "vllm_ascend"
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def module_path(package: Path, module: str) -> Path:
@@ -30,18 +30,28 @@ def source_digest_in_file(path: Path, qualified_name: str) -> str | None:
     """
     lines, node = _parsed(path, path.stat().st_mtime_ns)
     for name in qualified_name.split("."):
-        found = [n for n in node.body if isinstance(n, _Definition) and n.name == name]
+        found = [n for n in node.body if isinstance(n, Definition) and n.name == name]
         if not found:
             return None
         node = found[-1]  # as an import would leave it
-    assert isinstance(node, _Definition)
+    assert isinstance(node, Definition)
+    return definition_digest(lines, node)
+
+
+def definition_digest(lines: Sequence[str], node: Definition) -> str:
+    """Return what :func:`vllm_ascend.patch.table.source_digest` says of the imported definition.
+
+    Args:
+        lines: Those of the module, with their ends.
+        node: The definition in it.
+    """
     first = min(part.lineno for part in (node, *node.decorator_list))
     source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 @cache
-def _parsed(path: Path, _mtime: int) -> tuple[list[str], ast.Module | _Definition]:
+def _parsed(path: Path, _mtime: int) -> tuple[list[str], ast.Module | Definition]:
     text = path.read_text(encoding="utf-8")
     return text.splitlines(keepends=True), ast.parse(text, filename=str(path))
 
