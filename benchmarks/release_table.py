@@ -28,7 +28,10 @@ from rich.table import Table
 
 from vllm_ascend.deployment import vllm_distribution
 from vllm_ascend.releases import SUPPORTED, Release, find_release
+from vllm_ascend.replay.commands import EXIT_VIOLATION
+from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend.replay.trace import BadInputError
 
 _UNPACKED = Path(__file__).parents[1] / ".venv-vllm"
 _WORKLOADS = ("W1", "W2", "W3", "W5", "W5f")
@@ -98,7 +101,7 @@ def _replay(
             stdout=subprocess.DEVNULL,
             check=False,
         )
-        if result.returncode:
+        if result.returncode not in (0, EXIT_VIOLATION):
             raise SystemExit(f"the replay on vLLM {release.vllm} ended with {result.returncode}")
         report = json.loads((Path(folder) / "report.json").read_text())
     return [(work["workload"], run) for work in report["workloads"] for run in work["runs"]]
@@ -150,11 +153,15 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; return the exit status."""
     options, rows = _arguments(arguments), []
+    results = options.out / "releases.json"
+    try:
+        prepare_files({"--out": results})
+    except BadInputError as error:
+        raise SystemExit(f"error: {error}") from error
     for release in options.releases:
         for block_size in options.block_size or (128,):
             rows += measure(release, block_size, options.mtp, options.trace)
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_whole(options.out / "releases.json", json.dumps([asdict(row) for row in rows], indent=1))
+    write_whole(results, json.dumps([asdict(row) for row in rows], indent=1))
     show(rows, Console())
     return int(any(row.wrong for row in rows))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks import release_table
 from vllm_ascend.releases import SUPPORTED, running_release
+from vllm_ascend.replay.commands import EXIT_VIOLATION
 
 
 def run_of(variant: str, hit_tokens: int, violations: tuple[str, ...] = ()) -> dict:
@@ -89,3 +91,29 @@ def test_another_release_is_taken_from_where_it_is_unpacked():
             assert path == os.environ.get("PYTHONPATH")
         else:
             assert Path(path).parts[-2:] == (".venv-vllm", release.vllm)
+
+
+def test_a_replay_that_finds_wrong_rows_is_read_and_one_that_fails_is_not(monkeypatch):
+    """It ends with an exit code of its own for wrong rows, and its report has them."""
+
+    def ended(code: int):
+        def run(command, **_):
+            report = {"workloads": [{"workload": "W1", "runs": [run_of("best", 1, ("row 3",))]}]}
+            (Path(command[-1]) / "report.json").write_text(json.dumps(report))
+            return subprocess.CompletedProcess(command, code)
+
+        return run
+
+    monkeypatch.setattr(subprocess, "run", ended(EXIT_VIOLATION))
+    ((_, run),) = release_table._replay(SUPPORTED[0], ("W1",), ())
+    assert run["violations"] == ["row 3"]
+    monkeypatch.setattr(subprocess, "run", ended(2))
+    with pytest.raises(SystemExit, match=r"vLLM 0\.20\.2 ended with 2"):
+        release_table._replay(SUPPORTED[0], ("W1",), ())
+
+
+def test_results_without_a_place_are_told_before_anything_is_replayed(replays, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="is a file, expected a folder"):
+        release_table.main(["--out", str(tmp_path / "file")])
+    assert not replays
