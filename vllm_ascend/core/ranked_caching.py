@@ -280,7 +280,8 @@ class RankedCaching:
         self.partial_hits.end(request_id)
         record = self.records.pop(request_id, None)
         held: list[PlacedBlock] = []
-        for entry in self.tails.finish(record) if record is not None else ():
+        finished = self.tails.finish(record) if record is not None else ()
+        for entry in finished:
             if entry.block.ref_cnt == 0:
                 self._pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
@@ -293,6 +294,7 @@ class RankedCaching:
             group.manager.free(request_id)
         if self.learned is not None and record is not None:
             self.learned.classify(held, record)
+            self.learned.classify_extra(self.tails.extra_blocks(record), record)
             self.learned.end(record)
         if held:
             self._pool.free_blocks(deep_first(held))

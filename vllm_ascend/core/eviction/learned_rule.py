@@ -20,12 +20,14 @@ from collections.abc import Hashable, Sequence
 from vllm_ascend.core.eviction.hazard_queues import FADING, HazardQueues
 from vllm_ascend.core.eviction.name_cache import NameCache
 from vllm_ascend.core.eviction.reuse_history import ReuseHistory
-from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule
+from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, ProtectReturning
 
 # In capacities of the cache:
 REMEMBERED = 8  # names
 _UPDATES = 8  # looks at what was counted in the time in which as many blocks are used
 _FINEST_AGE = 1 / 32
+# A rule is clearly ahead with so many times the hits of another, and so many capacities more.
+_LEAD, _LEAD_HITS = 1.005, 1 / 32
 # Large pools remember no more than these, or two for each block.
 _MOST_NAMES = 200_000
 
@@ -44,9 +46,10 @@ class LearnedRule:
         num_names = min(REMEMBERED * capacity, max(2 * capacity, _MOST_NAMES))
         self._learned = HazardQueues(unit, 2 * REMEMBERED * capacity)
         self._history = ReuseHistory(self._learned, num_names, unit)
-        self._base, self.in_force, self.now = base, base, 0
-        self._duel = NameCache(base, capacity), NameCache(self._learned, capacity)
-        self._hits = [0.0, 0.0]
+        self._rules: tuple[EvictionRule, ...] = (base, ProtectReturning(), self._learned)
+        self._caches = [NameCache(rule, capacity) for rule in self._rules]
+        self._hits = [0.0] * len(self._rules)
+        self.in_force, self.now = base, 0
         self._period = max(capacity // _UPDATES, 1)
         self._next_update = self._period
 
@@ -68,7 +71,7 @@ class LearnedRule:
         self._history.take(names[:num_seen], self.now)
         queues = queues_of(len(names), num_seen, returning=returning)
         now = self.now + len(names)
-        for i, cache in enumerate(self._duel):
+        for i, cache in enumerate(self._caches):
             self._hits[i] += cache.num_cached(names)
             cache.use(names, queues, now)
 
@@ -83,16 +86,23 @@ class LearnedRule:
         """Judge by what was counted so far; the cache holds about ``num_cached`` names."""
         self._next_update = self.now + self._period
         self._learned.update(self._history.waiting(self.now))
-        base, learned = self._hits
-        self.in_force = self._base if base > learned else self._learned
+        self.in_force = self._rules[self._ahead()]
         self._hits = [hits * FADING for hits in self._hits]
-        for cache in self._duel:
+        for cache in self._caches:
             cache.capacity = num_cached
+
+    def _ahead(self) -> int:
+        """Return which rule is to be in force: the last, unless one before it is clearly ahead."""
+        ahead = len(self._rules) - 1
+        for i in reversed(range(ahead)):
+            if self._hits[i] > _LEAD * self._hits[ahead] + self._period * _UPDATES * _LEAD_HITS:
+                ahead = i
+        return ahead
 
     def clear(self) -> None:
         """Forget all names; what was learned stays."""
         self._history.clear()
-        for cache in self._duel:
+        for cache in self._caches:
             cache.clear()
 
 
