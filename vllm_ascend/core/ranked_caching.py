@@ -280,8 +280,7 @@ class RankedCaching:
         self.partial_hits.end(request_id)
         record = self.records.pop(request_id, None)
         held: list[PlacedBlock] = []
-        finished = self.tails.finish(record) if record is not None else ()
-        for entry in finished:
+        for entry in self.tails.finish(record) if record is not None else ():
             if entry.block.ref_cnt == 0:
                 self._pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
@@ -294,7 +293,6 @@ class RankedCaching:
             group.manager.free(request_id)
         if self.learned is not None and record is not None:
             self.learned.classify(held, record)
-            self.learned.classify_extra(self.tails.extra_blocks(record), record)
             self.learned.end(record)
         if held:
             self._pool.free_blocks(deep_first(held))

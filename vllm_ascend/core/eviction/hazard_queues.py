@@ -6,14 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
-from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, BlockClass, candidates
+from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, candidates
 
-# What a count is worth at the next update: half of it after 23.
+# What a count is worth at the next update: half of it after 34.
 FADING = 0.98
-# What a block of an extra tail is worth, relative to others of its prompt. Three pages of a tail that
-# makes a hit a few hundred tokens longer stand against three pages of 512 tokens each, and not every
-# hit ends there.
-_EXTRA_WORTH = 0.06
 # Lives without a reuse that are added to every bin of ages.
 _PRIOR_LIVES = 1.0
 
@@ -37,13 +33,8 @@ class HazardQueues:
     def update(self, waiting: Sequence[Sequence[float]]) -> None:
         """Judge by what was counted so far, and by who waits: by queue and bin of age."""
         for queue, table in enumerate(self.tables):
-            block_class = BlockClass.of(queue)
-            if block_class.extra:
-                continue
             hazards = table.hazards(waiting[queue], prior=_PRIOR_LIVES)
-            self._indices[queue] = indices = gittins_indices(hazards, self.bins.starts)
-            extra = block_class._replace(extra=True).queue
-            self._indices[extra] = [_EXTRA_WORTH * index for index in indices]
+            self._indices[queue] = gittins_indices(hazards, self.bins.starts)
             table.fade(FADING)
 
     def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learned order, in force for as long as it beats another rule.
+"""The learned order, in force unless a simpler one is clearly ahead of it.
 
 For each class of blocks a life table tells how long they wait until they are used again; names that
 were given up are remembered, so that it does not depend on the cache (``reuse_history``,
 ``life_table``, ``hazard_queues``).
 
-No such order is better on all traffic. So it duels with another rule: two caches of names alone
-follow the prompts, one by each, and the rule that hit more of late is in force. At the start it is
-the other one, until a first table is there.
+No such order is better on all traffic. So it duels with LRU and with the protection of returning
+prompts: caches of names alone follow the prompts, one by each rule, and a simpler rule that hit
+clearly more of late is in force instead. At the start it is LRU, until a first table is there.
 
 Source of the idea of a duel: Qureshi et al., "Adaptive Insertion Policies for High Performance
 Caching", ISCA 2007.
@@ -33,10 +33,10 @@ _MOST_NAMES = 200_000
 
 
 class LearnedRule:
-    """Hazard queues that duel with another rule; see the module. Times are names used so far.
+    """Hazard queues that duel with other rules; see the module. Times are names used so far.
 
     Attributes:
-        in_force: The rule of the two that decides now.
+        in_force: The rule that decides now.
         now: The time.
     """
 

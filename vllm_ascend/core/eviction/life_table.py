@@ -26,8 +26,9 @@ class AgeBins:
         edges = [float(max(unit, 1))]
         while edges[-1] < longest:
             edges.append(edges[-1] * 2**0.5)
-        self.starts = [0, *map(round, edges)]
-        self._edges = self.starts[1:]
+        # Each once: of the smallest units several edges are the same.
+        self._edges = list(dict.fromkeys(map(round, edges)))
+        self.starts = [0, *self._edges]
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -26,27 +26,20 @@ class BlockClass(NamedTuple):
     Attributes:
         returning: Most of the prompt had come before.
         reused: The block itself had.
-        extra: It belongs to a tail without which a hit is only a little shorter.
     """
 
     returning: bool
     reused: bool
-    extra: bool = False
 
     @property
     def queue(self) -> int:
-        """The queue of the class. Of one prompt, what is given up first has the lowest number."""
-        return 4 * (not self.extra) + 2 * self.returning + self.reused
-
-    @classmethod
-    def of(cls, queue: int) -> BlockClass:
-        """Return the class of a queue."""
-        return cls(returning=bool(queue & 2), reused=bool(queue & 1), extra=not queue & 4)
+        """The queue of the class. Of one prompt, the part that is new (and deep) comes first."""
+        return 2 * self.returning + self.reused
 
 
-NUM_QUEUES = 8
-_RETURNING_QUEUES = tuple(q for q in range(NUM_QUEUES) if BlockClass.of(q).returning)
-_OTHER_QUEUES = tuple(q for q in range(NUM_QUEUES) if not BlockClass.of(q).returning)
+NUM_QUEUES = 4
+_RETURNING_QUEUES = tuple(BlockClass(True, reused).queue for reused in (False, True))
+_OTHER_QUEUES = tuple(BlockClass(False, reused).queue for reused in (False, True))
 
 
 def is_returning(seen_tokens: int, prompt_tokens: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
@@ -48,10 +47,6 @@ class LearnedOrder:
         reused, new = (BlockClass(record.returning, flag).queue for flag in (True, False))
         classify((block for start, block in blocks if start < seen), reused)
         classify((block for start, block in blocks if start >= seen), new)
-
-    def classify_extra(self, blocks: Iterable[KVCacheBlock], record: RequestRecord) -> None:
-        """Say of some of them that without them a hit is only a little shorter."""
-        self._order.classify(blocks, BlockClass(record.returning, False, extra=True).queue)
 
     def end(self, record: RequestRecord) -> None:
         """A request ends or is preempted; its blocks are about to be freed."""

@@ -28,7 +28,6 @@ from vllm_ascend.core.retention.boundaries import (
 )
 from vllm_ascend.core.retention.pinning import leaves_by_chunk
 from vllm_ascend.core.retention.request_record import RequestRecord, Tail, TailBlock
-from vllm_ascend.core.retention.superseded_tails import SupersededTails, extra_tails
 
 # Of how many tails, beside those that were singled out, a request remembers that it keeps them: a
 # prompt of a million tokens at the default interval has 32.
@@ -62,9 +61,6 @@ class TailCache:
         self._windows = [(group.window, group.block_tokens) for group in groups]
         self._num_kept = stats.kept
         self.keeps_spares = plan.keeps_spares
-        self._superseded: SupersededTails | None = None
-        if plan.config.eviction == "learned" and plan.keeps_spares:
-            self._superseded = SupersededTails(pool)
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
@@ -228,27 +224,8 @@ class TailCache:
             else:
                 self._let_go(tail)
         record.rolling.clear()
-        if self._superseded is not None:
-            self._superseded.note_left(record.kept, record.junction)
         blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
         return list(blocks.values())
-
-    def extra_blocks(self, record: RequestRecord) -> list[KVCacheBlock]:
-        """Return the blocks of tails without which a hit on what the request keeps is not missed.
-
-        Called when it has ended. See ``superseded_tails.extra_tails``.
-        """
-        extra = extra_tails(
-            [tail.boundary for tail in record.kept],
-            sure={record.junction, record.hit},
-            interval=self._plan.tails_interval,
-        )
-        needed = {
-            b.block.block_id for tail in record.kept if tail.boundary not in extra for b in tail.blocks
-        }
-        tails = (tail for tail in record.kept if tail.boundary in extra)
-        blocks = (b.block for tail in tails for b in tail.blocks if b.is_intact)
-        return [block for block in blocks if block.block_id not in needed]
 
     def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
         """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
@@ -258,8 +235,6 @@ class TailCache:
         """Keep the tail that a request's hit rests on, whatever it was so far."""
         self._raise(tail, Rank.KEPT)
         record.kept.append(tail)
-        if self._superseded is not None:
-            self._superseded.note_hit(tail)
 
     def protect(self, record: RequestRecord) -> None:
         """Let what a request keeps from now on, and what its hit rests on, outlive others."""
