@@ -18,7 +18,7 @@ PORT ?= 8000
 # Tests that start whole servers: minutes, behind which little stands that others do not tell.
 SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
 # vLLM releases that the patch table is planned against, beside the one it is written for.
-OTHER_VLLM := 0.19.1 0.21.0 0.23.0
+OTHER_VLLM := 0.19.1 0.21.0 0.23.0 0.30.0
 # Source distributions of vllm-ascend that the overlay is tried over; each has its digest there.
 UPSTREAM := $(patsubst requirements/upstream/%.txt,%,$(filter-out %/tools.txt,$(wildcard requirements/upstream/*.txt)))
 

@@ -171,10 +171,11 @@ def get_manager_for_kv_cache_spec(
             max_rows, rows = max_model_len // ratio, tokens_per_block(spec) // ratio
             kwargs["max_admission_blocks_per_request"] = cdiv(max_rows, rows) + 1
         return CompressAttentionManager(spec, **kwargs)
+    step_tokens = kwargs.pop(running_release().step_tokens, max_num_batched_tokens)
     recycles = isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
-    if recycles and max_num_batched_tokens is not None and max_model_len is not None:
+    if recycles and step_tokens is not None and max_model_len is not None:
         kwargs["max_admission_blocks_per_request"] = spec.max_admission_blocks_per_request(
-            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
+            **{running_release().step_tokens: step_tokens}, max_model_len=max_model_len
         )
     if sparse_state:
         return SparseStateManager(spec, **kwargs)
@@ -192,7 +193,7 @@ def make_managers(
     def make(group_id: GroupId, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
         arguments = {
             "kv_cache_spec": group.kv_cache_spec,
-            "max_num_batched_tokens": plan.max_num_batched_tokens,
+            running_release().step_tokens: plan.max_num_batched_tokens,
             "max_model_len": plan.max_model_len,
             "block_pool": pool,
             "enable_caching": pool.enable_caching,

@@ -12,6 +12,7 @@ from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.releases import running_release
 
 
 class StockCaching:
@@ -78,7 +79,7 @@ def enter_full_blocks(
     """Enter what ``num_tokens`` tokens fill in one group; return the ordinals entered."""
     manager = group.manager
     first_new = manager.num_cached_block.get(request.request_id, 0)
-    manager.cache_blocks(request, num_tokens)
+    running_release().enter_all(manager, request, num_tokens)
     if group.is_eagle:
         successors.resolve_pending(group.id, request)
     end = manager.num_cached_block.get(request.request_id, 0)

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
-    from vllm.config import VllmConfig
+    from vllm.config import CacheConfig, VllmConfig
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
     from vllm.v1.request import Request
 
 from vllm_ascend.patch.table import Digests, Override, Patch
@@ -20,13 +21,23 @@ from vllm_ascend.patch.table import Digests, Override, Patch
 class Release(ABC):
     """A pair of vLLM and vllm-ascend.
 
+    Methods with a body say what holds in most releases.
+
     Attributes:
         vllm: The version of vLLM, without a local part.
         vllm_ascend: The versions of vllm-ascend that go with it, as operators call them.
         takes_overlay: Whether the overlay fits a checkout of that vllm-ascend.
         digests: Module -> name in it -> the source digests that a patched original may have.
-        native: Target -> why nothing has to be patched there: the release has it itself.
+        native: Target -> why nothing has to be patched there: the release has it itself, or
+            another patch of the table does it.
         absent: Target -> why nothing can be patched there: the release has no such thing.
+        counts_rows: Whether ``block_size`` of vllm-ascend's compressed specs counts stored rows;
+            else it counts the tokens that they stand for, as in vLLM's own.
+        ratio_field: The field of vLLM's compressed specs with the tokens per stored row.
+        hash_size_field: The field of ``CacheConfig`` with the tokens per request hash.
+        second_runner_serves: Whether vLLM's second model runner makes block copies, too.
+        step_tokens: What vLLM calls the argument for the most tokens that are scheduled and not
+            yet settled.
     """
 
     vllm: ClassVar[str]
@@ -35,19 +46,38 @@ class Release(ABC):
     takes_overlay: ClassVar[bool]
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
+    counts_rows: ClassVar[bool] = True
+    ratio_field: ClassVar[str] = "compress_ratio"
+    hash_size_field: ClassVar[str] = "hash_block_size"
+    second_runner_serves: ClassVar[bool] = False
+    step_tokens: ClassVar[str] = "max_num_batched_tokens"
 
-    def table(self, patches: Iterable[Patch]) -> tuple[Patch, ...]:
+    def table(self, patches: Sequence[Patch]) -> tuple[Patch, ...]:
         """Return the patches that this release takes, each with the digests of its original.
 
         An original that neither the release nor the patch names has none: the patch fits nothing.
         """
-        taken = [p for p in patches if p.target not in self.native and p.target not in self.absent]
+        taken = [patch for patch in patches if self.takes(patch, patches)]
         return tuple(
             replace(patch, upstream_sha256=self.digests_of(patch.target) or patch.upstream_sha256)
             if isinstance(patch, Override)
             else patch
             for patch in taken
         )
+
+    def takes(self, patch: Patch, patches: Sequence[Patch]) -> bool:
+        """Whether the release takes one of ``patches``.
+
+        What one release lacks and another has to have changed is declared twice, as an addition and
+        as an override: the release whose original is known takes the override.
+        """
+        target = patch.target
+        if target in self.native or target in self.absent:
+            return False
+        twins = {type(p) for p in patches if p.target == target}
+        if len(twins) == 1:
+            return True
+        return isinstance(patch, Override) == bool(self.digests_of(target))
 
     def digests_of(self, target: str) -> Digests:
         """Return the digests that the original of ``"module:name"`` may have; none: unknown."""
@@ -77,3 +107,107 @@ class Release(ABC):
     @abstractmethod
     def discard_next_output(self, request: Request) -> None:
         """Let what the step in flight samples for a request count for nothing."""
+
+    # Specs and tensors
+
+    def tokens_per_row(self, spec: KVCacheSpec) -> int:
+        """Return how many tokens one stored row of an unpacked spec stands for."""
+        # Not every kind of spec has it; a fraction says that a token has several rows.
+        return max(int(getattr(spec, self.ratio_field, 1) or 1), 1)
+
+    def rows_per_block(self, spec: KVCacheSpec) -> int:
+        """Return the stored rows of a block of an unpacked spec."""
+        return spec.storage_block_size
+
+    def compressed_spec(self, rows: int, ratio: int, **row: Any) -> KVCacheSpec:
+        """Return vllm-ascend's spec of blocks of ``rows`` rows, ``ratio`` tokens each.
+
+        Args:
+            **row: Fields of :class:`~vllm_ascend.core.kv_cache_interface.AscendMLAAttentionSpec`.
+        """
+        from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
+
+        return AscendMLAAttentionSpec(block_size=rows, compress_ratio=ratio, **row)
+
+    def tensors(
+        self, pages: Sequence[tuple[int, tuple[str, ...]]], num_blocks: int
+    ) -> list[KVCacheTensor]:
+        """Return the tensors of a pool.
+
+        Args:
+            pages: Per tensor, the bytes of one page and the layers that share it.
+        """
+        from vllm.v1.kv_cache_interface import KVCacheTensor
+
+        return [
+            KVCacheTensor(size=page_bytes * num_blocks, shared_by=list(layers))
+            for page_bytes, layers in pages
+        ]
+
+    def cache_settings(self) -> dict[str, Any]:
+        """Return the fields of ``CacheConfig`` with which vLLM caches as vllm-ascend does."""
+        return {}
+
+    def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
+        """Return the interval asked for by ``--prefix-cache-retention-interval``, in tokens.
+
+        ``None`` where there is no such option, or where it has its default.
+        """
+        return None
+
+    def tokens_in_flight(self, vllm_config: VllmConfig) -> int:
+        """Return the most tokens that are scheduled and not yet settled."""
+        return vllm_config.scheduler_config.max_num_batched_tokens
+
+    # Managers of one group
+
+    def take_computed_blocks(
+        self,
+        manager: SingleTypeKVCacheManager,
+        request_id: str,
+        blocks: Sequence[KVCacheBlock],
+        num_local_tokens: int,
+        num_external_tokens: int,
+    ) -> None:
+        """Give a request a group's blocks of its hit, whole ones, and room for external tokens."""
+        manager.allocate_new_computed_blocks(
+            request_id, blocks, num_local_tokens, num_external_tokens
+        )
+
+    def blocks_to_allocate(
+        self,
+        manager: SingleTypeKVCacheManager,
+        request_id: str,
+        num_tokens: int,
+        hit_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+    ) -> int:
+        """Return the blocks of a group that a request still needs, without vLLM's admission cap."""
+        return manager.get_num_blocks_to_allocate(
+            request_id, num_tokens, hit_blocks, total_computed_tokens, num_tokens_main_model
+        )
+
+    def enter_all(
+        self, manager: SingleTypeKVCacheManager, request: Request, num_tokens: int
+    ) -> None:
+        """Enter every full block of a group that ``num_tokens`` tokens fill."""
+        manager.cache_blocks(request, num_tokens)
+
+    def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
+        """Return (kind, window) of the groups behind the real ones that KV events may name.
+
+        They tell what followed the blocks of draft layers; see docs/kv-events.md. None where vLLM's
+        KV cache manager does not look them up.
+        """
+        return ()
+
+    # The coordinator
+
+    def coordinator_attributes(self, alignment: int, interval: int | None) -> dict[str, Any]:
+        """Return what others read of a coordinator whose constructor is not vLLM's."""
+        return {}
+
+    def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
+        """Return a hit as vLLM's KV cache manager expects it from its coordinator."""
+        return blocks, num_tokens

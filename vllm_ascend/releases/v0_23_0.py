@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.patch.table import Digests
 from vllm_ascend.releases.release import Release
+from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -104,6 +105,7 @@ class Vllm0230(Release):
     takes_overlay = False
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
+        **GROUPED_BY_KIND,
         "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": "prepend_n is vLLM's own",
         f"{_POOL}.scratch_first": _FRONT,
         f"{_POOL}.__init__": _FRONT,
@@ -141,3 +143,7 @@ class Vllm0230(Release):
 
     def discard_next_output(self, request: Request) -> None:
         request.async_tokens_to_discard = 1  # outputs of whole steps, whatever its name says
+
+    def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
+        # It warns of every event of a group that it does not find.
+        return ((None, None),) * num_groups

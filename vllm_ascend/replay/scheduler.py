@@ -39,6 +39,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from vllm_ascend.core.layout.kv_cache_groups import is_ascend_layout
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import KVLayout
 
 _HASH_ALGORITHM = "sha256"
@@ -202,6 +204,7 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
         if options.enable_kv_cache_events
         else None
     )
+    specs = layout.specs.values()
     config = VllmConfig(
         model_config=_model_config(options.max_model_len),
         scheduler_config=SchedulerConfig(
@@ -218,6 +221,7 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
             block_size=layout.block_size,
             enable_prefix_caching=options.enable_prefix_caching,
             mamba_cache_mode=_mamba_cache_mode(layout),
+            **(running_release().cache_settings() if is_ascend_layout(specs) else {}),
         ),
         device_config=DeviceConfig("cpu"),
         kv_events_config=events,

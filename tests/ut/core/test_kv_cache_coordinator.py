@@ -9,6 +9,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -16,7 +17,6 @@ from vllm.v1.kv_cache_interface import (
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
-from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
 from vllm_ascend.core.scheduler_facts import building_scheduler
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.patch.platform.patch_kv_cache_coordinator import (
@@ -44,9 +44,9 @@ def window(tokens: int = 8, block_size: int = 4) -> SlidingWindowSpec:
     )
 
 
-def compressed(rows: int = 4, ratio: int = 4) -> AscendMLAAttentionSpec:
-    return AscendMLAAttentionSpec(
-        block_size=rows, num_kv_heads=1, head_size=1, dtype=torch.bfloat16, compress_ratio=ratio
+def compressed(rows: int = 4, ratio: int = 4) -> KVCacheSpec:
+    return running_release().compressed_spec(
+        rows, ratio, num_kv_heads=1, head_size=1, dtype=torch.bfloat16
     )
 
 

@@ -38,6 +38,7 @@ from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.sparse_state import is_sparse_state
 from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
+from vllm_ascend.releases import running_release
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def blocks_of_longest_request(
             config,
             SchedulerFacts(**facts_of(vllm_config, config)),
             max_model_len=vllm_config.model_config.max_model_len,
-            max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+            max_num_batched_tokens=running_release().tokens_in_flight(vllm_config),
+            interval=running_release().retention_option(vllm_config.cache_config),
         )
     )
 

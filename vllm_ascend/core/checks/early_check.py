@@ -18,7 +18,7 @@ from vllm_ascend.core.connectors.connector_rules import (
 )
 from vllm_ascend.core.layout.block_sizes import Granularity, dsv4_compressed_block_size
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
-from vllm_ascend.core.retention.boundaries import resolve_retention_interval
+from vllm_ascend.core.retention.boundaries import agreed_interval, resolve_retention_interval
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 from vllm_ascend.releases import running_release
 
@@ -30,10 +30,15 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
 
     Raises:
         ValueError: An option or the model runner cannot be used with this layout, the block sizes
-            contradict each other, or the retention interval is no multiple of the alignment that
-            will be in force.
+            or the retention intervals contradict each other, or the interval is no multiple of the
+            alignment that will be in force.
     """
     model_config, cache_config = vllm_config.model_config, vllm_config.cache_config
+    option = agreed_interval(
+        running_release().retention_option(cache_config),
+        config.retention,
+        from_profile=config.retention_from_profile,
+    )
     if model_config is None or model_config.hf_text_config.model_type != "deepseek_v4":
         return
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
@@ -57,7 +62,8 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
         kinds = ascend_specs(rows)
         specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
         alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
-        resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
+        retention = config.retention if option is None else option
+        resolve_retention_interval(retention, alignment, has_windowed_group=True)
 
 
 def _check_groups(vllm_config: VllmConfig) -> None:

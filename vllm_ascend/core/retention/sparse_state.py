@@ -60,10 +60,14 @@ class SparseStateManager(SlidingWindowManager):
         num_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock],
         total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
+        *token_counts: int,
     ) -> int:
-        """Return the blocks that ``num_tokens`` tokens still need; see vLLM's base class."""
+        """Return the blocks that ``num_tokens`` tokens still need; see vLLM's base class.
+
+        Args:
+            *token_counts: The last one is that of the main model; some releases tell more.
+        """
+        num_tokens_main_model = token_counts[-1]
         held = len(self.req_to_blocks.get(request_id, ()))
         if request_id not in self.num_cached_block:
             skipped = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size

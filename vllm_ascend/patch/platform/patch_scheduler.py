@@ -57,6 +57,10 @@ def wrap_init(original: Callable) -> Callable:
         ):
             original(self, *args, **kwargs)
         coordinator = _our_coordinator(self)
+        if coordinator is not None:
+            manager = self.kv_cache_manager
+            if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):
+                manager.kv_cache_event_metadata += drafts
         if self.connector is not None and coordinator is not None:
             query = ConnectorQuery(self.connector.get_num_new_matched_tokens)
             coordinator.ask_connector(query)
@@ -166,11 +170,11 @@ def wrap_preempt_request(original: Callable) -> Callable:
     """By priority, a request can be preempted in the step that it was just scheduled in; what it
     entered is never written."""
 
-    def _preempt_request(self: Scheduler, request: Request, timestamp: float) -> None:
+    def _preempt_request(self: Scheduler, request: Request, *args, **kwargs) -> None:
         coordinator = _our_coordinator(self)
         if coordinator is not None:
             coordinator.withdraw_unwritten(request.request_id)
-        original(self, request, timestamp)
+        original(self, request, *args, **kwargs)
 
     return _preempt_request
 
