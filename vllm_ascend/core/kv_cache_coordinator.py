@@ -249,6 +249,13 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """Free a request's blocks."""
         self.caching.free(request_id)
 
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request's blocks from it, to be freed later and from the last one on.
+
+        In later releases, where a step in flight may still write them beside a connector.
+        """
+        return self.caching.pop_blocks_for_free(request_id)
+
     def withdraw_unwritten(self, request_id: str) -> None:
         """Take back what a request entered in the step being scheduled and has yet to write.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
@@ -263,6 +264,14 @@ class RankedCaching:
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
+        if blocks := self._take_all(request_id):
+            self._pool.free_blocks(blocks)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request's blocks from it, in the reverse order of :meth:`free`."""
+        return self._take_all(request_id)[::-1]
+
+    def _take_all(self, request_id: str) -> list[KVCacheBlock]:
         if self.withdraws_freed:
             self.withdraw_unwritten(request_id)
         self._successors.forget(request_id)
@@ -280,8 +289,7 @@ class RankedCaching:
                 self._pool.protect(block for _, block in blocks)
             held += blocks
             group.manager.free(request_id)
-        if held:
-            self._pool.free_blocks(deep_first(held))
+        return deep_first(held)
 
     # Steps
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
@@ -61,6 +62,11 @@ class StockCaching:
         """Free a request's blocks."""
         self._successors.forget(request_id)
         self.allocation.free(request_id)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request's blocks from it; see vLLM's coordinator."""
+        self._successors.forget(request_id)
+        return self.allocation.pop_blocks_for_free(request_id)
 
     def nothing(self, *_: object) -> None:
         """Look-ups are not remembered, no block is copied, and nothing is taken back or counted."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +33,7 @@ class Release(ABC):
         absent: Target -> why nothing can be patched there: the release has no such thing.
         counts_rows: Whether ``block_size`` of vllm-ascend's compressed specs counts stored rows;
             else it counts the tokens that they stand for, as in vLLM's own.
+        reserves_null_block: Whether vLLM's start-up check sets a block aside for the null block.
         ratio_field: The field of vLLM's compressed specs with the tokens per stored row.
         hash_size_field: The field of ``CacheConfig`` with the tokens per request hash.
         second_runner_serves: Whether vLLM's second model runner makes block copies, too.
@@ -47,6 +48,7 @@ class Release(ABC):
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
     counts_rows: ClassVar[bool] = True
+    reserves_null_block: ClassVar[bool] = False
     ratio_field: ClassVar[str] = "compress_ratio"
     hash_size_field: ClassVar[str] = "hash_block_size"
     second_runner_serves: ClassVar[bool] = False
@@ -144,8 +146,8 @@ class Release(ABC):
             for page_bytes, layers in pages
         ]
 
-    def cache_settings(self) -> dict[str, Any]:
-        """Return the fields of ``CacheConfig`` with which vLLM caches as vllm-ascend does."""
+    def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
+        """Return the fields of ``CacheConfig`` that engine and platform set for a model's specs."""
         return {}
 
     def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:

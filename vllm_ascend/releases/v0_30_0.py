@@ -7,7 +7,7 @@ Sources: vLLM 0.30.0, ``vllm/v1/core``; vllm-ascend 0.30.0rc2,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.patch.table import Digests
@@ -84,6 +84,7 @@ class Vllm0300(Vllm0230):
     vllm_ascend = "0.30.0rc2"
     takes_overlay = False
     counts_rows = False
+    reserves_null_block = True
     ratio_field = "tokens_per_state"
     hash_size_field = "prefix_match_unit"
     second_runner_serves = True
@@ -119,18 +120,15 @@ class Vllm0300(Vllm0230):
         return spec.block_size // self.tokens_per_row(spec)
 
     def compressed_spec(self, rows: int, ratio: int, **row: Any) -> KVCacheSpec:
-        """Return vLLM's own spec; vllm-ascend's class differs from it in its pages only.
-
-        Source: vllm-ascend 0.30.0rc2 ``DSAAttention.get_kv_cache_spec``.
-        """
         from vllm.utils.torch_utils import get_dtype_size
-        from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+        from vllm_ascend.core.kv_cache_interface import AscendMLATokenSpec
 
         scale_dim, scale_dtype = row.pop("scale_dim", 0), row.pop("scale_dtype", None)
         row_bytes = row["head_size"] * get_dtype_size(row["dtype"])
         if scale_dim:
             row_bytes += scale_dim * get_dtype_size(scale_dtype)
-        return MLAAttentionSpec(
+        return AscendMLATokenSpec(
             block_size=rows * ratio, tokens_per_state=ratio, state_content_bytes=row_bytes, **row
         )
 
@@ -155,9 +153,17 @@ class Vllm0300(Vllm0230):
             offset += page_bytes * num_blocks
         return tensors
 
-    def cache_settings(self) -> dict[str, Any]:
-        # Its coordinator reads an environment variable that vLLM has no longer.
-        return {"prefix_cache_retention_interval": None}
+    def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
+        from vllm_ascend.core.layout.kv_cache_groups import is_ascend_layout
+
+        # What the engine makes of the layouts that attention backends support: pages of several
+        # sizes are packed block by block.
+        is_packed = len({spec.page_size_bytes for spec in specs}) > 1
+        settings: dict[str, Any] = {"kv_cache_layout": "BLNHC" if is_packed else "LBNHC"}
+        if is_ascend_layout(specs):
+            # vllm-ascend's coordinator reads an environment variable that vLLM has no longer.
+            settings["prefix_cache_retention_interval"] = None
+        return settings
 
     def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
         # 0 is the default; whether it was typed in cannot be told.

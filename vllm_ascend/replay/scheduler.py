@@ -39,7 +39,6 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from vllm_ascend.core.layout.kv_cache_groups import is_ascend_layout
 from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import KVLayout
 
@@ -204,7 +203,6 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
         if options.enable_kv_cache_events
         else None
     )
-    specs = layout.specs.values()
     config = VllmConfig(
         model_config=_model_config(options.max_model_len),
         scheduler_config=SchedulerConfig(
@@ -221,11 +219,12 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
             block_size=layout.block_size,
             enable_prefix_caching=options.enable_prefix_caching,
             mamba_cache_mode=_mamba_cache_mode(layout),
-            **(running_release().cache_settings() if is_ascend_layout(specs) else {}),
         ),
         device_config=DeviceConfig("cpu"),
         kv_events_config=events,
     )
+    for name, value in running_release().cache_settings(layout.specs.values()).items():
+        setattr(config.cache_config, name, value)
     # VllmConfig switches it off where the stand-in model has no executor for it.
     config.scheduler_config.async_scheduling = options.async_scheduling
     if options.num_speculative_tokens:

@@ -106,9 +106,9 @@ class BoundFollower(Follower):
                 continue
             shared = _shared(tokens[:-1], request.all_token_ids) // self._alignment
             if shared * self._alignment > longest:
-                _, hit = coordinator.find_longest_cache_hit(
-                    request.block_hashes, request.num_tokens
-                )
+                hit = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens)[
+                    1
+                ]
                 longest = max(longest, min(hit, shared * self._alignment))
         return longest
 

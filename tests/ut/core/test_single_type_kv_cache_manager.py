@@ -33,7 +33,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from tests.release_marks import ON_THE_FIRST_RELEASE, where_patched
+from tests.release_marks import ON_THE_FIRST_RELEASE, WHERE_BLOCKS_COUNT_ROWS, where_patched
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
@@ -48,6 +48,7 @@ from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import dsv4_flash_a3, dsv4_flash_gpu
 
 _BASE = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
+pytestmark = WHERE_BLOCKS_COUNT_ROWS
 SHAPE = dict(num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
 # Both store 4 rows for 16 tokens; vLLM's spec says so in tokens, Ascend's in rows.
 ROWS = running_release().compressed_spec(4, 4, **SHAPE)

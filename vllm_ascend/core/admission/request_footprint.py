@@ -204,5 +204,6 @@ def max_memory_usage_bytes(
     num_blocks = blocks_of_longest_request(vllm_config, groups, config) if groups else None
     if num_blocks is None:
         return None
-    # +1: the null block is nobody's.
-    return (num_blocks + 1) * kv_cache_utils._pool_bytes_per_block(list(groups))
+    # The null block is nobody's.
+    num_blocks += not running_release().reserves_null_block
+    return num_blocks * kv_cache_utils._pool_bytes_per_block(list(groups))

@@ -44,6 +44,7 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
     # On Ascend or, by this project, on the CPU.
     counts_rows = config.apply_dsv4_patch and not current_platform.is_cuda_alike()
+    counts_rows = counts_rows and running_release().counts_rows
     check_model_runner(
         is_v2=running_release().uses_second_model_runner(vllm_config),
         counts_rows=counts_rows,

@@ -24,9 +24,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_ascend.core.kv_cache_interface import AscendMLATokenSpec
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO
-from vllm_ascend.core.layout.specs import compress_ratio, counts_rows, is_compressed
-from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.core.layout.specs import compress_ratio, counts_rows, unpack_uniform
 from vllm_ascend.releases import running_release
 
 
@@ -36,13 +36,9 @@ def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
 
 
 def is_ascend_layout(specs: Iterable[KVCacheSpec]) -> bool:
-    """Whether groups of these specs, packed or not, are laid out as vllm-ascend does.
-
-    Where its specs count tokens, as vLLM's own do, only the operator can tell.
-    """
-    if running_release().counts_rows:
-        return has_row_layout(specs)
-    return load_config().apply_dsv4_patch and any(map(is_compressed, specs))
+    """Whether groups of these specs, packed or not, are laid out as vllm-ascend does."""
+    unpacked = [unpack_uniform(spec) for spec in specs]
+    return any(counts_rows(s) or isinstance(s, AscendMLATokenSpec) for s in unpacked)
 
 
 def group_specs_by_kind(kv_cache_spec: Mapping[str, KVCacheSpec]) -> list[UniformTypeKVCacheSpecs]:

@@ -13,6 +13,7 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 import vllm_ascend
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import SUPPORTED, running_release
@@ -179,6 +180,7 @@ def create_engine_config(model: Path, **options: Any) -> None:
     ).create_engine_config()
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize("name", CANNOT_WORK_TOGETHER)
 def test_options_that_cannot_work_together_are_one_error(model, monkeypatch, name):
     """Before anything is loaded; from inside the engine they are an assertion without a word."""
@@ -191,6 +193,7 @@ def test_options_that_cannot_work_together_are_one_error(model, monkeypatch, nam
     assert "\n" not in str(raised.value)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_options_that_can_work_together_pass(model, monkeypatch):
     monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
     create_engine_config(
