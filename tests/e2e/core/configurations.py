@@ -14,6 +14,7 @@ from tests.e2e.core import layouts
 from tests.e2e.core.workload import Traffic
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.oracle.groups import rules_of
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
@@ -275,11 +276,18 @@ def _blocks_of_longest_request(
 ) -> int:
     options = SchedulerOptions(num_blocks=1000, **dict(common))  # type: ignore[arg-type]
     scheduler = build_scheduler(configuration.layout, options)
-    return blocks_of_longest_request(scheduler.kv_cache_config, options)
+    in_flight = running_release().tokens_in_flight(scheduler.vllm_config)
+    return blocks_of_longest_request(
+        scheduler.kv_cache_config, replace(options, max_num_batched_tokens=in_flight)
+    )
 
 
 def blocks_of_longest_request(kv_cache_config: KVCacheConfig, options: SchedulerOptions) -> int:
-    """What a request of the greatest length holds at most, over all groups."""
+    """What a request of the greatest length holds at most, over all groups.
+
+    Args:
+        options: Their tokens of a step are all that are in flight.
+    """
     blocks = 0
     for group in kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
