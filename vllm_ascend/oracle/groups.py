@@ -19,6 +19,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_ascend.core.layout.specs import rows_per_block
+
 # The overlapping compressor keeps two windows of 4 tokens; every other compressor keeps one.
 _OVERLAPPING_WINDOW = 8
 
@@ -70,7 +72,7 @@ def rules_of(spec: KVCacheSpec, *, has_draft_rows: bool = False) -> GroupRules:
     """
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = next(iter(spec.kv_cache_specs.values()))
-    rows = spec.storage_block_size
+    rows = rows_per_block(spec)
     if isinstance(spec, MambaSpec):
         # One state per block, whatever number of tokens it sums up.
         return GroupRules(

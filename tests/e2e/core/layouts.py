@@ -119,7 +119,7 @@ def dsv4_rows_tiny(*, mtp: bool = False) -> KVLayout:
 
     Tokens per block: C4 16, C16 64, window 4, states 2 and 4; the alignment is 64 tokens.
     """
-    from vllm_ascend.patch.platform.patch_kv_cache_interface import (
+    from vllm_ascend.core.kv_cache_interface import (
         AscendMLAAttentionSpec,
         AscendSlidingWindowMLASpec,
     )

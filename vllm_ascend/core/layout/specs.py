@@ -53,9 +53,13 @@ def counts_rows(spec: KVCacheSpec) -> bool:
 
 def tokens_per_block(spec: KVCacheSpec) -> int:
     """Return the tokens that one block covers, whatever its spec's ``block_size`` counts."""
+    return rows_per_block(spec) * compress_ratio(spec)
+
+
+def rows_per_block(spec: KVCacheSpec) -> int:
+    """Return the rows that one block stores, whatever its spec's ``block_size`` counts."""
     spec = unpack_uniform(spec)
-    rows = spec.block_size if counts_rows(spec) else spec.storage_block_size
-    return rows * compress_ratio(spec)
+    return spec.block_size if counts_rows(spec) else spec.storage_block_size
 
 
 def is_compressed(spec: KVCacheSpec) -> bool:
