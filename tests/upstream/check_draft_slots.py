@@ -16,10 +16,10 @@ from vllm.config import CUDAGraphMode
 
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
+from tests.release_marks import is_native
 from vllm_ascend.attention import dsa_v1
 from vllm_ascend.attention.context_parallel import dsa_cp
 from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
-from vllm_ascend.releases import running_release
 from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
 MAX_MODEL_LEN = 4096
@@ -38,7 +38,7 @@ def bare_builder(kind: str, block_size: int, monkeypatch):
     monkeypatch.setattr(module, "split_decodes_and_prefills", lambda *a, **k: (0, 0, 0, 0))
     builder = object.__new__(builder_class)
     builder.kv_cache_spec = SimpleNamespace(block_size=block_size)
-    if _DRAFTING in running_release().native:
+    if is_native(_DRAFTING):
         builder.block_size = block_size  # as build() leaves it, which comes first in a step
     builder.compressor_ratio = 0
     builder.decode_threshold = 1

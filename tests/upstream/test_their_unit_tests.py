@@ -53,6 +53,30 @@ THEIRS = {
         switched_off=("tests/ut", "tests/ut/core", "tests/ut/worker"),
         least={"1": 620, "0": 110},
     ),
+    "0.23.0.post1": Theirs(
+        files=(
+            "_310p/test_block_table_310p.py",
+            "_310p/test_model_runner_310p.py",
+            "attention/**/test_*.py",
+            "core/test_*.py",
+            "distributed/ascend_store/test_*.py",
+            "distributed/kv_transfer/**/test_*.py",
+            "distributed/mooncake/test_*.py",
+            "kv_offload/test_*.py",
+            "patch/**/test_*.py",
+            "spec_decode/**/test_*.py",
+            "test_compressed_prefix_cache.py",
+            "test_platform.py",
+            "test_utils.py",
+            "worker/**/test_*.py",
+        ),
+        without=(
+            *("*_precision.py", "*_with_device.py", "test_mooncake_connector.py"),
+            "test_prefix_cache_cp_patches.py",  # private functions of the modules replaced
+        ),
+        switched_off=("tests/ut", "tests/ut/core", "tests/ut/worker"),
+        least={"1": 1000, "0": 140},
+    ),
 }
 
 

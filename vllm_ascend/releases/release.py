@@ -91,3 +91,11 @@ class Release(ABC):
     @abstractmethod
     def discard_next_output(self, request: Request) -> None:
         """Let what the step in flight samples for a request count for nothing."""
+
+    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
+        """Return the most tokens of steps in flight for which a request goes on holding windows."""
+        return 0
+
+    def in_flight_tokens(self, request: Request) -> int:
+        """Return how many of a request's computed tokens are those of steps still in flight."""
+        return 0

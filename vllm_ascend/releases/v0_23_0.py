@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.patch.table import Digests
 from vllm_ascend.releases.release import Release
 
@@ -201,3 +202,13 @@ class Vllm0230(Release):
 
     def discard_next_output(self, request: Request) -> None:
         request.async_tokens_to_discard = 1  # outputs of whole steps, whatever its name says
+
+    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
+        # vllm-ascend's patch_async_swa_kv_lifetime; vLLM alone gives windows back at once.
+        if not is_over_checkout():
+            return 0
+        steps = vllm_config.max_concurrent_batches - 1  # -1: the step that is being scheduled
+        return steps * vllm_config.scheduler_config.max_num_batched_tokens
+
+    def in_flight_tokens(self, request: Request) -> int:
+        return max(getattr(request, "num_in_flight_tokens", 0), 0)  # counted by the same patch

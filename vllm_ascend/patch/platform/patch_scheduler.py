@@ -196,8 +196,8 @@ def wrap_update_from_output(original: Callable) -> Callable:
     def update_from_output(
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        copies, coordinator = scheduler_output.kv_cache_block_copies, _our_coordinator(self)
-        if copies and coordinator is not None:
+        coordinator = _our_coordinator(self)
+        if coordinator is not None and (copies := scheduler_output.kv_cache_block_copies):
             coordinator.confirm_block_copies(copies)
         return original(self, scheduler_output, model_runner_output)
 
