@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures and sizes of several checks; imported where they are used, as checks run without conftests."""
+"""Fixtures and sizes of several checks, which run without conftests: they import them."""
 
 from __future__ import annotations
 
