@@ -203,7 +203,7 @@ def _state(change: Any, why: str) -> tuple[str, str]:
     layers = list(_layers(getattr(found, "__func__", found)))
     # Not __module__ alone: functools.wraps copies that of what is wrapped.
     by = getattr(layers[0], "__globals__", {}).get("__name__")
-    by = by or getattr(layers[0], "__module__", type(found).__module__)
+    by = str(by or getattr(layers[0], "__module__", type(found).__module__))
     if getattr(change.new, "__func__", change.new) in layers:
         if by.startswith(f"{_PACKAGE}."):  # over a checkout, in which it is imported behind ours
             return "applied", f"{why} vllm-ascend wraps it, in {by}."
