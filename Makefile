@@ -66,9 +66,10 @@ serve: free-port setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
 # What is proved of a release: units of the core, the content oracle, planted bugs, unset against
-# stock, connectors and events, and DeepSeek-V4 whole on the CPU.
+# stock, connectors and events, DeepSeek-V4 whole on the CPU, and the overlay over its vllm-ascend.
 RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/ut/patch/test_cpu_patches.py \
-    tests/ut/test_prefix_cache_config.py tests/e2e/core tests/e2e/connectors tests/e2e/models tests/e2e/test_engine.py
+    tests/ut/test_prefix_cache_config.py tests/e2e/core tests/e2e/connectors tests/e2e/models tests/e2e/test_engine.py \
+    tests/upstream
 
 ifeq ($(VLLM),)
 test: setup other-vllm upstream-sources lint  ## Lint, types, the test suite, soak, the check of speed; of another release: VLLM=0.23.0.
@@ -76,7 +77,7 @@ test: setup other-vllm upstream-sources lint  ## Lint, types, the test suite, so
 	$(MAKE) soak MINUTES=3 SEED=$(TEST_SEED)
 	$(MAKE) speed-check
 else
-test: setup
+test: setup upstream-sources
 	$(BIN)/python -m pytest -n $(JOBS) $(RELEASE_TESTS)
 endif
 

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of several checks; imported where they are used, as checks run without conftests."""
+"""Fixtures and sizes of several checks, which run without conftests: they import them."""
 
 from __future__ import annotations
 
 import pytest
 
 import vllm_ascend.platform
+
+# --block-size -> rows of C4/C128/indexer, window, C4 state, C128 state; indexer and other pages.
+A3 = {
+    128: ((128, 128, 8, 32), (16640, 131072)),
+    64: ((64, 64, 4, 16), (8320, 65536)),
+    32: ((32, 32, 2, 8), (4160, 32768)),
+}
+A5 = {
+    128: ((128, 128, 8, 16), (16896, 81920)),
+    64: ((64, 64, 4, 8), (8448, 40960)),
+    32: ((32, 32, 2, 4), (4224, 20480)),
+}
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import Entered, TailCache
 from vllm_ascend.core.stock_caching import enter_full_blocks
+from vllm_ascend.releases import running_release
 
 _NEVER = 1 << 62
 
@@ -246,11 +247,14 @@ class RankedCaching:
             return
         if confirmed < record.next_free:
             return
+        # A connector may write into a block at once, beside the steps that still read it.
+        in_flight = 0 if request is None else running_release().in_flight_tokens(request)
+        settled = max(confirmed - in_flight, 0)
         record.next_free = _NEVER
         left: list[PlacedBlock] = []
         for group in self._groups.windowed:
             if group.is_retained:
-                left += leave_behind(group, record, request_id, confirmed, self._pool.null_block)
+                left += leave_behind(group, record, request_id, settled, self._pool.null_block)
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0

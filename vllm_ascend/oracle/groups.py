@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from vllm_ascend.releases import running_release
+from vllm_ascend.core.layout.specs import compress_ratio, rows_per_block
 
 # The overlapping compressor keeps two windows of 4 tokens; every other compressor keeps one.
 _OVERLAPPING_WINDOW = 8
@@ -72,8 +72,7 @@ def rules_of(spec: KVCacheSpec, *, has_draft_rows: bool = False) -> GroupRules:
     """
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = next(iter(spec.kv_cache_specs.values()))
-    release = running_release()
-    rows = release.rows_per_block(spec)
+    rows = rows_per_block(spec)
     if isinstance(spec, MambaSpec):
         # One state per block, whatever number of tokens it sums up.
         return GroupRules(
@@ -93,7 +92,7 @@ def rules_of(spec: KVCacheSpec, *, has_draft_rows: bool = False) -> GroupRules:
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return GroupRules(Kind.CHUNKED, rows, window=spec.attention_chunk_size)
     if isinstance(spec, FullAttentionSpec):
-        ratio = release.tokens_per_row(spec)
+        ratio = compress_ratio(spec)
         return GroupRules(Kind.FULL, rows, ratio, has_draft_rows=has_draft_rows)
     raise ValueError(f"the content oracle has no model of {type(spec).__name__}")
 

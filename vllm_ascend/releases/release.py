@@ -27,6 +27,14 @@ class Release(ABC):
         vllm: The version of vLLM, without a local part.
         vllm_ascend: The versions of vllm-ascend that go with it, as operators call them.
         takes_overlay: Whether the overlay fits a checkout of that vllm-ascend.
+        why_no_overlay: If it does not, what is missing, in a sentence.
+        replaced: Modules of that vllm-ascend that ours take the place of, by their paths in the
+            package.
+        left_out: Files of ours that stay out of such a checkout -> why.
+        refused_connectors: Class of a KV connector of its that cannot be used with DeepSeek-V4 ->
+            why.
+        hooks: File of that vllm-ascend -> the module of ours that it must import, by which the
+            patches are installed.
         digests: Module -> name in it -> the source digests that a patched original may have.
         native: Target -> why nothing has to be patched there: the release has it itself, or
             another patch of the table does it.
@@ -45,6 +53,11 @@ class Release(ABC):
     vllm_ascend: ClassVar[str]
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]]
     takes_overlay: ClassVar[bool]
+    why_no_overlay: ClassVar[str] = ""
+    replaced: ClassVar[frozenset[str]] = frozenset()
+    left_out: ClassVar[Mapping[str, str]] = {}
+    hooks: ClassVar[Mapping[str, str]] = {}
+    refused_connectors: ClassVar[Mapping[str, str]] = {}
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
     counts_rows: ClassVar[bool] = True
@@ -81,10 +94,11 @@ class Release(ABC):
             return True
         return isinstance(patch, Override) == bool(self.digests_of(target))
 
-    def digests_of(self, target: str) -> Digests:
+    def digests_of(self, target: str) -> tuple[str, ...]:
         """Return the digests that the original of ``"module:name"`` may have; none: unknown."""
         module, _, name = target.partition(":")
-        return self.digests.get(module, {}).get(name, ())
+        digests = self.digests.get(module, {}).get(name, ())
+        return (digests,) if isinstance(digests, str) else digests
 
     @abstractmethod
     def chooses_manager(self, spec: KVCacheSpec) -> bool:
@@ -213,3 +227,13 @@ class Release(ABC):
     def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
         """Return a hit as vLLM's KV cache manager expects it from its coordinator."""
         return blocks, num_tokens
+
+    # Steps in flight
+
+    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
+        """Return the most tokens of steps in flight for which a request goes on holding windows."""
+        return 0
+
+    def in_flight_tokens(self, request: Request) -> int:
+        """Return how many of a request's computed tokens are those of steps still in flight."""
+        return 0

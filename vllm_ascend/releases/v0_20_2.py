@@ -160,6 +160,20 @@ class Vllm0202(Release):
     vllm = "0.20.2"
     vllm_ascend = "0.20.2rc"
     takes_overlay = True
+    replaced: ClassVar[frozenset[str]] = frozenset(
+        {
+            "core/single_type_kv_cache_manager.py",
+            "patch/platform/patch_kv_cache_coordinator.py",
+            "patch/platform/patch_kv_cache_interface.py",
+            "patch/platform/patch_kv_cache_utils.py",
+            "patch/worker/patch_deepseek_compressor.py",
+            "worker/block_table.py",
+        }
+    )
+    hooks: ClassVar[Mapping[str, str]] = {
+        "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_interface",
+        "patch/worker/__init__.py": "vllm_ascend.patch.worker.patch_deepseek_compressor",
+    }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = GROUPED_BY_KIND
 

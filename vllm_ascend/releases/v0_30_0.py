@@ -74,7 +74,15 @@ _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
 _GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are changed instead"
 _CPU = "DeepSeek-V4 on the CPU needs this release's own torch"
-_CHECKOUT = "there is no overlay for vllm-ascend 0.30.0"
+
+
+def _of_vllm(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return what holds of vLLM here, too; of vllm-ascend nothing is patched."""
+    return {
+        target: why
+        for target, why in reasons.items()
+        if target.startswith("vllm.") and target not in GROUPED_BY_KIND
+    }
 
 
 class Vllm0300(Vllm0230):
@@ -83,6 +91,14 @@ class Vllm0300(Vllm0230):
     vllm = "0.30.0"
     vllm_ascend = "0.30.0rc2"
     takes_overlay = False
+    why_no_overlay = (
+        "DeepSeek-V4's tensors are views of one backing there, the coordinator serves other models "
+        "as well, and the runner makes block copies itself"
+    )
+    replaced: ClassVar[frozenset[str]] = frozenset()
+    left_out: ClassVar[Mapping[str, str]] = {}
+    hooks: ClassVar[Mapping[str, str]] = {}
+    refused_connectors: ClassVar[Mapping[str, str]] = {}
     counts_rows = False
     reserves_null_block = True
     ratio_field = "tokens_per_state"
@@ -91,7 +107,7 @@ class Vllm0300(Vllm0230):
     step_tokens = "max_in_flight_tokens"
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
-        **{t: why for t, why in Vllm0230.native.items() if t not in GROUPED_BY_KIND},
+        **_of_vllm(Vllm0230.native),
         f"{_UTILS}:group_and_unify_kv_cache_specs": _GROUPING,
         f"{_UTILS}:_get_kv_cache_groups_uniform_groups": _GROUPING,
         f"{_UTILS}:_get_kv_cache_config_deepseek_v4": _GROUPING,
@@ -104,13 +120,10 @@ class Vllm0300(Vllm0230):
         "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
     }
     absent: ClassVar[Mapping[str, str]] = {
-        **Vllm0230.absent,
+        **_of_vllm(Vllm0230.absent),
         f"{_RUNNER}.may_reinitialize_input_batch": _CPU,
         "vllm.platforms.cpu:CpuPlatform.check_and_update_config": _CPU,
         "vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__": _CPU,
-        "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": _CPU,
-        "vllm.v1.kv_cache_interface:MLAAttentionSpec": _CHECKOUT,
-        "vllm.v1.kv_cache_interface:SlidingWindowMLASpec": _CHECKOUT,
     }
 
     def discard_next_output(self, request: Request) -> None:
@@ -171,6 +184,12 @@ class Vllm0300(Vllm0230):
 
     def tokens_in_flight(self, vllm_config: VllmConfig) -> int:
         return vllm_config.max_in_flight_tokens
+
+    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
+        return 0  # they are among the tokens of :attr:`step_tokens`
+
+    def in_flight_tokens(self, request: Request) -> int:
+        return 0  # vLLM deducts them before it says what is computed
 
     def take_computed_blocks(
         self,

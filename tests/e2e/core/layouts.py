@@ -120,7 +120,7 @@ def dsv4_rows_tiny(*, mtp: bool = False) -> KVLayout:
 
     Tokens per block: C4 16, C16 64, window 4, states 2 and 4; the alignment is 64 tokens.
     """
-    from vllm_ascend.patch.platform.patch_kv_cache_interface import AscendSlidingWindowMLASpec
+    from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 
     def compressed(ratio: int) -> KVCacheSpec:
         return running_release().compressed_spec(

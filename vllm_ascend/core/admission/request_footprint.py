@@ -100,7 +100,10 @@ class RequestFootprint:
             before = blocks_spanned(
                 window + self._plan.num_unconfirmed_tokens + num_drafts, block_tokens
             )
-            held = min(held, before + group.blocks_read)
+            steps = 1 + cdiv(
+                self._plan.facts.num_in_flight_tokens, self._plan.max_num_batched_tokens
+            )
+            held = min(held, before + group.blocks_read * steps)
         return min(held, cdiv(num_slots, block_tokens))
 
     def _tokens_of_step(self, *, may_resume: bool) -> int:
@@ -108,10 +111,11 @@ class RequestFootprint:
         most, drafts = self._plan.max_num_batched_tokens, self._plan.facts.num_draft_tokens
         # Windows are held for a start so much before what counts as computed.
         unconfirmed = self._plan.num_unconfirmed_tokens
+        in_flight = self._plan.facts.num_in_flight_tokens
         if may_resume:
-            return unconfirmed + most + drafts
+            return in_flight + unconfirmed + most + drafts
         # Prompts hold nothing unconfirmed; what follows comes a token and its drafts at a time.
-        return max(most, unconfirmed + min(1 + drafts, most)) + drafts
+        return in_flight + max(most, unconfirmed + min(1 + drafts, most)) + drafts
 
 
 def blocks_spanned(num_tokens: int, block_tokens: int) -> int:

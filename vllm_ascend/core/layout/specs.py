@@ -57,8 +57,13 @@ def counts_rows(spec: KVCacheSpec) -> bool:
 
 def tokens_per_block(spec: KVCacheSpec) -> int:
     """Return the tokens that one block covers, whatever its spec's ``block_size`` counts."""
+    return rows_per_block(spec) * compress_ratio(spec)
+
+
+def rows_per_block(spec: KVCacheSpec) -> int:
+    """Return the rows that one block stores, whatever its spec's ``block_size`` counts."""
     spec = unpack_uniform(spec)
-    return spec.block_size * compress_ratio(spec) if counts_rows(spec) else spec.block_size
+    return spec.block_size if counts_rows(spec) else running_release().rows_per_block(spec)
 
 
 def is_compressed(spec: KVCacheSpec) -> bool:

@@ -17,7 +17,6 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.cache_plan import CachePlan
-from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import is_compressor_state
 from vllm_ascend.core.layout.units import GroupId
@@ -38,6 +37,9 @@ def is_sparse_state(spec: KVCacheSpec, plan: CachePlan) -> bool:
     """Whether a group, of this unpacked spec, holds compressor state only where it is read."""
     if plan.is_stock or not plan.config.sparse_state:
         return False
+    # vllm-ascend's own module of that name, where it has one, imports the managers.
+    from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
+
     # Only Ascend's kernels skip writes to the null block.
     is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
     # A connector may hand on any block of a table, also one that nobody here would have read.

@@ -219,3 +219,6 @@ PATCHES: tuple[Patch, ...] = (
     wrap_max_memory_usage_bytes_from_groups,
     wrap_get_max_concurrency,
 )
+
+# In some releases the first module of ours that vllm-ascend imports: it installs all of them.
+import vllm_ascend.patch.platform.installation  # noqa: E402, F401
