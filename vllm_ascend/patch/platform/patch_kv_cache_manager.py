@@ -60,7 +60,11 @@ def take_kv_cache_block_copies(self: KVCacheManager) -> list[KVCacheBlockCopy] |
     return None
 
 
-@changes(f"{_CLASS}.take_kv_cache_block_copies", PARTIAL_HITS)
+# Declared twice: some releases have the method, and then it is changed.
+_COPIES = {**PARTIAL_HITS, "remove_when": "vLLM's managers copy what hits of any group end inside"}
+
+
+@changes(f"{_CLASS}.take_kv_cache_block_copies", _COPIES)
 def wrap_take_kv_cache_block_copies(original: Callable) -> Callable:
     """Where vLLM hands out block copies itself, those of hits that end inside a block are among
     them. Nothing is given back with them: their sources are held here."""
@@ -81,7 +85,7 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.take_kv_cache_block_copies",
         replacement=take_kv_cache_block_copies,
-        **{**PARTIAL_HITS, "superseded_by": f"{_CLASS}.take_kv_cache_block_copies"},
+        **{**_COPIES, "superseded_by": f"{_CLASS}.take_kv_cache_block_copies"},
         why="A hit that ends inside a block needs a private copy of it before the step.",
     ),
     wrap_take_kv_cache_block_copies,
