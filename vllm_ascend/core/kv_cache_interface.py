@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ascend's KV cache specs: ``block_size`` counts stored rows, in later releases tokens."""
+"""Ascend's KV cache specs: ``block_size`` counts stored rows, whatever the compression."""
 
 from __future__ import annotations
 
@@ -105,12 +105,3 @@ class AscendSlidingWindowMLASpec(_StoredInRows, SlidingWindowMLASpec):
     def real_page_size_bytes(self) -> int:
         """Bytes of a page before padding."""
         return self.block_size * self.num_kv_heads * self.head_size * get_dtype_size(self.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AscendMLATokenSpec(MLAAttentionSpec):
-    """MLA rows where vllm-ascend counts ``block_size`` in tokens, as vLLM does.
-
-    The class says whose layout it is. Source: vllm-ascend 0.30.0rc2
-    ``DSAAttention.get_kv_cache_spec``.
-    """

@@ -135,7 +135,7 @@ class Vllm0300(Vllm0230):
     def compressed_spec(self, rows: int, ratio: int, **row: Any) -> KVCacheSpec:
         from vllm.utils.torch_utils import get_dtype_size
 
-        from vllm_ascend.core.kv_cache_interface import AscendMLATokenSpec
+        from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
 
         scale_dim, scale_dtype = row.pop("scale_dim", 0), row.pop("scale_dtype", None)
         row_bytes = row["head_size"] * get_dtype_size(row["dtype"])

@@ -24,9 +24,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from vllm_ascend.core.kv_cache_interface import AscendMLATokenSpec
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO
 from vllm_ascend.core.layout.specs import compress_ratio, counts_rows, unpack_uniform
+from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
 from vllm_ascend.releases import running_release
 
 
