@@ -100,6 +100,7 @@ def npu_sparse_attn_sharedkv(
         if end == first:
             continue
         positions = torch.arange(length - (end - first), length)
+        tags.computes(ori_kv, index, length - (end - first), length)
         oldest = max(int(positions[0]) - ori_win_left, 0)
         keys = _rows(ori_kv, ori_block_table, index, oldest, length, 1)
         age = positions[:, None] - torch.arange(oldest, length)[None]

@@ -82,6 +82,7 @@ def compressor(
         biases = ape.float()[torch.arange(start, start + end - first) % cmp_ratio]
         states[first:end, coff * width :] += biases
         stop = start + end - first
+        tags.computes(state_cache, index, start, stop)
         if start // cmp_ratio == stop // cmp_ratio:
             continue
         oldest = max((start // cmp_ratio - (coff - 1)) * cmp_ratio, 0)

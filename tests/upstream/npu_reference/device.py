@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.upstream.npu_reference import kernels, operators
+from tests.upstream.npu_reference import operators, triton_module
 from tests.upstream.npu_reference.missing import missing
 
 MEMORY_BYTES = 64 * 2**30
@@ -150,7 +150,7 @@ def install(checkout: Path, torch_binding: Path) -> None:
     os.environ.setdefault("SOC_VERSION", "ascend910_9391")
     import vllm.triton_utils
 
-    kernels.install(vllm.triton_utils)
+    triton_module.install(vllm.triton_utils)
     npu = _torch_npu()
     torch.utils.rename_privateuse1_backend("npu")
     _collectives()

@@ -86,6 +86,7 @@ def npu_quant_lightning_indexer(
     ends = zip(actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist(), strict=True)
     for index, (end, length) in enumerate(ends):
         num_rows = length // cmp_ratio if end > first else 0
+        tags.computes(key, index, length - (end - first), length)
         blocks, rows = places(block_table[index], 0, num_rows, key.shape[1])
         ordinals = (torch.arange(num_rows) + 1) * cmp_ratio - 1
         for cache in (key, key_dequant_scale):
