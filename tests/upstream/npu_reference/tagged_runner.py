@@ -26,15 +26,17 @@ class TaggedRunner:
         self._known: dict[str, Prefixes] = {}
         self._step: list[tuple[Request, int, int]] = []
         self._drafts: dict[str, Prefixes] = {}
-        self._draft_tokens: list[int] | None = None
+        self._draft_tokens: list[int] = []
+        self._draft_positions: list[int] = []
+        self._num_drafted = 0
         self._num_scheduled: dict[str, int] = {}
         for layer, group, ratio, cache in _caches(runner):
             self.memory.add(layer, group, ratio, cache)
         self._hook(runner, "_update_states", self._begin_step)
         self._hook(runner.model, "forward", self._forward)
-        self.draft_layers: set[str] = set()
+        self._draft_caches: tuple[str, ...] = ()
         if getattr(runner, "drafter", None) is not None:
-            self.draft_layers = set(runner.drafter.attn_layer_names)
+            self._draft_caches = tuple(runner.drafter.attn_layer_names)
             self._hook(runner.drafter.model, "forward", self._draft_forward)
         _hook_attention(self)
         _hook_copies(self.memory)
@@ -60,7 +62,7 @@ class TaggedRunner:
         self, input_ids: torch.Tensor, positions: torch.Tensor, *_: Any, **__: Any
     ) -> None:
         """Note whose tokens are computed, and what each request's tokens are with them."""
-        self._step, self._drafts, self._draft_tokens = [], {}, None
+        self._step, self._drafts, self._num_drafted = [], {}, 0
         tokens, first = input_ids.tolist(), 0
         for name in self.runner.input_batch.req_ids:
             count = self._num_scheduled.get(name, 0)
@@ -76,8 +78,11 @@ class TaggedRunner:
             self._step.append((Request(name, state.block_ids, prefixes), start, start + count))
             first += count
 
-    def _draft_forward(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> None:
-        self._draft_tokens = input_ids.tolist()
+    def _draft_forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, *_: Any, **__: Any
+    ) -> None:
+        self._draft_tokens, self._draft_positions = input_ids.tolist(), positions.tolist()
+        self._num_drafted += 1
 
     def call_of(self, layer: str, metadata: Any, decodes: bool) -> Call:
         """Return what a layer's attention is called for.
@@ -89,7 +94,7 @@ class TaggedRunner:
         """
         count = metadata.num_decodes
         step = self._step[:count] if decodes else self._step[count:]
-        if layer not in self.draft_layers:
+        if not any(name.startswith(_prefix(layer)) for name in self._draft_caches):
             tokens = [
                 (index, position)
                 for index, (_, start, end) in enumerate(step)
@@ -102,21 +107,32 @@ class TaggedRunner:
         return self._draft_call(layer, [request for request, _, _ in step], part, offset)
 
     def _draft_call(self, layer: str, requests: Sequence[Request], part: Any, offset: int) -> Call:
-        """A draft row is computed from the token behind its own as well, which is its input."""
-        assert self._draft_tokens is not None
-        bounds, lengths = part.query_start_loc.tolist(), part.seq_lens.tolist()
-        tokens, drafting, spans = [], [], []
+        """Return what the draft model's layer is called for.
+
+        A draft row is computed from the token behind its own as well, which is its input. Only the
+        first pass of a step is checked for what it reads: in those behind it vllm-ascend counts
+        rejected drafts in the lengths of requests, so that they read rejected rows. That makes
+        drafts worse, and nothing else reads what they wrote before it is written again.
+        """
+        bounds, tokens, drafting, spans = part.query_start_loc.tolist(), [], [], []
         for index, request in enumerate(requests):
-            first, end = bounds[index], bounds[index + 1]
-            start = lengths[index] - (end - first)
-            known = self._drafts.get(request.name, request.prefixes)
-            prefixes = known.cut(start + 1)
-            prefixes.extend(self._draft_tokens[offset + first : offset + end])
+            first, end = offset + bounds[index], offset + bounds[index + 1]
+            start = self._draft_positions[first]
+            stop = start + end - first
+            inputs = self._draft_tokens[first:end]
+            prompt = self.runner.requests[request.name].prompt_token_ids
+            if stop < len(prompt):
+                # At the end of a chunk vLLM takes the prompt's last token for the next one
+                # (``prepare_next_token_ids_padded``): one row, that makes a draft worse at most.
+                inputs[-1] = prompt[stop]
+            prefixes = self._drafts.get(request.name, request.prefixes).cut(start + 1)
+            prefixes.extend(inputs)
             self._drafts[request.name] = prefixes
             drafting.append(Request(request.name, request.blocks, prefixes))
-            tokens += [(index, position) for position in range(start, lengths[index])]
-            spans.append((start, lengths[index]))
-        return Call(drafting, tokens, spans, _prefix(layer), lookahead=1)
+            tokens += [(index, position) for position in range(start, stop)]
+            spans.append((start, stop))
+        checked = self._num_drafted == 1
+        return Call(drafting, tokens, spans, _prefix(layer), lookahead=1, checks_reads=checked)
 
 
 def _prefix(layer: str) -> str:
