@@ -30,9 +30,9 @@ def wrap(owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
 
 
 def caught(engine: Engine) -> str:
-    """Return what the tags say when the prompts are asked again."""
+    """Return what the tags say when the prompts are asked again, in other rows of the tables."""
     with pytest.raises(TagError) as error:
-        engine.answer([prompt for prompt, _ in answered()])
+        engine.answer([prompt for prompt, _ in reversed(answered())])
     return str(error.value)
 
 
@@ -112,11 +112,23 @@ def test_a_start_that_is_off_by_a_block(engine, monkeypatch):
     assert "positions" in caught(engine)
 
 
-def test_state_blocks_that_stay_those_of_another_request(engine):
-    """Rows of the tables of state groups are not taken over when a request comes."""
+def test_state_blocks_of_another_request(engine):
+    """The rows of the tables of state groups name the blocks behind a request's own."""
+
+    def append_next(original, blocks, row):
+        original([block and block + 1 for block in blocks], row)
+
     for table in engine.runner.input_batch.block_table.block_tables:
         if table.block_size < 16:
-            wrap(table, "add_row", lambda original, blocks, row: None)
+            wrap(table, "append_row", append_next)
+    caught(engine)
+
+
+def test_state_blocks_that_stay_those_of_the_last_request(engine):
+    """Nothing is entered into the tables of state groups any longer."""
+    for table in engine.runner.input_batch.block_table.block_tables:
+        if table.block_size < 16:
+            wrap(table, "append_row", lambda original, blocks, row: None)
     caught(engine)
 
 

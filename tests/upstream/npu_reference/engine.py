@@ -71,11 +71,19 @@ class Engine:
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.tagged = TaggedRunner(self.runner)
 
-    def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int = NUM_ANSWERED) -> list[Any]:
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int = NUM_ANSWERED,
+        *,
+        logprobs: int | None = None,
+    ) -> list[Any]:
         """Return the outputs for prompts, all of them at once, sampled greedily."""
         from vllm import SamplingParams
 
-        sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs
+        )
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return self.llm.generate(asked, sampling, use_tqdm=False)
 

@@ -46,6 +46,7 @@ def run_checks(checkout: Path, checks: Sequence[str], folder: Path) -> dict[str,
             "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",  # it would compile for the NPU
             MODEL: str(model),
             ANSWERS: str(answers),
         }
@@ -65,7 +66,16 @@ def names_of_tests(file: str) -> list[str]:
     Raises:
         AssertionError: pytest could not collect them.
     """
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--noconftest"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "--noconftest",
+        "-o",
+        "addopts=",
+    ]
     told = subprocess.run(
         [*command, str(CHECKS / file)], capture_output=True, text=True, check=False
     )

@@ -11,6 +11,7 @@ QUICK = (
     "check_whole_runs.py::test_hits_change_no_token[32]",
     "check_whole_runs.py::test_drafts_change_no_token[3-32]",
     "check_planted_faults.py::test_a_copy_that_is_not_made",
+    "check_missing.py",
 )
 
 
