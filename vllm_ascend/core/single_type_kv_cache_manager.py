@@ -194,7 +194,9 @@ def make_managers(
     def make(group_id: GroupId, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
         arguments = {
             "kv_cache_spec": group.kv_cache_spec,
-            running_release().step_tokens: plan.max_num_batched_tokens,
+            running_release().step_tokens: (
+                plan.max_num_batched_tokens + plan.facts.num_in_flight_tokens
+            ),
             "max_model_len": plan.max_model_len,
             "block_pool": pool,
             "enable_caching": pool.enable_caching,

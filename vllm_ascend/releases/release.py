@@ -171,10 +171,6 @@ class Release(ABC):
         """
         return None
 
-    def tokens_in_flight(self, vllm_config: VllmConfig) -> int:
-        """Return the most tokens that are scheduled and not yet settled."""
-        return vllm_config.scheduler_config.max_num_batched_tokens
-
     # Managers of one group
 
     def take_computed_blocks(
@@ -231,8 +227,15 @@ class Release(ABC):
     # Steps in flight
 
     def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
-        """Return the most tokens of steps in flight for which a request goes on holding windows."""
+        """Return the most tokens of steps in flight for which a request goes on holding windows.
+
+        Those of the step being scheduled come on top.
+        """
         return 0
+
+    def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
+        """Return the most tokens of one step, given what vLLM tells as :attr:`step_tokens`."""
+        return told
 
     def in_flight_tokens(self, request: Request) -> int:
         """Return how many of a request's computed tokens are those of steps still in flight."""

@@ -182,11 +182,13 @@ class Vllm0300(Vllm0230):
         # 0 is the default; whether it was typed in cannot be told.
         return config.prefix_cache_retention_interval or None
 
-    def tokens_in_flight(self, vllm_config: VllmConfig) -> int:
-        return vllm_config.max_in_flight_tokens
-
     def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
-        return 0  # they are among the tokens of :attr:`step_tokens`
+        return (
+            vllm_config.max_in_flight_tokens - vllm_config.scheduler_config.max_num_batched_tokens
+        )
+
+    def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
+        return told - num_in_flight_tokens
 
     def in_flight_tokens(self, request: Request) -> int:
         return 0  # vLLM deducts them before it says what is computed

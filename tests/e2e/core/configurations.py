@@ -276,9 +276,10 @@ def _blocks_of_longest_request(
 ) -> int:
     options = SchedulerOptions(num_blocks=1000, **dict(common))  # type: ignore[arg-type]
     scheduler = build_scheduler(configuration.layout, options)
-    in_flight = running_release().tokens_in_flight(scheduler.vllm_config)
+    in_flight = running_release().max_in_flight_tokens(scheduler.vllm_config)
+    step_tokens = options.max_num_batched_tokens + in_flight
     return blocks_of_longest_request(
-        scheduler.kv_cache_config, replace(options, max_num_batched_tokens=in_flight)
+        scheduler.kv_cache_config, replace(options, max_num_batched_tokens=step_tokens)
     )
 
 

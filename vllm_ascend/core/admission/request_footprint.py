@@ -187,7 +187,7 @@ def blocks_of_longest_request(
             config,
             SchedulerFacts(**facts_of(vllm_config, config)),
             max_model_len=vllm_config.model_config.max_model_len,
-            max_num_batched_tokens=running_release().tokens_in_flight(vllm_config),
+            max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
             interval=running_release().retention_option(vllm_config.cache_config),
         )
     )

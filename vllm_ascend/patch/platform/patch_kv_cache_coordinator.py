@@ -23,6 +23,7 @@ from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import salted_hashes
 from vllm_ascend.core.reporting import startup_report
 from vllm_ascend.core.retention.boundaries import agreed_interval
+from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.patch.features import COORDINATOR
 from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
@@ -82,9 +83,12 @@ def get_kv_cache_coordinator(
             "VLLM_ASCEND_PREFIX_CACHE_PROFILE and the switches that it stands for"
         )
     config = load_config()
-    arguments["max_num_batched_tokens"] = arguments.pop(running_release().step_tokens)
+    release = running_release()
+    arguments["max_num_batched_tokens"] = release.tokens_of_step(
+        arguments.pop(release.step_tokens), scheduler_facts().num_in_flight_tokens
+    )
     arguments["local_kv_retention_interval"] = agreed_interval(
-        running_release().retention_option(kv_cache_config),
+        release.retention_option(kv_cache_config),
         config.retention,
         from_profile=config.retention_from_profile,
     )
