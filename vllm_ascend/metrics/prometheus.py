@@ -47,10 +47,9 @@ class PrefixCacheProm:
         """Register the metrics.
 
         Args:
-            stat_logger: vLLM's, whose classes and labels are used. Metrics of one that was built
-                earlier leave the registry, as vLLM's own do.
+            stat_logger: vLLM's, whose classes and labels are used. One that is built later takes
+                these metrics out of the registry together with its predecessor's.
         """
-        _unregister()
         self._stat_logger = stat_logger
         self._engines: dict[int, list[object]] = stat_logger.per_engine_labelvalues
         self._blocks = self._make(
@@ -135,7 +134,11 @@ class PrefixCacheProm:
         return made
 
 
-def _unregister() -> None:
+def unregister() -> None:
+    """Take the metrics of an earlier logger out of the registry, as every logger does with vLLM's.
+
+    Some releases of vLLM take all out that have its name in theirs, later ones only their own.
+    """
     for collector in list(REGISTRY._collector_to_names):
         if getattr(collector, "_name", "").startswith(_PREFIX):
             REGISTRY.unregister(collector)

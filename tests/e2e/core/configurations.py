@@ -314,7 +314,10 @@ def is_exact(configuration: Configuration) -> bool:
     if case.name == "mamba":
         return mode.num_speculative_tokens == 0
     is_stock = not configuration.environment
-    drafts_in_flight = mode.is_async and mode.num_speculative_tokens > 0
+    drafts = mode.num_speculative_tokens > 0
+    if is_stock and drafts and case.name.startswith("dsv4") and not running_release().counts_rows:
+        return False  # vLLM enters the last block of a prompt before it is full.
+    drafts_in_flight = mode.is_async and drafts
     return not (is_stock and drafts_in_flight and case.name != "full")
 
 

@@ -184,7 +184,9 @@ def staying() -> list[tuple[Release, str]]:
     ]
 
 
-@pytest.mark.parametrize(("release", "path"), staying(), ids=str)
+@pytest.mark.parametrize(
+    ("release", "path"), staying(), ids=[f"{release.vllm}-{path}" for release, path in staying()]
+)
 def test_what_our_modules_miss_in_those_that_stay_is_named(release, path, tmp_path, monkeypatch):
     checkout = make_checkout(tmp_path / "vllm-ascend", release)
     (checkout / "vllm_ascend" / path).write_text("")
