@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from vllm_ascend.patch.table import Patch
+from vllm_ascend.patch.table import Add, Patch
 from vllm_ascend.patch.upstream.source import PACKAGE
 from vllm_ascend.releases import Release
 
@@ -50,12 +50,18 @@ def listed_patches(release: Release) -> tuple[ListedPatch, ...]:
     )
 
 
-def render(patches: Iterable[Patch]) -> str:
+def render(patches: Sequence[Patch]) -> str:
     """Return the list as JSON; the same tables give the same text.
 
-    What the original's digests are, the releases say.
+    What the original's digests are, the releases say. Of what is declared twice, the addition is
+    listed: those releases that take the overlay lack the original.
     """
+    first: dict[str, Patch] = {}
+    for patch in sorted(patches, key=lambda patch: not isinstance(patch, Add)):
+        first.setdefault(patch.target, patch)
     rows = [
-        {name: getattr(patch, name) for name in ("target", "feature", "why")} for patch in patches
+        {name: getattr(patch, name) for name in ("target", "feature", "why")}
+        for patch in patches
+        if first[patch.target] is patch
     ]
     return json.dumps(rows, indent=1) + "\n"

@@ -68,7 +68,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
 }
 _UTILS = "vllm.v1.core.kv_cache_utils"
-_MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 _SCHEDULER = "vllm.v1.core.sched"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
