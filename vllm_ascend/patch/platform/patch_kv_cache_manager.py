@@ -61,7 +61,11 @@ def take_kv_cache_block_copies(self: KVCacheManager) -> list[KVCacheBlockCopy] |
 
 
 # Declared twice: some releases have the method, and then it is changed.
-_COPIES = {**PARTIAL_HITS, "remove_when": "vLLM's managers copy what hits of any group end inside"}
+_COPIES = {
+    **PARTIAL_HITS,
+    "superseded_by": f"{_CLASS}.take_kv_cache_block_copies",
+    "remove_when": "vLLM's managers copy what hits of any group end inside",
+}
 
 
 @changes(f"{_CLASS}.take_kv_cache_block_copies", _COPIES)
@@ -85,7 +89,7 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_CLASS}.take_kv_cache_block_copies",
         replacement=take_kv_cache_block_copies,
-        **{**_COPIES, "superseded_by": f"{_CLASS}.take_kv_cache_block_copies"},
+        **_COPIES,
         why="A hit that ends inside a block needs a private copy of it before the step.",
     ),
     wrap_take_kv_cache_block_copies,
