@@ -47,7 +47,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.v1.core.sched.scheduler": {
         "Scheduler.__init__": "e5ee05610823e29b",
-        "Scheduler._handle_invalid_blocks": "e42aa17d64fcda2a",
         "Scheduler._preempt_request": "03bd3a3d62fb5c8c",
         "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
         "Scheduler.make_stats": "0733d7fcdc580707",
@@ -72,6 +71,10 @@ _SCHEDULER = "vllm.v1.core.sched"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
 _GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are changed instead"
+_FAILED_LOADS = (
+    "what a request in flight samples is delivered late there, which its restart here does not "
+    "know: a failed load ends the engine, as vLLM has it"
+)
 _CPU = "DeepSeek-V4 on the CPU needs this release's own torch"
 
 
@@ -120,6 +123,7 @@ class Vllm0300(Vllm0230):
     }
     absent: ClassVar[Mapping[str, str]] = {
         **_of_vllm(Vllm0230.absent),
+        f"{_SCHEDULER}.scheduler:Scheduler._handle_invalid_blocks": _FAILED_LOADS,
         f"{_RUNNER}.may_reinitialize_input_batch": _CPU,
         "vllm.platforms.cpu:CpuPlatform.check_and_update_config": _CPU,
         "vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__": _CPU,

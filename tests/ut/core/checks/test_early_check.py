@@ -46,6 +46,7 @@ def check(
     check_settings(vllm_config, load_config(environment))
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize(
     ("environment", "block_size", "error"),
     [
@@ -85,6 +86,7 @@ def test_no_cache_no_interval():
     check({**DSV4, RETENTION: "1"}, enable_prefix_caching=False)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_a_connector_that_expects_whole_blocks_counts():
     """As in the scheduler: without partial hits only whole blocks' multiples can be kept."""
     with pytest.raises(ValueError, match="multiples of 16384 tokens"):
@@ -223,6 +225,7 @@ def test_drafts_of_which_nothing_is_known_are_refused_by_name(environment, monke
     check(environment)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_drafts_are_left_to_vllm_where_nothing_of_ours_is_on(monkeypatch):
     config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
     drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
