@@ -51,14 +51,13 @@ class StartUp:
         return kv_cache_utils._estimate_max_model_len_from_groups(self.config, self.groups, memory)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize(
     ("environment", "blocks", "concurrency"),
     [(DSV4, 1692, 3.1115), (DENSE, 1695, 3.0136), (BEST, 426, 12.0118)],
 )
 def test_a_request_of_135_000_tokens(monkeypatch, environment, blocks, concurrency) -> None:
     """5.3 GiB and vLLM's own numbers with nothing switched on; 1.3 GiB where state is sparse."""
-    if environment is not BEST and not running_release().counts_rows:
-        pytest.skip("counted by vLLM, or by rows: not these numbers")
     start = StartUp(monkeypatch, environment)
     assert start.blocks() == blocks
     assert start.concurrency() == pytest.approx(concurrency, rel=1e-4)

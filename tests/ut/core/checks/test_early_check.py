@@ -217,7 +217,9 @@ def test_drafts_of_which_nothing_is_known_are_refused_by_name(environment, monke
     """Releases that do not have the method refuse it themselves."""
     config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
     drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
-    with_drafts = SimpleNamespace(**{**vars(config), "speculative_config": drafts})
+    with_drafts = SimpleNamespace(
+        **{**vars(config), "speculative_config": drafts, "use_v2_model_runner": False}
+    )
     monkeypatch.setattr(factory, "_vllm_config", lambda *_: with_drafts)
     with pytest.raises(ValueError, match=r'--speculative-config \{"method": "dspark"\} cannot be'):
         check(environment)
@@ -229,6 +231,8 @@ def test_drafts_of_which_nothing_is_known_are_refused_by_name(environment, monke
 def test_drafts_are_left_to_vllm_where_nothing_of_ours_is_on(monkeypatch):
     config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
     drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
-    with_drafts = SimpleNamespace(**{**vars(config), "speculative_config": drafts})
+    with_drafts = SimpleNamespace(
+        **{**vars(config), "speculative_config": drafts, "use_v2_model_runner": False}
+    )
     monkeypatch.setattr(factory, "_vllm_config", lambda *_: with_drafts)
     check({"VLLM_ASCEND_APPLY_DSV4_PATCH": "0"})
