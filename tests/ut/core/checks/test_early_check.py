@@ -215,6 +215,8 @@ def test_with_nothing_set_vllm_decides_alone(model, monkeypatch):
 @pytest.mark.parametrize("environment", (DSV4, {**PARTIAL, "VLLM_ASCEND_APPLY_DSV4_PATCH": "0"}))
 def test_drafts_of_which_nothing_is_known_are_refused_by_name(environment, monkeypatch):
     """Releases that do not have the method refuse it themselves."""
+    if environment is DSV4 and not running_release().counts_rows:
+        pytest.skip("this release has the layout without us")
     config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
     drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
     with_drafts = SimpleNamespace(
