@@ -48,13 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     one_in = config.getoption("--every")
-    chosen = [
-        item
-        for item in items
-        if not hasattr(item, "callspec") or crc32(item.nodeid.encode()) % one_in == 0
-    ]
-    if len(chosen) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    chosen, left_out = [], []
+    for item in items:
+        runs = not hasattr(item, "callspec") or crc32(item.nodeid.encode()) % one_in == 0
+        (chosen if runs else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
 
 

@@ -18,7 +18,12 @@ import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker
 import vllm_ascend.platform
 import vllm_ascend.utils
-from tests.upstream.fixtures import A3, A5, without_npu  # noqa: F401
+from tests.upstream.fixtures import (
+    A3,
+    A5,
+    splits_slots_by_the_groups_block,
+    without_npu,  # noqa: F401
+)
 from vllm_ascend.attention.context_parallel.dsa_cp import AscendDSACPMetadataBuilder
 from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAMetadataBuilder
 from vllm_ascend.core.connectors.connector_rules import check_row_layout
@@ -113,16 +118,7 @@ def test_the_kernels_take_every_block_whole(rows):
 
 @pytest.mark.parametrize("builder", (AscendDSAMetadataBuilder, AscendDSACPMetadataBuilder))
 def test_builders_split_slots_by_the_groups_block(builder, rows):
-    """Or by the size that the caller names."""
-    metadata = SimpleNamespace(num_reqs=1, query_start_loc=None)
-    extra = {f"{kind}_ratio_to_sas_metadata": {} for kind in ("prefill", "decode", "common")}
-    for size in (None, 16):
-        bare = object.__new__(builder)
-        bare.kv_cache_spec = SimpleNamespace(block_size=rows)
-        given = {} if size is None else {"block_size": size}
-        with pytest.raises(AttributeError):  # a bare builder gets no further
-            bare.build(0, metadata, **extra, **given)
-        assert vars(bare)["block_size"] == (size or rows)
+    splits_slots_by_the_groups_block(builder, rows)
 
 
 @pytest.mark.parametrize("inside_another", (False, True))

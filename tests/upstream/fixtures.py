@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import vllm_ascend.platform
@@ -26,3 +28,16 @@ def without_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     platform = vllm_ascend.platform.NPUPlatform
     monkeypatch.setattr(platform, "check_and_update_config", lambda *_: None)
     monkeypatch.setattr(platform, "device_type", "cpu")
+
+
+def splits_slots_by_the_groups_block(builder: type, rows: int) -> None:
+    """Check that a metadata builder splits slots by its group's block, or the size it is given."""
+    metadata = SimpleNamespace(num_reqs=1, query_start_loc=None)
+    extra = {f"{kind}_ratio_to_sas_metadata": {} for kind in ("prefill", "decode", "common")}
+    for size in (None, 16):
+        bare = object.__new__(builder)
+        bare.kv_cache_spec = SimpleNamespace(block_size=rows)
+        given = {} if size is None else {"block_size": size}
+        with pytest.raises(AttributeError):  # a bare builder gets no further
+            bare.build(0, metadata, **extra, **given)
+        assert vars(bare)["block_size"] == (size or rows)

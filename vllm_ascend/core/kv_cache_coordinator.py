@@ -110,13 +110,13 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )
-        read_by_others = running_release().coordinator_attributes(plan.alignment, plan.interval)
-        for name, value in read_by_others.items():
-            setattr(self, name, value)
         self._connect_parts()
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
+        read_by_others = running_release().coordinator_attributes(plan.alignment, plan.interval)
+        for name, value in read_by_others.items():
+            setattr(self, name, value)
         self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
         self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
         self.stats = CacheStats()

@@ -129,9 +129,6 @@ class Vllm0300(Vllm0230):
         "vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__": _CPU,
     }
 
-    def discard_next_output(self, request: Request) -> None:
-        request.drop_stale_output = True
-
     def rows_per_block(self, spec: KVCacheSpec) -> int:
         return spec.block_size // self.tokens_per_row(spec)
 

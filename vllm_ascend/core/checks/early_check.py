@@ -18,7 +18,8 @@ from vllm_ascend.core.connectors.connector_rules import (
 )
 from vllm_ascend.core.layout.block_sizes import Granularity, dsv4_compressed_block_size
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
-from vllm_ascend.core.retention.boundaries import agreed_interval, resolve_retention_interval
+from vllm_ascend.core.retention.boundaries import resolve_retention_interval
+from vllm_ascend.core.retention.interval_option import agreed_interval
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 from vllm_ascend.releases import running_release
@@ -35,18 +36,11 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
             alignment that will be in force.
     """
     model_config, cache_config = vllm_config.model_config, vllm_config.cache_config
-    option = agreed_interval(
-        running_release().retention_option(cache_config),
-        config.retention,
-        from_profile=config.retention_from_profile,
-    )
+    option = agreed_interval(cache_config, config)
     if model_config is None or model_config.hf_text_config.model_type != "deepseek_v4":
         return
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
-    # On Ascend, where vllm-ascend may do it without being asked, or, by this project, on the CPU.
-    is_laid_out = config.apply_dsv4_patch or (config.changes_caching and is_over_checkout())
-    counts_rows = is_laid_out and not current_platform.is_cuda_alike()
-    counts_rows = counts_rows and running_release().counts_rows
+    counts_rows = _blocks_count_rows(config)
     check_model_runner(
         is_v2=running_release().uses_second_model_runner(vllm_config),
         counts_rows=counts_rows,
@@ -69,6 +63,16 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
         alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
         retention = config.retention if option is None else option
         resolve_retention_interval(retention, alignment, has_windowed_group=True)
+
+
+def _blocks_count_rows(config: PrefixCacheConfig) -> bool:
+    """Whether DeepSeek-V4's layout will be Ascend's, in rows.
+
+    On Ascend vllm-ascend may have it without being asked, on the CPU this project does.
+    """
+    is_laid_out = config.apply_dsv4_patch or (config.changes_caching and is_over_checkout())
+    counts_rows = running_release().counts_rows
+    return is_laid_out and counts_rows and not current_platform.is_cuda_alike()
 
 
 def _check_drafts(speculative_config: SpeculativeConfig | None) -> None:

@@ -110,26 +110,6 @@ def kept_boundaries(
     return sorted(kept)
 
 
-def agreed_interval(
-    option: int | None, retention: int | str | None, *, from_profile: bool
-) -> int | None:
-    """Return the interval of ``--prefix-cache-retention-interval``, which overrides a profile's.
-
-    Args:
-        option: In tokens; ``None`` where it is not given.
-        retention: What the environment asks for; it may say the same, or leave it to a profile.
-
-    Raises:
-        ValueError: They contradict each other.
-    """
-    if option is not None and not from_profile and retention not in (None, option):
-        raise ValueError(
-            f"VLLM_PREFIX_CACHE_RETENTION_INTERVAL={retention!r} contradicts "
-            f"--prefix-cache-retention-interval {option}: set one of them, or both alike"
-        )
-    return option
-
-
 def resolve_retention_interval(
     retention: int | str | None, alignment: int, *, has_windowed_group: bool
 ) -> int | None:

@@ -22,7 +22,7 @@ from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import salted_hashes
 from vllm_ascend.core.reporting import startup_report
-from vllm_ascend.core.retention.boundaries import agreed_interval
+from vllm_ascend.core.retention.interval_option import agreed_interval
 from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.patch.features import COORDINATOR
 from vllm_ascend.patch.table import Patch, changes
@@ -57,8 +57,7 @@ def get_kv_cache_coordinator(
         ValueError: See :class:`AscendHybridKVCacheCoordinator` and :func:`check_model_runner`; or
             drafts of several modules look further ahead than a token.
     """
-    counts_rows = has_row_layout(group_specs(kv_cache_config))
-    is_v2 = bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+    config, release = load_config(), running_release()
     arguments: dict[str, Any] = {
         "kv_cache_config": kv_cache_config,
         "max_model_len": max_model_len,
@@ -67,44 +66,51 @@ def get_kv_cache_coordinator(
         **others,
     }
     if not enable_caching:
-        check_model_runner(is_v2=is_v2, counts_rows=counts_rows, copies_blocks=False)
-        if load_config().changes_caching:
+        _check_runner(kv_cache_config, copies_blocks=False)
+        if config.changes_caching:
             _logger.warning("prefix cache: it is off, so none of its switches has an effect")
-        # vLLM's asserts that whole blocks of every group fit in, although nothing can be hit.
-        rows = [spec.block_size for spec in group_specs(kv_cache_config)]
-        if _ALIGNMENT in others:
-            arguments[_ALIGNMENT] = lcm(others[_ALIGNMENT], *rows)
-        return KVCacheCoordinatorNoPrefixCache(**arguments)
-    lookahead = arguments.pop("num_prefill_lookahead", 0)
-    if lookahead > 1:
-        raise ValueError(
-            f"speculative decoding by {lookahead} modules cannot be used with this prefix cache, "
-            "which remembers one token behind a draft layer's row: use one module, or unset "
-            "VLLM_ASCEND_PREFIX_CACHE_PROFILE and the switches that it stands for"
-        )
-    config = load_config()
-    release = running_release()
+        return _without_cache(arguments)
+    _check_lookahead(arguments.pop("num_prefill_lookahead", 0))
     arguments["max_num_batched_tokens"] = release.tokens_of_step(
         arguments.pop(release.step_tokens), scheduler_facts().num_in_flight_tokens
     )
-    arguments["local_kv_retention_interval"] = agreed_interval(
-        release.retention_option(kv_cache_config),
-        config.retention,
-        from_profile=config.retention_from_profile,
-    )
+    arguments["local_kv_retention_interval"] = agreed_interval(kv_cache_config, config)
     coordinator = AscendHybridKVCacheCoordinator(
         **arguments,
         enable_caching=enable_caching,
         eagle_attn_layer_names=eagle_attn_layer_names,
     )
-    check_model_runner(
-        is_v2=is_v2, counts_rows=counts_rows, copies_blocks=coordinator.plan.copies_blocks
-    )
+    _check_runner(kv_cache_config, copies_blocks=coordinator.plan.copies_blocks)
     summary = startup_report.summary(coordinator.plan, kv_cache_config.num_blocks)
     _logger.info("prefix cache: %s", summary)
     for warning in startup_report.warnings(coordinator.plan):
         _logger.warning("prefix cache: %s", warning)
     return coordinator
+
+
+def _check_runner(kv_cache_config: KVCacheConfig, *, copies_blocks: bool) -> None:
+    check_model_runner(
+        is_v2=bool(envs.VLLM_USE_V2_MODEL_RUNNER),
+        counts_rows=has_row_layout(group_specs(kv_cache_config)),
+        copies_blocks=copies_blocks,
+    )
+
+
+def _check_lookahead(num_modules: int) -> None:
+    if num_modules > 1:
+        raise ValueError(
+            f"speculative decoding by {num_modules} modules cannot be used with this prefix cache, "
+            "which remembers one token behind a draft layer's row: use one module, or unset "
+            "VLLM_ASCEND_PREFIX_CACHE_PROFILE and the switches that it stands for"
+        )
+
+
+def _without_cache(arguments: dict[str, Any]) -> KVCacheCoordinator:
+    """vLLM's asserts that whole blocks of every group fit in, although nothing can be hit."""
+    if _ALIGNMENT in arguments:
+        rows = [spec.block_size for spec in group_specs(arguments["kv_cache_config"])]
+        arguments[_ALIGNMENT] = lcm(arguments[_ALIGNMENT], *rows)
+    return KVCacheCoordinatorNoPrefixCache(**arguments)
 
 
 @changes(

@@ -74,13 +74,11 @@ def wrap_take_kv_cache_block_copies(original: Callable) -> Callable:
     them. Nothing is given back with them: their sources are held here."""
 
     def take_copies(self: KVCacheManager) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
-        return take_kv_cache_block_copies(self) or [], []
+        if isinstance(self.coordinator, AscendHybridKVCacheCoordinator):
+            return take_kv_cache_block_copies(self) or [], []
+        return original(self)
 
-    def choose(self: KVCacheManager) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
-        is_ours = isinstance(self.coordinator, AscendHybridKVCacheCoordinator)
-        return (take_copies if is_ours else original)(self)
-
-    return choose
+    return take_copies
 
 
 PATCHES: tuple[Patch, ...] = (
