@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from vllm_ascend.npu_check import device_checks
 from vllm_ascend.npu_check.outcome import Verdict
 from vllm_ascend.worker.block_copies import copy_blocks
-from vllm_ascend.worker.block_table import BlockTable
+from vllm_ascend.worker.block_rows import BlockRows
 
 CPU = torch.device("cpu")
 
@@ -23,9 +25,14 @@ def test_without_torch_npu_there_is_no_npu():
 
 
 def test_all_pass_where_everything_is_done_at_once():
-    assert verdicts() == dict.fromkeys(
-        ("block copies", "block tables", "draft slots"), Verdict.PASSED
-    )
+    names = ("block copies", "block tables", "draft slots")
+    assert verdicts() == dict.fromkeys(names, Verdict.PASSED)
+
+
+def test_tables_are_not_checked_where_vllm_ascends_are_in_force(monkeypatch):
+    own = SimpleNamespace(left_out={"worker/block_table.py": "its own"})
+    monkeypatch.setattr(device_checks, "running_release", lambda: own)
+    assert list(verdicts()) == ["block copies", "draft slots"]
 
 
 def late(pages, copies, *, pin_memory):
@@ -48,12 +55,12 @@ def test_copies_out_of_order_or_beside_their_blocks_are_caught(fault, monkeypatc
 def test_an_upload_that_is_left_out_is_caught(monkeypatch):
     uploads = []
 
-    def commit(self, num_reqs, real=BlockTable.commit_block_table):
+    def commit(self, num_reqs, real=BlockRows.commit_block_table):
         uploads.append(num_reqs)
         if len(uploads) != 3:
             real(self, num_reqs)
 
-    monkeypatch.setattr(BlockTable, "commit_block_table", commit)
+    monkeypatch.setattr(BlockRows, "commit_block_table", commit)
     assert verdicts()["block tables"] is Verdict.FAILED
 
 
