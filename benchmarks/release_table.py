@@ -35,7 +35,8 @@ from vllm_ascend.replay.trace import BadInputError
 
 _UNPACKED = Path(__file__).parents[1] / ".venv-vllm"
 _WORKLOADS = ("W1", "W2", "W3", "W5", "W5f")
-_VARIANTS = ("upstream-like", "best")
+# The layout with nothing switched on, at any block size, and the profile.
+_VARIANTS = ("retention-unset", "best")
 # As the trace is replayed everywhere in the docs.
 _TRACE_LIMITS = ("--max-requests", "1000", "--max-output-tokens", "64")
 # The same prompt twice; just longer than a granule with and without drafts, and than a block of the

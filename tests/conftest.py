@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
+from zlib import crc32
 
 import pytest
 
@@ -36,6 +37,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=_DEFAULT_STEPS,
         help="scheduled steps that the random workloads verify in all",
     )
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the cases of tests that have several, run one in N, always the same ones",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    one_in = config.getoption("--every")
+    chosen, left_out = [], []
+    for item in items:
+        runs = not hasattr(item, "callspec") or crc32(item.nodeid.encode()) % one_in == 0
+        (chosen if runs else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
 
 
 def pytest_configure(config: pytest.Config) -> None:

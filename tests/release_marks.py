@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from vllm.distributed.kv_events import BlockStored
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 
@@ -23,6 +24,14 @@ def where_patched(target: str) -> pytest.MarkDecorator:
 # What is recorded, or shown to be wrong, in the release that the cure was first written for.
 ON_THE_FIRST_RELEASE = pytest.mark.skipif(
     running_release() is not SUPPORTED[0], reason=f"is about vLLM {SUPPORTED[0].vllm}"
+)
+# Of layouts whose blocks count rows, and of the managers that they need.
+WHERE_BLOCKS_COUNT_ROWS = pytest.mark.skipif(
+    not running_release().counts_rows, reason="vllm-ascend's specs count tokens, as vLLM's do"
+)
+# Decoders of older releases read them.
+WHERE_EVENTS_ARE_ARRAYS = pytest.mark.skipif(
+    not BlockStored.__struct_config__.array_like, reason="this vLLM sends its events as maps"
 )
 # From 0.23 on vLLM refuses its second model runner itself where there is no Triton.
 WHERE_THE_SECOND_RUNNER_RUNS = pytest.mark.skipif(

@@ -17,6 +17,7 @@ import jinja2
 from tools.generated import DOCS, write_or_check
 from tools.settings_zh import EFFECTS
 from vllm_ascend.prefix_cache_config import VARIABLES, PrefixCacheConfig, Variable, load_config
+from vllm_ascend.releases import SUPPORTED
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
@@ -57,7 +58,7 @@ def render(template: str, *, chinese: bool) -> str:
         for variable in VARIABLES
     ]
     return environment.get_template(template).render(
-        rows=rows, errors=[_refusal(*mistake) for mistake in _MISTAKES]
+        rows=rows, errors=[_refusal(*mistake) for mistake in _MISTAKES], releases=SUPPORTED
     )
 
 

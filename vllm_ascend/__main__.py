@@ -46,6 +46,7 @@ COMMANDS = {
     "traffic": "vllm_ascend.replay.traffic:traffic",
     "memory-curve": "vllm_ascend.replay.curves.memory:memory_curve",
     "prefix-curve": "vllm_ascend.replay.curves.prefixes:prefix_curve",
+    "npu-check": "vllm_ascend.npu_check.cli:npu_check",
     "port-report": "vllm_ascend.port_report.cli:port_report",
     "tiny-model": "vllm_ascend.models.tiny.cli:tiny_model",
 }

@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import (
 
 from tests.e2e.core.configurations import FEW_LAYERS
 from tests.soak.names import DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 
 # Every page has as many bytes, whatever the block size.
@@ -132,24 +133,21 @@ def _stock(layer: Layer, *, is_first: bool) -> tuple[KVCacheSpec, type[SlidingWi
         num_kv_heads=1,
         head_size=_PAGE_BYTES // rows // (1 if is_first else 4),
         dtype=torch.uint8,
-        compress_ratio=layer.ratio,
+        **{running_release().ratio_field: layer.ratio},
     )
     return spec, SlidingWindowMLASpec
 
 
 def _rows(layer: Layer, *, is_first: bool) -> tuple[KVCacheSpec, type[SlidingWindowMLASpec]]:
     """A compressed layer of Ascend's, whose blocks count rows."""
-    from vllm_ascend.patch.platform.patch_kv_cache_interface import (
-        AscendMLAAttentionSpec,
-        AscendSlidingWindowMLASpec,
-    )
+    from vllm_ascend.patch.platform.patch_kv_cache_interface import AscendSlidingWindowMLASpec
 
-    spec = AscendMLAAttentionSpec(
-        block_size=layer.block_size,
+    spec = running_release().compressed_spec(
+        layer.block_size,
+        layer.ratio,
         num_kv_heads=1,
         head_size=_PAGE_BYTES // layer.block_size // torch.bfloat16.itemsize,
         dtype=torch.bfloat16,
-        compress_ratio=layer.ratio,
         model_version="deepseek_v4",
     )
     return spec, AscendSlidingWindowMLASpec

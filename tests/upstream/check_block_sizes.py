@@ -19,6 +19,7 @@ import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker
 import vllm_ascend.platform
 import vllm_ascend.utils
+from tests.upstream.fixtures import A3, A5, splits_slots_by_the_groups_block
 from tests.ut.worker.flash import block_tables, flash_groups
 from vllm_ascend.attention.context_parallel.dsa_cp import AscendDSACPMetadataBuilder
 from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAMetadataBuilder
@@ -28,17 +29,6 @@ from vllm_ascend.models.layer.attention.layer import DSAAttention
 from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
 from vllm_ascend.utils import AscendDeviceType, get_compressed_pos_and_indices
 
-# --block-size -> rows of C4/C128/indexer, window, C4 state, C128 state; indexer and other pages.
-A3 = {
-    128: ((128, 128, 8, 32), (16640, 131072)),
-    64: ((64, 64, 4, 16), (8320, 65536)),
-    32: ((32, 32, 2, 8), (4160, 32768)),
-}
-A5 = {
-    128: ((128, 128, 8, 16), (16896, 81920)),
-    64: ((64, 64, 4, 8), (8448, 40960)),
-    32: ((32, 32, 2, 4), (4224, 20480)),
-}
 NAME = "VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"
 
 
@@ -163,16 +153,7 @@ def test_the_kernels_take_every_block_whole(rows):
 
 @pytest.mark.parametrize("builder", (AscendDSAMetadataBuilder, AscendDSACPMetadataBuilder))
 def test_builders_split_slots_by_the_groups_block(builder, rows):
-    """Or by the size that the caller names."""
-    metadata = SimpleNamespace(num_reqs=1, query_start_loc=None)
-    extra = {f"{kind}_ratio_to_sas_metadata": {} for kind in ("prefill", "decode", "common")}
-    for size in (None, 16):
-        bare = object.__new__(builder)
-        bare.kv_cache_spec = SimpleNamespace(block_size=rows)
-        given = {} if size is None else {"block_size": size}
-        with pytest.raises(AttributeError):  # a bare builder gets no further
-            bare.build(0, metadata, **extra, **given)
-        assert vars(bare)["block_size"] == (size or rows)
+    splits_slots_by_the_groups_block(builder, rows)
 
 
 def test_vllms_names_are_ascends_classes():

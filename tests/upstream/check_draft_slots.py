@@ -16,6 +16,7 @@ from vllm.config import CUDAGraphMode
 
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
+from tests.release_marks import is_native
 from vllm_ascend.attention import dsa_v1
 from vllm_ascend.attention.context_parallel import dsa_cp
 from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
@@ -23,6 +24,7 @@ from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBasePropos
 
 MAX_MODEL_LEN = 4096
 PAD = -1
+_DRAFTING = "vllm_ascend.attention.dsa_v1:AscendDSAMetadataBuilder.build_for_drafting"
 BUILDERS = {
     "dsa_v1": (dsa_v1, dsa_v1.AscendDSAMetadataBuilder),
     "dsa_cp": (dsa_cp, dsa_cp.AscendDSACPMetadataBuilder),
@@ -36,6 +38,8 @@ def bare_builder(kind: str, block_size: int, monkeypatch):
     monkeypatch.setattr(module, "split_decodes_and_prefills", lambda *a, **k: (0, 0, 0, 0))
     builder = object.__new__(builder_class)
     builder.kv_cache_spec = SimpleNamespace(block_size=block_size)
+    if is_native(_DRAFTING):
+        builder.block_size = block_size  # as build() leaves it, which comes first in a step
     builder.compressor_ratio = 0
     builder.decode_threshold = 1
     builder.metadata_cls = MagicMock()
@@ -45,12 +49,14 @@ def bare_builder(kind: str, block_size: int, monkeypatch):
     return builder
 
 
-def proposer(num_steps: int) -> AscendSpecDecodeBaseProposer:
+def proposer(num_steps: int, block_size: int) -> AscendSpecDecodeBaseProposer:
     """Of the real class, with what one draft step reads and no model."""
     made = object.__new__(AscendSpecDecodeBaseProposer)
     made.method = "mtp"
     made.use_compress = True
-    made.uses_mrope = False
+    made.uses_mrope = made.has_gdn = False
+    made.runner = None
+    made.block_size = block_size  # newer releases look slots up in it, older ones in 128
     made.max_model_len = MAX_MODEL_LEN
     made.pcp_size = made.dcp_size = 1
     made.kernel_block_size = 8
@@ -100,7 +106,7 @@ def test_no_slot_leaves_its_requests_blocks(kind, block_size, num_drafts, monkey
     positions[0] = MAX_MODEL_LEN - 2  # its second draft is behind the longest length
     builder = bare_builder(kind, block_size, monkeypatch)
     attn_group = SimpleNamespace(get_metadata_builder=lambda: builder)
-    made = proposer(num_drafts)
+    made = proposer(num_drafts, block_size)
     made.draft_attn_groups = [SimpleNamespace(kv_cache_spec=builder.kv_cache_spec)]
     metadata, current = common_metadata(table, positions), positions.clone()
     for step in range(1, num_drafts):

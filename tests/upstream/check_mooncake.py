@@ -8,6 +8,7 @@ What stands in for hosts and RDMA is in :mod:`tests.upstream.mooncake_instances`
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -126,6 +127,28 @@ def test_a_producer_that_dies_in_mid_transfer(switch, policy):
     unharmed = [name for name in asked if answers[name] == right[name]]
     assert len(unharmed) == (2 if policy == "fail" else 6)
     assert all(answers[name] == [] for name in asked if name not in unharmed)
+    consumer.drain()
+    producer.drain()
+
+
+def test_a_pull_that_is_done_at_once_is_not_forgotten(switch, monkeypatch):
+    """vllm-ascend notes a request as one to wait for behind the start of its pull."""
+    thread = mooncake_hybrid_connector.KVCacheRecvingThread
+    start = thread.add_request
+
+    def start_and_wait(self, **request) -> None:
+        start(self, **request)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(thread, "add_request", start_and_wait)
+    configuration = cell()
+    switch(configuration.environment)
+    asked = prompts(3)
+    port = mooncake_instances.free_port()
+    producer = Instance(configuration, "kv_producer", port)
+    consumer = Instance(configuration, "kv_consumer", port)
+    answers = decode(consumer, asked, prefill(producer, asked))
+    assert answers == alone(configuration, asked)
     consumer.drain()
     producer.drain()
 

@@ -40,7 +40,9 @@ def scheduler(request, monkeypatch, without_npu) -> Scheduler:
     monkeypatch.setattr(replay_scheduler, "Scheduler", SCHEDULERS[request.param])
     ascend_config = SimpleNamespace(
         enable_balance_scheduling=True,
-        profiling_chunk_config=SimpleNamespace(enabled=True, smooth_factor=0.5, min_chunk=256),
+        profiling_chunk_config=SimpleNamespace(
+            enabled=True, smooth_factor=0.5, min_chunk=256, max_fit_chunk=None, need_timing=False
+        ),
     )
     monkeypatch.setattr(ascend_config_module, "init_ascend_config", lambda *_: ascend_config)
     monkeypatch.setattr(ascend_config_module, "get_ascend_config", lambda: ascend_config)

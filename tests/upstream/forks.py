@@ -58,6 +58,7 @@ def run_groups(
     environment: Mapping[str, str],
     *,
     imported: Sequence[str],
+    torch_binding: Path | None = None,
 ) -> dict[str, Answer]:
     """Run groups of files over a checkout, and return their answers.
 
@@ -66,10 +67,13 @@ def run_groups(
         groups: Name -> paths; relative ones are the checkout's.
         environment: All variables of the process.
         imported: Modules that are imported once for all.
+        torch_binding: Of a release: the CPU runs the operators that it names, instead of mocks.
     """
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
-        task.write_text(json.dumps({"imported": list(imported), "groups": dict(groups)}))
+        binding = str(torch_binding) if torch_binding else None
+        told = {"imported": list(imported), "groups": dict(groups), "torch_binding": binding}
+        task.write_text(json.dumps(told))
         result = subprocess.run(
             [sys.executable, __file__, checkout, task],
             cwd=checkout,
@@ -121,10 +125,16 @@ def _run_forked(checkout: str, files: Sequence[str]) -> Answer:
 
 
 def _main(checkout: str, task: Path) -> None:
-    from stub import install  # this folder is the first on the path
-
-    install(Path(checkout).resolve(), device_type=os.environ.get("STUB_DEVICE_TYPE", "A3"))
     told = json.loads(task.read_text(encoding="utf-8"))
+    if told["torch_binding"]:
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        from tests.upstream.npu_reference.device import install as install_reference
+
+        install_reference(Path(checkout).resolve(), Path(told["torch_binding"]))
+    else:
+        from stub import install  # this folder is the first on the path
+
+        install(Path(checkout).resolve(), device_type=os.environ.get("STUB_DEVICE_TYPE", "A3"))
     for module in told["imported"]:
         importlib.import_module(module)
     gc.freeze()  # or the first collection in a child would copy all of the parent's memory

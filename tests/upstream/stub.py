@@ -66,8 +66,27 @@ class _Stream(contextlib.nullcontext):
         return lambda *args, **kwargs: None
 
 
-def install(checkout: Path, *, device_type: str = "A3") -> None:
-    """Put ``vllm_ascend`` of a checkout first on the path, and mocks where it looks for an NPU."""
+def _mock_npu() -> types.ModuleType:
+    npu = _Mock("torch.npu")
+    npu.__spec__ = ModuleSpec("torch.npu", None)
+    npu.is_available = lambda: False
+    npu.device_count = npu.current_device = lambda: 0
+    npu.Event = npu.ExternalEvent = npu.Stream = _Stream
+    npu.current_stream = npu.stream = _Stream
+    npu.NPUGraph = type("NPUGraph", (), {})
+    return npu
+
+
+def install(
+    checkout: Path, *, device_type: str = "A3", npu: types.ModuleType | None = None
+) -> None:
+    """Put ``vllm_ascend`` of a checkout first on the path, and mocks where it looks for an NPU.
+
+    Args:
+        checkout: Where vllm-ascend is taken from.
+        device_type: Of the Ascend host that it was built for.
+        npu: What ``torch.npu`` is instead of a mock; ``torch_npu`` has been imported then.
+    """
     sys.path.insert(0, str(checkout))
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     os.environ.setdefault("VLLM_PLUGINS", "none")  # or vLLM looks for a platform itself
@@ -78,15 +97,10 @@ def install(checkout: Path, *, device_type: str = "A3") -> None:
     import torchair.fx_summary
     import torchair.npu_fx_compiler  # noqa: F401 - vllm-ascend reloads it by its name
 
-    npu = _Mock("torch.npu")
-    npu.__spec__ = ModuleSpec("torch.npu", None)
-    npu.is_available = lambda: False
-    npu.device_count = npu.current_device = lambda: 0
-    npu.Event = npu.ExternalEvent = npu.Stream = _Stream
-    npu.current_stream = npu.stream = _Stream
-    for module in (npu, torch_npu):
-        module.NPUGraph = type("NPUGraph", (), {})
-    torch_npu.NPUStream = type("NPUStream", (), {})
+    if npu is None:
+        npu = _mock_npu()
+        torch_npu.NPUGraph = npu.NPUGraph
+        torch_npu.NPUStream = type("NPUStream", (), {})
     torch_npu.npu = torch.npu = sys.modules["torch.npu"] = npu
 
     build_info = types.ModuleType("vllm_ascend._build_info")

@@ -13,8 +13,9 @@ from vllm_ascend.__main__ import app
 from vllm_ascend.doctor.overlay import UNSUPPORTED, overlay_facts
 from vllm_ascend.overlay import OverlayError, make_plan
 from vllm_ascend.overlay.known_heads import head_of
-from vllm_ascend.releases import SUPPORTED, takes_overlay
+from vllm_ascend.releases import takes_overlay
 
+SUPPORTED_RELEASES = [name for vllm, name in RELEASES.items() if takes_overlay(vllm)]
 UNSUPPORTED_RELEASES = [name for vllm, name in RELEASES.items() if not takes_overlay(vllm)]
 
 
@@ -27,9 +28,11 @@ def test_it_is_a_known_commit(vllm, release):
     assert said and head.commit.startswith(said[1])
 
 
-def test_the_supported_one_fits():
-    checkout = make_plan(unpacked(RELEASES[SUPPORTED[0].vllm])).checkout
+@pytest.mark.parametrize("release", SUPPORTED_RELEASES)
+def test_the_supported_ones_fit(release):
+    checkout = make_plan(unpacked(release)).checkout
     assert checkout.head and not checkout.problems
+    assert RELEASES[checkout.release.vllm] == release
 
 
 @pytest.mark.parametrize("release", UNSUPPORTED_RELEASES)

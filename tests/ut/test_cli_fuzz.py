@@ -38,6 +38,7 @@ BASE = {
     ("memory-curve",): GENERATED,
     ("traffic",): GENERATED,
     ("prefix-curve",): ("--prefixes", "2", "--shared", "256", "--own", "32"),
+    ("npu-check",): ("--url", NOBODY),
     ("port-report",): ("--vllm-ascend", str(REPOSITORY)),
     ("tiny-model",): (".",),
 }

@@ -34,6 +34,7 @@ from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.core.single_type_kv_cache_manager import make_managers
 from vllm_ascend.core.stock_caching import StockCaching
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import running_release
 
 
 class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
@@ -113,6 +114,9 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
+        read_by_others = running_release().coordinator_attributes(plan.alignment, plan.interval)
+        for name, value in read_by_others.items():
+            setattr(self, name, value)
         self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
         self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
         self.stats = CacheStats()
@@ -142,8 +146,11 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def find_longest_cache_hit(
         self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+    ) -> tuple:
         """Return the blocks of the longest hit, per group, and its length in tokens.
+
+        Some releases of vLLM expect a third number, see :meth:`Release.found
+        <vllm_ascend.releases.release.Release.found>`.
 
         The hit is a multiple of ``lcm_block_size``, ``max_cache_hit_length`` at most. The blocks
         (see :class:`~vllm_ascend.core.lookup.hit_search.Hit`) are only safe until the next
@@ -154,7 +161,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         if self.lookup.request is not None:
             self.caching.look_up_ends(self.lookup.request, hit)
         self.stats.look_up_seconds.append(perf_counter() - started)
-        return hit.blocks, hit.tokens
+        return running_release().found(hit.blocks, hit.tokens)
 
     # Memory
 
@@ -167,8 +174,13 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         total_computed_tokens: int,
         num_tokens_main_model: int,
         apply_admission_cap: bool = False,
+        num_local_computed_tokens: int | None = None,
     ) -> int:
-        """Return the blocks that a request still needs; see vLLM's base class."""
+        """Return the blocks that a request still needs; see vLLM's base class.
+
+        Args:
+            num_local_computed_tokens: In releases that tell; the blocks of the hit say as much.
+        """
         return self.caching.allocation.get_num_blocks_to_allocate(
             request_id,
             num_tokens,
@@ -223,13 +235,26 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """Enter what a request's first ``num_computed_tokens`` tokens fill."""
         self.caching.cache_blocks(request, num_computed_tokens)
 
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the blocks that every window has left behind."""
+    def remove_skipped_blocks(
+        self, request_id: str, total_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Free the blocks that every window has left behind.
+
+        Args:
+            num_prompt_tokens: In releases that tell, for other kinds of windows.
+        """
         self.caching.remove_skipped_blocks(request_id, total_computed_tokens)
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks."""
         self.caching.free(request_id)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request's blocks from it, to be freed later and from the last one on.
+
+        In later releases, where a step in flight may still write them beside a connector.
+        """
+        return self.caching.pop_blocks_for_free(request_id)
 
     def withdraw_unwritten(self, request_id: str) -> None:
         """Take back what a request entered in the step being scheduled and has yet to write.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
@@ -42,6 +43,7 @@ from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import Entered, TailCache
 from vllm_ascend.core.stock_caching import enter_full_blocks
+from vllm_ascend.releases import running_release
 
 _NEVER = 1 << 62
 
@@ -254,11 +256,14 @@ class RankedCaching:
             return
         if confirmed < record.next_free:
             return
+        # A connector may write into a block at once, beside the steps that still read it.
+        in_flight = 0 if request is None else running_release().in_flight_tokens(request)
+        settled = max(confirmed - in_flight, 0)
         record.next_free = _NEVER
         left: list[PlacedBlock] = []
         for group in self._groups.windowed:
             if group.is_retained:
-                left += leave_behind(group, record, request_id, confirmed, self._pool.null_block)
+                left += leave_behind(group, record, request_id, settled, self._pool.null_block)
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
@@ -274,6 +279,14 @@ class RankedCaching:
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
+        if blocks := self._take_all(request_id):
+            self._pool.free_blocks(blocks)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request's blocks from it, in the reverse order of :meth:`free`."""
+        return self._take_all(request_id)[::-1]
+
+    def _take_all(self, request_id: str) -> list[KVCacheBlock]:
         if self.withdraws_freed:
             self.withdraw_unwritten(request_id)
         self._successors.forget(request_id)
@@ -294,8 +307,7 @@ class RankedCaching:
         if self.learned is not None and record is not None:
             self.learned.classify(held, record)
             self.learned.end(record)
-        if held:
-            self._pool.free_blocks(deep_first(held))
+        return deep_first(held)
 
     # Steps
 

@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 
 from vllm_ascend.core.connectors.connector_rules import knows_granules
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
+from vllm_ascend.releases import running_release
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class SchedulerFacts:
         num_draft_tokens: Drafts per step, any of which may be rejected.
         num_unconfirmed_tokens: Tokens that the scheduler may count as computed although they are
             drafts of a step still in flight (async scheduling with speculation).
+        num_in_flight_tokens: Tokens of steps in flight for which requests go on holding windows.
         has_connector: Blocks may be written and read by a KV connector.
         connector_knows_granules: It copes with requests that start inside a block.
     """
@@ -31,6 +33,7 @@ class SchedulerFacts:
     block_size: int = 1
     num_draft_tokens: int = 0
     num_unconfirmed_tokens: int = 0
+    num_in_flight_tokens: int = 0
     has_connector: bool = False
     connector_knows_granules: bool = False
 
@@ -69,6 +72,7 @@ def facts_of(vllm_config: VllmConfig, config: PrefixCacheConfig) -> dict[str, An
     return {
         "num_draft_tokens": num_drafts,
         "num_unconfirmed_tokens": num_drafts if is_async else 0,
+        "num_in_flight_tokens": running_release().max_in_flight_tokens(vllm_config),
         "has_connector": vllm_config.kv_transfer_config is not None,
         # Asked only where it matters: the answer may have to import the connector.
         "connector_knows_granules": (

@@ -160,25 +160,27 @@ def get_manager_for_kv_cache_spec(
     A request is admitted only if its blocks fit, so the bound used then must be the bound of what
     it will ever hold; windowed and compressed groups hold less than a block per ``block_size``
     tokens. Tokens of a step and of the longest request bound what a windowed group holds. With
-    ``sparse_state`` tables hold null blocks where nobody reads. Raises ``KeyError`` if no manager
-    is known for the spec's class or a base of it.
+    ``sparse_state`` tables hold null blocks where nobody reads. Compressed specs that count tokens
+    get vLLM's own. Raises ``KeyError`` if no manager is known for a spec's class or a base of it.
     """
     spec = unpack_uniform(kv_cache_spec)
-    kwargs = running_release().manager_arguments(tokens_per_block(spec)) | kwargs
-    if is_compressed(spec):
+    release = running_release()
+    kwargs = release.manager_arguments(tokens_per_block(spec)) | kwargs
+    step_tokens = kwargs.pop(release.step_tokens, max_num_batched_tokens)
+    if is_compressed(spec) and release.counts_rows:
         if max_model_len is not None:
             ratio = compress_ratio(spec)
             max_rows, rows = max_model_len // ratio, tokens_per_block(spec) // ratio
             kwargs["max_admission_blocks_per_request"] = cdiv(max_rows, rows) + 1
         return CompressAttentionManager(spec, **kwargs)
     recycles = isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
-    if recycles and max_num_batched_tokens is not None and max_model_len is not None:
+    if recycles and step_tokens is not None and max_model_len is not None:
         kwargs["max_admission_blocks_per_request"] = spec.max_admission_blocks_per_request(
-            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
+            **{release.step_tokens: step_tokens}, max_model_len=max_model_len
         )
     if sparse_state:
         return SparseStateManager(spec, **kwargs)
-    manager_class = running_release().manager_class(spec)
+    manager_class = release.manager_class(spec)
     if manager_class is None:
         raise KeyError(f"no KV cache manager for {type(spec).__name__}")
     return manager_class(spec, **kwargs)
@@ -192,7 +194,9 @@ def make_managers(
     def make(group_id: GroupId, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
         arguments = {
             "kv_cache_spec": group.kv_cache_spec,
-            "max_num_batched_tokens": plan.max_num_batched_tokens,
+            running_release().step_tokens: (
+                plan.max_num_batched_tokens + plan.facts.num_in_flight_tokens
+            ),
             "max_model_len": plan.max_model_len,
             "block_pool": pool,
             "enable_caching": pool.enable_caching,

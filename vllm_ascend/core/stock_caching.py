@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.releases import running_release
 
 
 class StockCaching:
@@ -61,6 +63,11 @@ class StockCaching:
         self._successors.forget(request_id)
         self.allocation.free(request_id)
 
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request's blocks from it; see vLLM's coordinator."""
+        self._successors.forget(request_id)
+        return self.allocation.pop_blocks_for_free(request_id)
+
     def nothing(self, *_: object) -> None:
         """Look-ups are not remembered, no block is copied, and nothing is taken back or counted."""
 
@@ -78,7 +85,7 @@ def enter_full_blocks(
     """Enter what ``num_tokens`` tokens fill in one group; return the ordinals entered."""
     manager = group.manager
     first_new = manager.num_cached_block.get(request.request_id, 0)
-    manager.cache_blocks(request, num_tokens)
+    running_release().enter_all(manager, request, num_tokens)
     if group.is_eagle:
         successors.resolve_pending(group.id, request)
     end = manager.num_cached_block.get(request.request_id, 0)

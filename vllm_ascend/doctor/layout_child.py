@@ -227,7 +227,7 @@ def _warnings(scheduler: Scheduler, plan: CachePlan) -> tuple[str, ...]:
 
 def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[GroupRow, ...]:
     """Return the kinds of caches, each once; a group's layers may differ in the bytes of a row."""
-    from vllm_ascend.core.layout.specs import kind_in_words, tokens_per_block
+    from vllm_ascend.core.layout.specs import kind_in_words, rows_per_block, tokens_per_block
 
     num_layers: Counter[tuple] = Counter()
     groups: defaultdict[tuple, set[int]] = defaultdict(set)
@@ -236,7 +236,7 @@ def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[Group
             # The layer's own spec: a scheduler sees one for the whole group.
             spec = layout.specs[name]
             kind = kind_in_words(spec) + (", indexer" if ".indexer." in name else "")
-            rows, tokens = spec.storage_block_size, tokens_per_block(spec)
+            rows, tokens = rows_per_block(spec), tokens_per_block(spec)
             key = (kind, rows, tokens, spec.page_size_bytes)
             num_layers[key] += 1
             groups[key].add(group_id)

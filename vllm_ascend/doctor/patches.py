@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import vllm_ascend
-from vllm_ascend.deployment import is_checkout
+from vllm_ascend.deployment import is_checkout, vllm_distribution
 from vllm_ascend.doctor import children, serving_child
 from vllm_ascend.doctor.environment import asks_for_something, variables_set
 from vllm_ascend.doctor.findings import Finding, PatchRow, Severity, Version
 from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import SUPPORTED, Release, find_release
 
 # Beside the planner's words for what becomes of a patch:
 NOT_NEEDED = "not needed"
@@ -84,7 +85,8 @@ def patch_rows(
         return ()
     if not found:
         why = "the package vllm_ascend that serving imports has no patches, or cannot be imported"
-        return tuple(PatchRow(p.target, p.feature, NOT_LOADED, why) for p in listed_patches())
+        listed = listed_patches(_installed_release())
+        return tuple(PatchRow(p.target, p.feature, NOT_LOADED, why) for p in listed)
     unneeded = _Unneeded(_partial_hits(environ), _over_checkout(package))
     active = any(row["state"] == APPLIED for row in found)
     return tuple(
@@ -136,6 +138,12 @@ class _Unneeded:
         if not self.over_checkout and module.startswith(_WORKER) and not self.partial_hits:
             return "with VLLM_ASCEND_DSV4_PARTIAL_HITS=1 only"
         return ""
+
+
+def _installed_release() -> Release:
+    """Return the release whose vLLM is installed; of another vLLM, or none, the oldest one."""
+    vllm = vllm_distribution()
+    return (find_release(vllm.version) if vllm is not None else None) or SUPPORTED[0]
 
 
 def _over_checkout(package: Path | None) -> bool:

@@ -163,10 +163,15 @@ def _rows_of_tables(modules: list[Any]) -> dict[str, dict[str, str]]:
 def _rows_of_late_patches(patches: tuple[Any, ...]) -> dict[str, dict[str, str]]:
     """Return rows for patches that are set right after the import of what they change."""
     late = importlib.import_module(f"{_LATE}late")
+    release = importlib.import_module(f"{_PACKAGE}.releases").running_release()
     rows = {}
     for patch in patches:
         state, why = "not in place", "its module was imported, but not changed"
-        if late.is_set(patch):
+        if patch.target in release.native:
+            state, why = "left to vLLM", release.native[patch.target]
+        elif patch.target in release.absent:
+            state, why = "not available", release.absent[patch.target]
+        elif late.is_set(patch):
             state, why = "applied", patch.why
         elif patch.target.partition(":")[0] not in sys.modules:
             state, why = "ready", "set as soon as its module is imported"
@@ -196,8 +201,12 @@ def _state(change: Any, why: str) -> tuple[str, str]:
     if found is None or found is change.old:
         return "not in place", "it was taken back"
     layers = list(_layers(getattr(found, "__func__", found)))
-    by = getattr(layers[0], "__module__", type(found).__module__)
+    # Not __module__ alone: functools.wraps copies that of what is wrapped.
+    by = getattr(layers[0], "__globals__", {}).get("__name__")
+    by = str(by or getattr(layers[0], "__module__", type(found).__module__))
     if getattr(change.new, "__func__", change.new) in layers:
+        if by.startswith(f"{_PACKAGE}."):  # over a checkout, in which it is imported behind ours
+            return "applied", f"{why} vllm-ascend wraps it, in {by}."
         return "wrapped", f"wrapped since, by {by}"
     return "replaced", f"replaced since, by {by}"
 

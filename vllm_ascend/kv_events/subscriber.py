@@ -139,7 +139,8 @@ class Subscriber:
         self._replay.send_multipart([b"", first.to_bytes(_SEQUENCE_BYTES, "big")])
         replayed: list[tuple[int, Any]] = []
         while self._replay.poll(self._replay_timeout_ms):
-            _, sequence_bytes, payload = self._replay.recv_multipart()
+            # Behind an empty frame; later releases of vLLM put the topic between.
+            *_, sequence_bytes, payload = self._replay.recv_multipart()
             if sequence_bytes == _END_OF_REPLAY:
                 break
             replayed.append(self._read(sequence_bytes, payload))

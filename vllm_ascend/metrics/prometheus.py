@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from vllm_ascend.core.pool.free_queue import TIERS as FREE_RANKS
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheUpdate
 
+_PREFIX = "vllm_ascend:"
 # Dashboards know kept blocks as cached ones.
 FREE_TIERS = tuple("cached" if r is Rank.KEPT else r.name.lower() for r in FREE_RANKS)
 TIERS = ("used", *FREE_TIERS)
@@ -121,7 +123,7 @@ class PrefixCacheProm:
     ) -> Any:
         """Register a metric, for all engines and all ``values`` of its own label at zero."""
         made = getattr(self._stat_logger, f"_{metric}_cls")(
-            name=f"vllm_ascend:{name}",
+            name=_PREFIX + name,
             documentation=documentation,
             labelnames=["model_name", "engine", *([label] if label else ())],
             **arguments,
@@ -130,6 +132,16 @@ class PrefixCacheProm:
         for labels, own in product(self._engines.values(), own_labels):
             made.labels(*labels, *own)
         return made
+
+
+def unregister() -> None:
+    """Take the metrics of an earlier logger out of the registry, as every logger does with vLLM's.
+
+    Some releases of vLLM take all out that have its name in theirs, later ones only their own.
+    """
+    for collector in list(REGISTRY._collector_to_names):
+        if getattr(collector, "_name", "").startswith(_PREFIX):
+            REGISTRY.unregister(collector)
 
 
 def _add(counter: Any, number: int, *labels: object) -> None:

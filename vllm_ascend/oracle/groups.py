@@ -19,6 +19,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm_ascend.core.layout.specs import compress_ratio, rows_per_block
+
 # The overlapping compressor keeps two windows of 4 tokens; every other compressor keeps one.
 _OVERLAPPING_WINDOW = 8
 
@@ -70,7 +72,7 @@ def rules_of(spec: KVCacheSpec, *, has_draft_rows: bool = False) -> GroupRules:
     """
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = next(iter(spec.kv_cache_specs.values()))
-    rows = spec.storage_block_size
+    rows = rows_per_block(spec)
     if isinstance(spec, MambaSpec):
         # One state per block, whatever number of tokens it sums up.
         return GroupRules(
@@ -90,7 +92,7 @@ def rules_of(spec: KVCacheSpec, *, has_draft_rows: bool = False) -> GroupRules:
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return GroupRules(Kind.CHUNKED, rows, window=spec.attention_chunk_size)
     if isinstance(spec, FullAttentionSpec):
-        ratio = getattr(spec, "compress_ratio", 1) or 1
+        ratio = compress_ratio(spec)
         return GroupRules(Kind.FULL, rows, ratio, has_draft_rows=has_draft_rows)
     raise ValueError(f"the content oracle has no model of {type(spec).__name__}")
 

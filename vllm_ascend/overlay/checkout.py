@@ -13,6 +13,7 @@ from vllm_ascend.overlay.known_heads import digest_files, known_heads
 from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.overlay.surface import missing_names
 from vllm_ascend.patch.upstream.source import PACKAGE, misfits
+from vllm_ascend.releases import Release, find_release
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Checkout:
 
     Attributes:
         root: Its directory.
+        release: Which of the supported ones it is, or is nearest to.
         head: The supported commit whose files it has; ``None`` if they are none's.
         changed: Files that differ from the supported head that is nearest, if ``head`` is ``None``.
         nearest: That head.
@@ -28,6 +30,7 @@ class Checkout:
     """
 
     root: Path
+    release: Release
     head: str | None
     nearest: str
     changed: tuple[str, ...]
@@ -73,12 +76,16 @@ def inspect(
     differences = {head.commit: _changed(found, head.files) for head in supported}
     nearest = min(differences, key=lambda head: len(differences[head]))
     head = None if differences[nearest] else nearest
-    problems = () if originals is not None else (*missing_names(package), *_misfits(package))
-    return Checkout(root, head, nearest, tuple(differences[nearest]), problems)
+    release = next(find_release(head.vllm) for head in supported if head.commit == nearest)
+    assert release is not None, "a supported head is of a supported release"
+    problems: tuple[str, ...] = ()
+    if originals is None:
+        problems = (*missing_names(package, release), *_misfits(package, release))
+    return Checkout(root, release, head, nearest, tuple(differences[nearest]), problems)
 
 
-def _misfits(package: Path) -> list[str]:
-    return misfits(package, {patch.target: patch.digests for patch in listed_patches()})
+def _misfits(package: Path, release: Release) -> list[str]:
+    return misfits(package, {patch.target: patch.digests for patch in listed_patches(release)})
 
 
 def _changed(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:

@@ -111,7 +111,11 @@ def print_line(text: str) -> None:
 def _as_json(planned: OverlayPlan) -> dict:
     checkout = planned.checkout
     return {
-        "checkout": {**asdict(checkout), "root": str(checkout.root)},
+        "checkout": {
+            **asdict(checkout),
+            "root": str(checkout.root),
+            "release": checkout.release.vllm_ascend,
+        },
         "files": [asdict(file) for file in planned.files],
         "patches": [asdict(patch) for patch in planned.patches],
     }
@@ -144,8 +148,3 @@ def _print_plan(planned: OverlayPlan) -> None:
     for patch in planned.patches:
         patches.add_row(patch.target.replace(":", ":\n"), patch.why)
     _console.print(patches)
-
-
-def _table(title: str, name: str, *columns: str) -> Table:
-    # Names are folded, not cut: they are what a reader searches for.
-    return Table(Column(name, overflow="fold"), *columns, title=title, title_justify="left")

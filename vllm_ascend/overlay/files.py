@@ -8,8 +8,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-# Modules of vllm-ascend that ours take the place of, with the reason.
-REPLACED = {
+from vllm_ascend.releases import Release
+
+# Why ours take the place of modules of vllm-ascend; in which releases, those say.
+_WHY_REPLACED = {
     "core/single_type_kv_cache_manager.py": (
         "Managers that hash what a block covers, keep what can be hit, and know retention."
     ),
@@ -50,7 +52,7 @@ class OverlayFile:
 
 
 def overlay_files(
-    source: Path, package: Path, added: frozenset[str] = frozenset()
+    source: Path, package: Path, release: Release, added: frozenset[str] = frozenset()
 ) -> list[OverlayFile]:
     """Return the files of ours that go into a checkout, sorted by path.
 
@@ -59,15 +61,16 @@ def overlay_files(
     Args:
         source: Our package directory.
         package: The checkout's.
+        release: Which it is.
         added: Files that an overlay in force has put there, and vllm-ascend does not have.
     """
     files: list[OverlayFile] = []
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source).as_posix()
-        if not path.is_file() or _is_left_out(relative):
+        if not path.is_file() or _is_left_out(relative) or relative in release.left_out:
             continue
-        if relative in REPLACED:
-            files.append(OverlayFile(relative, True, REPLACED[relative]))
+        if relative in release.replaced:
+            files.append(OverlayFile(relative, True, _WHY_REPLACED[relative]))
         elif path.name != "__init__.py" or relative in added or not (package / relative).exists():
             files.append(OverlayFile(relative, False, _purpose(path)))
     return files

@@ -74,10 +74,10 @@ def make_plan(path: Path) -> OverlayPlan:
     added = frozenset(f.path for f in manifest.files if not f.replaces) if manifest else frozenset()
     checkout = inspect(root, state.originals(root) if manifest else None, added)
     source = own_package()
-    files = tuple(overlay_files(source, checkout.package, added))
+    files = tuple(overlay_files(source, checkout.package, checkout.release, added))
     for file in files:
         _refuse_obstacle(checkout.package, file, is_ours=file.path in added)
-    return OverlayPlan(checkout, source, files, listed_patches())
+    return OverlayPlan(checkout, source, files, listed_patches(checkout.release))
 
 
 def _refuse_obstacle(package: Path, file: OverlayFile, *, is_ours: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_ascend.overlay.known_heads import KnownHead, head_of, known_heads
 from vllm_ascend.patch.upstream.source import PACKAGE
-from vllm_ascend.releases import SUPPORTED, takes_overlay
+from vllm_ascend.releases import SUPPORTED, find_release, takes_overlay
 
 # Where a version stands: written by builds, then by source distributions, then by git.
 _VERSION_FILES = (
@@ -86,4 +86,6 @@ def unsupported(root: Path) -> str:
         for other in SUPPORTED
         if other.takes_overlay
     )
-    return f"this is {release}; supported here: {supported}, commits {commits}"
+    pair = find_release(release.vllm)
+    why = f", over which there is no overlay: {pair.why_no_overlay}" if pair is not None else ""
+    return f"this is {release}{why}; supported here: {supported}, commits {commits}"

@@ -4,28 +4,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vllm_ascend.deployment import own_package
 from vllm_ascend.overlay.errors import OverlayError
-from vllm_ascend.overlay.files import REPLACED
 from vllm_ascend.patch.upstream.source import PACKAGE
+from vllm_ascend.releases import Release
 
-# Who must import one of our modules, so that the patches are installed.
-_HOOKS = {
-    "patch/platform/__init__.py": f"{PACKAGE}.patch.platform.patch_kv_cache_interface",
-    "patch/worker/__init__.py": f"{PACKAGE}.patch.worker.patch_deepseek_compressor",
-}
 # A class of ours that another module constructs, with keywords that it must take.
 _CONSTRUCTED = ("worker/npu_input_batch.py", "worker/block_table.py", "MultiGroupBlockTable")
 
 
-def missing_names(package: Path) -> list[str]:
-    """Say what the checkout expects of the modules that we replace and would not find.
+def missing_names(package: Path, release: Release) -> list[str]:
+    """Say what the checkout expects of the modules that we replace, and we of those that stay.
 
     Args:
         package: The checkout's ``vllm_ascend`` directory, without an overlay.
+        release: Which it is.
 
     Returns:
         One sentence each; none if everything fits.
@@ -33,21 +29,31 @@ def missing_names(package: Path) -> list[str]:
     Raises:
         OverlayError: A file of it is no Python.
     """
-    problems = [f"{path} does not exist" for path in REPLACED if not (package / path).is_file()]
+    replaced = sorted(release.replaced)
+    problems = [f"{path} does not exist" for path in replaced if not (package / path).is_file()]
     problems += [
         f"{path} does not import {module}, which installs the patches"
-        for path, module in _HOOKS.items()
+        for path, module in release.hooks.items()
         if module not in set(_imported_modules(package / path))
     ]
-    ours = {_module_name(path): _defined_names(own_package() / path) for path in REPLACED}
-    for path in sorted(package.rglob("*.py")):
-        relative = path.relative_to(package).as_posix()
-        if relative in REPLACED:
+    theirs = [path for path in release.left_out if (package / path).is_file()]
+    problems += _lacking(package, release.replaced, own_package(), replaced, "ours")
+    problems += _lacking(own_package(), frozenset(release.left_out), package, theirs, "it")
+    return [*problems, *(_foreign_keywords(package) if _CONSTRUCTED[1] in replaced else ())]
+
+
+def _lacking(
+    readers: Path, without: frozenset[str], package: Path, paths: Sequence[str], whose: str
+) -> Iterator[str]:
+    """Yield what files below ``readers`` import of ``package``'s modules that those do not have."""
+    had = {_module_name(path): _defined_names(package / path) for path in paths}
+    for path in sorted(readers.rglob("*.py")) if had else ():
+        relative = path.relative_to(readers).as_posix()
+        if relative in without:
             continue
         for module, name in _imported_names(path):
-            if module in ours and name not in ours[module]:
-                problems.append(f"{relative} imports {name} of {module}, which ours lacks")
-    return [*problems, *_foreign_keywords(package)]
+            if module in had and name not in had[module]:
+                yield f"{relative} imports {name} of {module}, which {whose} lacks"
 
 
 def _foreign_keywords(package: Path) -> Iterator[str]:

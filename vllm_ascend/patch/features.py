@@ -59,7 +59,7 @@ ISOLATION = _promised("isolation", "vLLM hashes a salt and an adapter's name und
 KV_EVENTS = _promised("kv-events", "vLLM tells of a reset in the order in which it happened")
 # Hits that end inside a block take a private copy of it.
 PARTIAL_HITS = {
-    **_ascend_layout("partial-hits", "vllm>=0.33"),
+    **_ascend_layout("partial-hits", "vllm>=0.30"),
     "superseded_by": "vllm.v1.core.sched.output:SchedulerOutput.kv_cache_block_copies",
 }
 # What the cache did and holds, for Prometheus and the log.

@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     over_checkout = [patch for patch in patches if patch.feature != DSV4_ON_CPU["feature"]]
     texts = {
         LEDGER: render(patches),
-        PATCH_LIST: patch_list.render(SUPPORTED[0].table(over_checkout)),
+        PATCH_LIST: patch_list.render(over_checkout),
     }
     stale = []
     for path, text in texts.items():

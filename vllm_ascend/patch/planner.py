@@ -53,6 +53,8 @@ def statuses(patches: Sequence[Patch], release: Release) -> list[PatchStatus]:
             status, reason = LEFT_TO_VLLM, release.native[patch.target]
         elif patch.target in release.absent:
             status, reason = NOT_AVAILABLE, release.absent[patch.target]
+        elif not release.takes(patch, patches):
+            continue  # its twin has a row
         rows.append(PatchStatus(patch.target, patch.feature, status, reason))
     return rows
 

@@ -64,7 +64,7 @@ class PatchTable:
     """All patches, and the vLLM that they were read beside.
 
     Attributes:
-        entries: One per target and kind.
+        entries: One per target.
         vllm: The folder that holds that vLLM's package.
     """
 
@@ -116,12 +116,15 @@ def _digests(patch: Patch) -> tuple[str, ...]:
 
 
 def _merged(entries: Iterable[PatchEntry]) -> Iterator[PatchEntry]:
-    """Yield one entry for each target and kind, with what several tables say of it."""
-    found: dict[tuple[str, str], PatchEntry] = {}
+    """Yield one entry for each target, with what several tables say of it.
+
+    What some releases lack and others have to have changed is an addition.
+    """
+    found: dict[str, PatchEntry] = {}
     for entry in entries:
-        known = found.get((entry.target, entry.kind), entry)
-        found[entry.target, entry.kind] = replace(
-            known,
+        known = found.get(entry.target, entry)
+        found[entry.target] = replace(
+            known if known.adds else entry,
             evidence=known.evidence or entry.evidence,
             digests=_union(known.digests, entry.digests),
             aliases=_union(known.aliases, entry.aliases),

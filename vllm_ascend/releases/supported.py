@@ -9,8 +9,9 @@ from functools import cache
 from vllm_ascend.releases.release import Release
 from vllm_ascend.releases.v0_20_2 import Vllm0202
 from vllm_ascend.releases.v0_23_0 import Vllm0230
+from vllm_ascend.releases.v0_30_0 import Vllm0300
 
-SUPPORTED: tuple[Release, ...] = (Vllm0202(), Vllm0230())
+SUPPORTED: tuple[Release, ...] = (Vllm0202(), Vllm0230(), Vllm0300())
 
 
 def find_release(vllm_version: str) -> Release | None:

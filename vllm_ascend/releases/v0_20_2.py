@@ -146,13 +146,36 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
 }
 
 
+_UTILS = "vllm.v1.core.kv_cache_utils"
+# Of later releases; here three functions on the way there are changed.
+GROUPED_BY_KIND: Mapping[str, str] = {
+    f"{_UTILS}:_get_packed_kv_cache_groups": "layers are grouped by kind",
+    f"{_UTILS}:get_kv_cache_config_from_groups": "its part for DeepSeek-V4 is changed",
+}
+
+
 class Vllm0202(Release):
     """Managers stand in a map by exact class, and are not told the scheduler's alignment."""
 
     vllm = "0.20.2"
     vllm_ascend = "0.20.2rc"
     takes_overlay = True
+    replaced: ClassVar[frozenset[str]] = frozenset(
+        {
+            "core/single_type_kv_cache_manager.py",
+            "patch/platform/patch_kv_cache_coordinator.py",
+            "patch/platform/patch_kv_cache_interface.py",
+            "patch/platform/patch_kv_cache_utils.py",
+            "patch/worker/patch_deepseek_compressor.py",
+            "worker/block_table.py",
+        }
+    )
+    hooks: ClassVar[Mapping[str, str]] = {
+        "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_interface",
+        "patch/worker/__init__.py": "vllm_ascend.patch.worker.patch_deepseek_compressor",
+    }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
+    native: ClassVar[Mapping[str, str]] = GROUPED_BY_KIND
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:
         from vllm.v1.core import single_type_kv_cache_manager as managers

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.patch.table import Digests
 from vllm_ascend.releases.release import Release
+from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,9 +32,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.utils.cpu_triton_utils": {
         "_FuncWrapper.__getitem__": "3c1212f844725ffe",
-    },
-    "vllm.v1.attention.backends.mla.sparse_swa": {
-        "DeepseekV4SWACache": "a90f7f59f1c50f3a",
     },
     "vllm.v1.core.kv_cache_coordinator": {
         "get_kv_cache_coordinator": "9d96b12b65c9e5eb",
@@ -67,10 +66,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.v1.engine.core": {
         "EngineCore._initialize_kv_caches": "5328e919fce71e46",
     },
-    "vllm.v1.kv_cache_interface": {
-        "MLAAttentionSpec": "9f27c636faca79dd",
-        "SlidingWindowMLASpec": "ce522ac6ffdf97a8",
-    },
     "vllm.v1.metrics.loggers": {
         "LoggingStatLogger.log": "ff885767ae08b2fe",
         "LoggingStatLogger.record": "349a6a9dd4b880aa",
@@ -85,11 +80,42 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.v1.worker.worker_base": {
         "WorkerWrapperBase.execute_model": "beb33a0813e85b30",
     },
+    "vllm_ascend.attention.context_parallel.dsa_cp": {
+        "AscendDSACPMetadataBuilder.build": "2986891210fd6cde",
+    },
+    "vllm_ascend.attention.dsa_v1": {
+        "AscendDSAMetadataBuilder.build": "a326e41cfeb82072",
+    },
+    "vllm_ascend.core.recompute_scheduler": {
+        "RecomputeScheduler.schedule": "bb927793dc2f4d25",
+        "RecomputeScheduler.update_from_output": "e49ce24836931677",
+    },
+    "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": {
+        "KVCacheRecvingThread.__init__": "0dae09a2870e18ca",
+        "KVCacheRecvingThread._transfer_kv_cache": "5b89732432c7d961",
+        "KVCacheRecvingThread._transfer_kv_cache_all_groups": "85d046881c79616c",
+        "KVCacheSendingThread.__init__": "8772fc7217712f7c",
+        "MooncakeConnectorWorker.register_kv_caches": "5c83e7d3834a5512",
+    },
+    "vllm_ascend.utils": {
+        "refresh_block_size": "6ac7fb4ec557b8b7",
+    },
+    "vllm_ascend.worker.model_runner_v1": {
+        "NPUModelRunner._allocate_kv_cache_tensors": "ccbc23ebbf4c713d",
+    },
 }
 _MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 _LAYERS = "vllm.model_executor.layers"
-_CHECKOUT = "moved; needed over a checkout of vllm-ascend alone"
+_DSA = "vllm_ascend.attention.dsa_v1"
+_DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
+_STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+_OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
+_OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
+_OWN_DRAFTS = "vllm-ascend looks drafts up in blocks of their own group"
+_OWN_SIZES = "vllm-ascend's kernels are told of every block size"
+_WHOLE_TABLES = "state tables are whole: a kernel finds rows by a request's real positions"
+_STORE_REFUSED = "AscendStoreConnector is refused: it names and looks up blocks in another way"
 _FRONT = "free_blocks(prepend) is vLLM's own"
 _MASK = "cache_full_blocks(block_mask) is vLLM's own"
 _INTERVAL = "cache_blocks(retention_interval) is vLLM's own"
@@ -101,9 +127,30 @@ class Vllm0230(Release):
 
     vllm = "0.23.0"
     vllm_ascend = "0.23.0"
-    takes_overlay = False
+    takes_overlay = True
+    replaced: ClassVar[frozenset[str]] = frozenset(
+        {
+            "core/single_type_kv_cache_manager.py",
+            "patch/platform/patch_kv_cache_coordinator.py",
+            "patch/platform/patch_kv_cache_utils.py",
+        }
+    )
+    left_out: ClassVar[Mapping[str, str]] = {
+        "core/kv_cache_interface.py": _OWN_SPECS,
+        "patch/platform/patch_kv_cache_interface.py": _OWN_SPECS,
+        "patch/worker/patch_deepseek_compressor.py": _OWN_LAYERS,
+        "worker/block_table.py": "vllm-ascend's tables know compressed groups",
+        "worker/dsv4_cache_layers.py": _OWN_LAYERS,
+    }
+    hooks: ClassVar[Mapping[str, str]] = {
+        "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_utils",
+    }
+    refused_connectors: ClassVar[Mapping[str, str]] = {
+        "AscendStoreConnector": "its keys do not tell layouts apart, nor the blocks in a granule",
+    }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
+        **GROUPED_BY_KIND,
         "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": "prepend_n is vLLM's own",
         f"{_POOL}.scratch_first": _FRONT,
         f"{_POOL}.__init__": _FRONT,
@@ -118,11 +165,27 @@ class Vllm0230(Release):
         "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
             "the KV cache manager is told the scheduler's block size"
         ),
+        "vllm.v1.kv_cache_interface:MLAAttentionSpec": _OWN_SPECS,
+        "vllm.v1.kv_cache_interface:SlidingWindowMLASpec": _OWN_SPECS,
+        f"{_LAYERS}.attention.mla_attention:MLAAttentionSpec": _OWN_SPECS,
+        f"{_LAYERS}.deepseek_compressor:CompressorStateCache": _OWN_LAYERS,
+        f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": _OWN_LAYERS,
+        "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": _OWN_LAYERS,
+        "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_LAYERS,
+        f"{_DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
+        f"{_DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_DRAFTS,
+        f"{_DSA_CP}.build_for_drafting": _OWN_DRAFTS,
     }
     absent: ClassVar[Mapping[str, str]] = {
-        f"{_LAYERS}.attention.mla_attention:MLAAttentionSpec": _CHECKOUT,
-        f"{_LAYERS}.deepseek_compressor:CompressorStateCache": _CHECKOUT,
-        f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": _CHECKOUT,
+        f"{_DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
+        f"{_DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
+        f"{_DSA_CP}.build_req_metadata": _WHOLE_TABLES,
+        f"{_STORE}.ascend_store_connector:AscendStoreConnector.knows_granules": _STORE_REFUSED,
+        f"{_STORE}.config_data:ChunkedTokenDatabase.has_null_blocks": _STORE_REFUSED,
+        f"{_STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids": _STORE_REFUSED,
+        f"{_STORE}.config_data:get_block_hashes": _STORE_REFUSED,
+        f"{_STORE}.pool_scheduler:KVPoolScheduler.__init__": _STORE_REFUSED,
+        f"{_STORE}.pool_worker:KVPoolWorker.__init__": _STORE_REFUSED,
     }
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:
@@ -141,3 +204,17 @@ class Vllm0230(Release):
 
     def discard_next_output(self, request: Request) -> None:
         request.async_tokens_to_discard = 1  # outputs of whole steps, whatever its name says
+
+    def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
+        # It warns of every event of a group that it does not find.
+        return ((None, None),) * num_groups
+
+    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
+        # vllm-ascend's patch_async_swa_kv_lifetime; vLLM alone gives windows back at once.
+        if not is_over_checkout():
+            return 0
+        steps = vllm_config.max_concurrent_batches - 1  # -1: the step that is being scheduled
+        return steps * vllm_config.scheduler_config.max_num_batched_tokens
+
+    def in_flight_tokens(self, request: Request) -> int:
+        return max(getattr(request, "num_in_flight_tokens", 0), 0)  # counted by the same patch

@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
 
 from vllm_ascend.core.layout import dsv4_layout as dsv4
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Specs, ascend_specs
+from vllm_ascend.releases import running_release
 
 # DeepSeek-V4-Flash: two plain sliding-window layers, then C4 and C128 in turn, 43 in all.
 _DSV4_FLASH_COMPRESS_RATIOS = (0, 0, *([4, 128] * 20), 4)
@@ -96,7 +97,8 @@ def dsv4_flash_gpu(
     row = {"head_size": dsv4.HEAD_SIZE, "dtype": torch.uint8, **packed, **common}
 
     def compressed(ratio: int, **row: Any) -> KVCacheSpec:
-        return MLAAttentionSpec(block_size=_GPU_BLOCK_TOKENS, compress_ratio=ratio, **row)
+        per_row = {running_release().ratio_field: ratio}
+        return MLAAttentionSpec(block_size=_GPU_BLOCK_TOKENS, **per_row, **row)
 
     def state(block_tokens: int, head_size: int, window: int) -> KVCacheSpec:
         return SlidingWindowMLASpec(

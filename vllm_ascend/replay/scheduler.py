@@ -39,6 +39,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import KVLayout
 
 _HASH_ALGORITHM = "sha256"
@@ -222,6 +223,8 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
         device_config=DeviceConfig("cpu"),
         kv_events_config=events,
     )
+    for name, value in running_release().cache_settings(layout.specs.values()).items():
+        setattr(config.cache_config, name, value)
     # VllmConfig switches it off where the stand-in model has no executor for it.
     config.scheduler_config.async_scheduling = options.async_scheduling
     if options.num_speculative_tokens:

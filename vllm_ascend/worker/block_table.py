@@ -303,11 +303,17 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
             self.state_window.first_tokens.np[row_idx] = 0
 
     def move_row(self, src: int, tgt: int) -> None:
-        """Copy a row over another one, of every group."""
+        """Copy a row over another one, of every group, and empty it.
+
+        The next request that gets the emptied row may have fewer blocks, and drafts of its first
+        step reach behind them: what were left there would be blocks of the request that moved.
+        """
         super().move_row(src, tgt)
         if self.state_window is not None:
             first_tokens = self.state_window.first_tokens.np
             first_tokens[tgt] = first_tokens[src]
+        if src != tgt:
+            self.clear_row(src)
 
     def swap_row(self, src: int, tgt: int) -> None:
         """Exchange two rows, of every group."""

@@ -14,6 +14,7 @@ from tests.e2e.core import layouts
 from tests.e2e.core.workload import Traffic
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.oracle.groups import rules_of
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
 
@@ -275,11 +276,19 @@ def _blocks_of_longest_request(
 ) -> int:
     options = SchedulerOptions(num_blocks=1000, **dict(common))  # type: ignore[arg-type]
     scheduler = build_scheduler(configuration.layout, options)
-    return blocks_of_longest_request(scheduler.kv_cache_config, options)
+    in_flight = running_release().max_in_flight_tokens(scheduler.vllm_config)
+    step_tokens = options.max_num_batched_tokens + in_flight
+    return blocks_of_longest_request(
+        scheduler.kv_cache_config, replace(options, max_num_batched_tokens=step_tokens)
+    )
 
 
 def blocks_of_longest_request(kv_cache_config: KVCacheConfig, options: SchedulerOptions) -> int:
-    """What a request of the greatest length holds at most, over all groups."""
+    """What a request of the greatest length holds at most, over all groups.
+
+    Args:
+        options: Their tokens of a step are all that are in flight.
+    """
     blocks = 0
     for group in kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
@@ -305,7 +314,10 @@ def is_exact(configuration: Configuration) -> bool:
     if case.name == "mamba":
         return mode.num_speculative_tokens == 0
     is_stock = not configuration.environment
-    drafts_in_flight = mode.is_async and mode.num_speculative_tokens > 0
+    drafts = mode.num_speculative_tokens > 0
+    if is_stock and drafts and case.name.startswith("dsv4") and not running_release().counts_rows:
+        return False  # vLLM enters the last block of a prompt before it is full.
+    drafts_in_flight = mode.is_async and drafts
     return not (is_stock and drafts_in_flight and case.name != "full")
 
 

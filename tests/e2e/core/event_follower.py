@@ -29,8 +29,7 @@ def engine_hit(engine: Engine, tokens: list[int], salt: str | None, adapter: int
     lora = LoRARequest(f"adapter-{adapter}", adapter, "/nowhere") if adapter else None
     request = make_request(engine.scheduler, "probe", tokens, 1, cache_salt=salt, lora=lora)
     coordinator = engine.manager.coordinator
-    _, hit = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-    return hit
+    return coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1]
 
 
 def index_hit(index: PrefixIndex, tokens: list[int], salt: str | None, adapter: int) -> int:

@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import KVLayout
 
 _PAGE_BYTES = 4096
@@ -87,7 +88,7 @@ def dsv4_stock_tiny(*, mtp: bool = False) -> KVLayout:
             num_kv_heads=1,
             head_size=_PAGE_BYTES // (32 // ratio) // (1 if ratio == 4 else 4),
             dtype=torch.uint8,
-            compress_ratio=ratio,
+            **{running_release().ratio_field: ratio},
         )
 
     def windowed(block_size: int, window: int, dtype: torch.dtype) -> KVCacheSpec:
@@ -119,18 +120,15 @@ def dsv4_rows_tiny(*, mtp: bool = False) -> KVLayout:
 
     Tokens per block: C4 16, C16 64, window 4, states 2 and 4; the alignment is 64 tokens.
     """
-    from vllm_ascend.patch.platform.patch_kv_cache_interface import (
-        AscendMLAAttentionSpec,
-        AscendSlidingWindowMLASpec,
-    )
+    from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 
     def compressed(ratio: int) -> KVCacheSpec:
-        return AscendMLAAttentionSpec(
-            block_size=4,
+        return running_release().compressed_spec(
+            4,
+            ratio,
             num_kv_heads=1,
             head_size=_PAGE_BYTES // 4 // 2,
             dtype=torch.bfloat16,
-            compress_ratio=ratio,
             model_version="deepseek_v4",
         )
 

@@ -22,6 +22,7 @@ from tests.e2e.core.dynamo_router import DynamoRouter
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.event_follower import Follower, engine_hit, index_hit, over_the_wire
 from tests.e2e.core.workload import Workload
+from tests.release_marks import WHERE_EVENTS_ARE_ARRAYS
 from vllm_ascend.kv_events.bounds import Bound, BoundEvents
 from vllm_ascend.kv_events.prefix_index import PrefixIndex
 from vllm_ascend.replay.scheduler import SchedulerOptions
@@ -106,9 +107,9 @@ class BoundFollower(Follower):
                 continue
             shared = _shared(tokens[:-1], request.all_token_ids) // self._alignment
             if shared * self._alignment > longest:
-                _, hit = coordinator.find_longest_cache_hit(
-                    request.block_hashes, request.num_tokens
-                )
+                hit = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens)[
+                    1
+                ]
                 longest = max(longest, min(hit, shared * self._alignment))
         return longest
 
@@ -214,6 +215,7 @@ def test_chains_hold_what_the_engine_hits(cell: Configuration, make_engine: Make
     assert follower.outcomes["hit"] and follower.outcomes["miss"]
 
 
+@WHERE_EVENTS_ARE_ARRAYS
 @pytest.mark.parametrize("cell", _cells(_DYNAMO), ids=str)
 def test_dynamo_finds_what_the_engine_hits(cell: Configuration, make_engine: MakeEngine) -> None:
     """Its own subscriber, reader and radix tree, asked 300 times and more (-s prints errors)."""

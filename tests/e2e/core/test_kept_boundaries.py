@@ -16,6 +16,7 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARSE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.replay.layouts import KVLayout
 from vllm_ascend.replay.scheduler import SchedulerOptions, make_request
@@ -130,6 +131,7 @@ def test_a_replayed_prompt_hits_its_replay_boundary(
             bench.fresh()
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize(
     ("layout", "num_drafts"), [*((name, 0) for name in LAYOUTS), ("dsv4-rows", 2)]
 )

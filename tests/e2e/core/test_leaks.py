@@ -19,6 +19,7 @@ from tests.e2e.core.census import census
 from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.workload import Workload
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.replay.worker import SamplingWorker
@@ -86,6 +87,7 @@ def test_nothing_is_left_of_requests(name: str, switch: Switch) -> None:
     assert traffic.engine.num_preemptions > 0
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_a_request_id_that_is_kept_is_found(
     switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.oracle import ContentViolation, IntegrityError
+from vllm_ascend.releases import running_release
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -70,7 +71,7 @@ def lend_blocks_behind_the_hit(patch: pytest.MonkeyPatch) -> None:
     original = AscendHybridKVCacheCoordinator.find_longest_cache_hit
 
     def find_longest_cache_hit(self, block_hashes, max_cache_hit_length):
-        blocks, hit = original(self, block_hashes, max_cache_hit_length)
+        blocks, hit, *rest = original(self, block_hashes, max_cache_hit_length)
         for group_id, manager in enumerate(self.single_type_managers):
             spec = manager.kv_cache_spec
             if not hit or not is_downward_closed(spec):
@@ -84,7 +85,7 @@ def lend_blocks_behind_the_hit(patch: pytest.MonkeyPatch) -> None:
             ):
                 blocks[group_id].append(block[0])
                 ordinal += 1
-        return blocks, hit
+        return blocks, hit, *rest
 
     patch.setattr(AscendHybridKVCacheCoordinator, "find_longest_cache_hit", find_longest_cache_hit)
 
@@ -233,14 +234,21 @@ class Bug:
 
 
 ANY = (ContentViolation, IntegrityError)
-LENDING_BUGS = (
+# Of layouts whose blocks count rows, of our coordinator with nothing set, and of windows that are
+# freed before their steps are settled: where vLLM does these itself, there is nothing to break.
+OLDER_BUGS = (
     Bug(hash_rows_instead_of_tokens, "dsv4-rows-plain-retention-unset"),
+    Bug(end_hits_inside_compressed_blocks, "dsv4-rows-plain-retention-unset"),
+    Bug(forget_the_eagle_drop, "dsv4-rows-mtp1-retention-0"),
+    Bug(trust_drafts_in_flight, "gemma-async-mtp-retention-0"),
+    Bug(trust_drafts_in_flight, "dsv4-rows-async-mtp-retention-unset"),
+)
+LENDING_BUGS = (
+    *(OLDER_BUGS if running_release().counts_rows else ()),
     Bug(lend_blocks_behind_the_hit, "dsv4-rows-plain-retention-0", ANY),
     Bug(lend_blocks_behind_the_hit, "gemma-plain-retention-0", ANY),
     Bug(look_up_tails_one_block_short, "dsv4-rows-plain-retention-0", (AssertionError,)),
     Bug(look_up_tails_one_block_short, "gemma-plain-retention-N", (AssertionError,)),
-    Bug(end_hits_inside_compressed_blocks, "dsv4-rows-plain-retention-unset"),
-    Bug(forget_the_eagle_drop, "dsv4-rows-mtp1-retention-0"),
     Bug(forget_the_eagle_drop, "gemma-mtp1-retention-0"),
     Bug(ignore_successors, "dsv4-rows-mtp1-retention-0"),
     # Where vLLM masks blocks itself, as good as nothing is hit there with nothing set.
@@ -250,8 +258,6 @@ LENDING_BUGS = (
         if not is_native(f"{_MANAGER}.cache_blocks")
     ),
     Bug(lend_states_of_this_step, "dsv4-rows-plain-retention-0"),
-    Bug(trust_drafts_in_flight, "gemma-async-mtp-retention-0"),
-    Bug(trust_drafts_in_flight, "dsv4-rows-async-mtp-retention-unset"),
     Bug(free_windows_too_early, "gemma-plain-retention-unset"),
     Bug(free_windows_too_early, "dsv4-rows-plain-retention-0"),
     Bug(forget_to_reference_hits, "gemma-plain-retention-unset", ANY),

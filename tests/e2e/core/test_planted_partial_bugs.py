@@ -13,6 +13,7 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.lookup.partial_hits import PartialHits, UnwrittenGranules, copied_groups
@@ -301,6 +302,7 @@ def let_in_with(make: Callable[..., Engine]) -> list[bool]:
     return [hit_with_little_memory(make(**{RETENTION: "0"}), cached + n) for n in range(40)]
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_copies_are_counted_before_a_request_is_let_in(
     partial_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.e2e.core.scheduler_trace import CASES, TraceCase, build
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.scheduler import make_request
 
 REPOSITORY = Path(__file__).parents[3]
@@ -40,11 +41,15 @@ def test_patched_and_unpatched_schedulers_do_the_same(tmp_path):
         case, _, rest = line.partition(" ")
         _, _, counts = json.loads(rest)
         totals.update({f"{case} {name}": count for name, count in counts.items()})
+    assert any(totals[f"{case} hits"] for case in CASES), "nothing was hit"
     for case in CASES:
-        assert totals[f"{case} hits"], f"{case}: nothing was hit"
+        # Later releases retain the end of a prompt alone, which few of these prompts share.
+        assert totals[f"{case} hits"] or not running_release().counts_rows, f"{case}: no hits"
         # Windows alone give memory back as they go, and where few adapters run at a time, or blocks
         # wait for their loads, few requests do.
         is_tight = case.layout != "window" and case.failures is None and not case.with_lora
+        # Later releases let a request in if all of it fits, and keep room for those let in.
+        is_tight = is_tight and running_release().counts_rows
         assert totals[f"{case} preempted"] or not is_tight, f"{case}: nothing was preempted"
         assert totals[f"{case} events"], f"{case}: no KV events"
         assert totals[f"{case} loads"] or case.failures is None, f"{case}: nothing was loaded"

@@ -12,7 +12,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWi
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from vllm_ascend.core.cache_plan import CachePlan
-from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
 from vllm_ascend.core.layout.groups import Group, describe_groups
 from vllm_ascend.core.layout.specs import tokens_per_block
 from vllm_ascend.core.scheduler_facts import SchedulerFacts
@@ -31,8 +30,8 @@ def window(block_tokens: int, window_tokens: int) -> SlidingWindowSpec:
     return SlidingWindowSpec(block_size=block_tokens, sliding_window=window_tokens, **_SHAPE)
 
 
-def compressed(rows: int, ratio: int) -> AscendMLAAttentionSpec:
-    return AscendMLAAttentionSpec(block_size=rows, compress_ratio=ratio, **_SHAPE)
+def compressed(rows: int, ratio: int) -> KVCacheSpec:
+    return running_release().compressed_spec(rows, ratio, **_SHAPE)
 
 
 def make_plan(

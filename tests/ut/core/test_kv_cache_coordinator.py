@@ -9,14 +9,15 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
-from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
 from vllm_ascend.core.scheduler_facts import building_scheduler
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.patch.platform.patch_kv_cache_coordinator import (
@@ -44,9 +45,9 @@ def window(tokens: int = 8, block_size: int = 4) -> SlidingWindowSpec:
     )
 
 
-def compressed(rows: int = 4, ratio: int = 4) -> AscendMLAAttentionSpec:
-    return AscendMLAAttentionSpec(
-        block_size=rows, num_kv_heads=1, head_size=1, dtype=torch.bfloat16, compress_ratio=ratio
+def compressed(rows: int = 4, ratio: int = 4) -> KVCacheSpec:
+    return running_release().compressed_spec(
+        rows, ratio, num_kv_heads=1, head_size=1, dtype=torch.bfloat16
     )
 
 
@@ -76,7 +77,7 @@ class Cache:
 
     def hit(self, request, limit: int | None = None):
         limit = request.num_tokens - 1 if limit is None else limit
-        return self.coordinator.find_longest_cache_hit(request.block_hashes, limit)
+        return self.coordinator.find_longest_cache_hit(request.block_hashes, limit)[:2]
 
     def compute(self, request, chunk: int | None = None) -> int:
         """Run a whole request, chunk by chunk; return its hit. It stays in memory."""
@@ -142,6 +143,7 @@ def test_compressed_blocks_are_named_by_their_own_tokens():
     assert cache.run(request("c", tokens(33))) == 32
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_compressed_groups_allocate_by_rows():
     cache = Cache(compressed(4, 4), window(4, 4))
     manager = cache.coordinator.single_type_managers[0]
@@ -424,12 +426,12 @@ def test_nothing_is_coordinated_when_caching_is_off():
     )
     arguments = dict(
         max_model_len=64,
-        max_num_batched_tokens=64,
         use_eagle=False,
         enable_kv_cache_events=False,
         dcp_world_size=1,
         pcp_world_size=1,
         hash_block_size=H,
+        **{running_release().step_tokens: 64},
         **running_release().manager_arguments(8),  # releases that tell managers tell coordinators
     )
     plain = get_kv_cache_coordinator(config, enable_caching=False, **arguments)

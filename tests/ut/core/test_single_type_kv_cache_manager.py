@@ -33,7 +33,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from tests.release_marks import ON_THE_FIRST_RELEASE, where_patched
+from tests.release_marks import ON_THE_FIRST_RELEASE, WHERE_BLOCKS_COUNT_ROWS, where_patched
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
@@ -44,13 +44,15 @@ from vllm_ascend.core.single_type_kv_cache_manager import (
     CompressAttentionManager,
     get_manager_for_kv_cache_spec,
 )
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay.layouts import dsv4_flash_a3, dsv4_flash_gpu
 
 _BASE = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
+pytestmark = WHERE_BLOCKS_COUNT_ROWS
 SHAPE = dict(num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
 # Both store 4 rows for 16 tokens; vLLM's spec says so in tokens, Ascend's in rows.
-ROWS = AscendMLAAttentionSpec(block_size=4, compress_ratio=4, **SHAPE)
-TOKENS = MLAAttentionSpec(block_size=16, compress_ratio=4, **SHAPE)
+ROWS = running_release().compressed_spec(4, 4, **SHAPE)
+TOKENS = MLAAttentionSpec(block_size=16, **{running_release().ratio_field: 4}, **SHAPE)
 WINDOW = SlidingWindowSpec(block_size=4, sliding_window=8, **SHAPE)
 H = 4
 

@@ -57,12 +57,12 @@ def test_a_checkout_without_overlay_is_wrong_where_something_is_asked_for(checko
 
 
 def test_a_checkout_for_another_vllm_says_what_it_is_and_what_is_supported(checkout):
-    (checkout / "vllm_ascend" / "_version.py").write_text("__version__ = version = '0.23.0'\n")
+    (checkout / "vllm_ascend" / "_version.py").write_text("__version__ = version = '0.26.0'\n")
     facts = overlay_facts(checkout, None)
     for environ, severity in (({}, Severity.WARNING), (PARTIAL, Severity.WRONG)):
         (finding,) = check_overlay(facts, environ)
         assert finding.severity is severity
-        assert "this is vllm-ascend 0.23.0 for vLLM 0.23.0; supported here: " in finding.text
+        assert "this is vllm-ascend 0.26.0 for vLLM 0.26.0; supported here: " in finding.text
         assert "overlay apply" not in finding.remedy
 
 

@@ -14,14 +14,13 @@ import pytest
 from vllm_ascend.overlay import checkout as overlay_checkout
 from vllm_ascend.overlay import known_heads as overlay_heads
 from vllm_ascend.overlay import plan as overlay_plan
-from vllm_ascend.overlay.files import REPLACED
 from vllm_ascend.overlay.known_heads import KnownHead, digest_files
 from vllm_ascend.overlay.patch_list import ListedPatch
 from vllm_ascend.patch.upstream.source import source_digest_in_file
-from vllm_ascend.releases import SUPPORTED
+from vllm_ascend.releases import SUPPORTED, Release
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FILES = {
+_COMMON = {
     "__init__.py": "def register():\n    return 'vllm_ascend.platform.NPUPlatform'\n",
     "envs.py": "NAMES = ()\n",
     "platform.py": "class NPUPlatform:\n    pass\n",
@@ -30,24 +29,39 @@ FILES = {
     "models/deepseek_v4.py": "class Model:\n    pass\n",
     "core/__init__.py": "",
     "patch/__init__.py": "",
-    "patch/platform/__init__.py": (
-        "import vllm_ascend.patch.platform.patch_kv_cache_interface  # noqa\n"
-    ),
-    "patch/worker/__init__.py": (
-        "import vllm_ascend.patch.worker.patch_deepseek_compressor  # noqa\n"
-    ),
+    "patch/platform/__init__.py": "",
+    "patch/worker/__init__.py": "",
     "worker/__init__.py": "",
     "worker/npu_input_batch.py": (
         "from vllm_ascend.worker.block_table import MultiGroupBlockTable\n\n\n"
         "def make():\n    return MultiGroupBlockTable(max_num_reqs=1, kernel_sizes=None)\n"
     ),
-    **{path: f"# the original {path}\n" for path in REPLACED},
+}
+# Modules of vllm-ascend that serve our modules where ours of that name stay out.
+_SERVING = {
+    "core/kv_cache_interface.py": (
+        "class AscendMLAAttentionSpec:\n    pass\n\n\nclass AscendSlidingWindowMLASpec:\n    pass\n"
+    ),
+    "worker/block_table.py": "class MultiGroupBlockTable:\n    pass\n",
 }
 
 
-def make_checkout(root: Path) -> Path:
-    """Write a checkout and return its root."""
-    for path, text in FILES.items():
+def files_of(release: Release) -> dict[str, str]:
+    """Return the files of a checkout of a release: path in the package -> content."""
+    return {
+        **_COMMON,
+        **{path: f"import {module}  # noqa\n" for path, module in release.hooks.items()},
+        **{path: text for path, text in _SERVING.items() if path in release.left_out},
+        **{path: f"# the original {path}\n" for path in release.replaced},
+    }
+
+
+FILES = files_of(SUPPORTED[0])
+
+
+def make_checkout(root: Path, release: Release = SUPPORTED[0]) -> Path:
+    """Write a checkout of a release and return its root."""
+    for path, text in files_of(release).items():
         file = root / "vllm_ascend" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -73,8 +87,8 @@ def know(root: Path, patch: pytest.MonkeyPatch, vllm: str = SUPPORTED[0].vllm) -
     heads = (KnownHead(COMMIT, f"{vllm}rc1", vllm, dict(digest_files(package))),)
     for module in (overlay_heads, overlay_checkout):
         patch.setattr(module, "known_heads", lambda: heads)
-    patch.setattr(overlay_checkout, "listed_patches", lambda: patches)
-    patch.setattr(overlay_plan, "listed_patches", lambda: patches)
+    for listing in (overlay_checkout, overlay_plan):
+        patch.setattr(listing, "listed_patches", lambda release: patches)
 
 
 def snapshot(root: Path) -> dict[str, tuple]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.ut.overlay.miniature import COMMIT, FILES, snapshot
+from tests.ut.overlay.miniature import COMMIT, know, make_checkout, snapshot
 from vllm_ascend.__main__ import app
-from vllm_ascend.overlay import OverlayError, apply, make_plan
-from vllm_ascend.overlay.files import REPLACED
+from vllm_ascend.overlay import OverlayError, apply, make_plan, revert
 from vllm_ascend.overlay.patch_list import listed_patches
+from vllm_ascend.releases import SUPPORTED, Release
 
 
 def run(*arguments: str):
@@ -148,8 +148,48 @@ def test_the_commands_say_what_they_did(checkout):
     assert "nothing to do" in run("revert", str(checkout)).output
 
 
-def test_every_patch_says_why():
-    patches = listed_patches()
+WITH_OVERLAY = [release for release in SUPPORTED if release.takes_overlay]
+each_with_overlay = pytest.mark.parametrize("release", WITH_OVERLAY, ids=lambda r: r.vllm)
+
+
+@each_with_overlay
+def test_every_patch_says_why(release):
+    patches = listed_patches(release)
     assert any(patch.is_of_checkout for patch in patches)
     assert all(patch.why and patch.feature for patch in patches)
-    assert set(FILES) > set(REPLACED)
+    assert not {patch.target for patch in patches} & {*release.native, *release.absent}
+
+
+@each_with_overlay
+def test_each_release_has_its_own_modules_replaced(release, tmp_path, monkeypatch):
+    """What stays vllm-ascend's own is not written over."""
+    checkout = make_checkout(tmp_path / "vllm-ascend", release)
+    know(checkout, monkeypatch, release.vllm)
+    before = snapshot(checkout)
+    planned = make_plan(checkout)
+    planned.refuse_misfit(allow_unknown=False)
+    assert {file.path for file in planned.files if file.replaces} == release.replaced
+    assert not {file.path for file in planned.files} & release.left_out.keys()
+    apply(planned)
+    assert revert(checkout)
+    assert snapshot(checkout) == before
+
+
+def staying() -> list[tuple[Release, str]]:
+    return [
+        (release, path)
+        for release in WITH_OVERLAY
+        for path in ("core/kv_cache_interface.py", "worker/block_table.py")
+        if path in release.left_out
+    ]
+
+
+@pytest.mark.parametrize(
+    ("release", "path"), staying(), ids=[f"{release.vllm}-{path}" for release, path in staying()]
+)
+def test_what_our_modules_miss_in_those_that_stay_is_named(release, path, tmp_path, monkeypatch):
+    checkout = make_checkout(tmp_path / "vllm-ascend", release)
+    (checkout / "vllm_ascend" / path).write_text("")
+    know(checkout, monkeypatch, release.vllm)
+    module = f"vllm_ascend.{path.removesuffix('.py').replace('/', '.')}"
+    assert f"of {module}, which it lacks" in refusal(checkout, allow_unknown=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -12,36 +13,37 @@ from typer.testing import CliRunner
 from tests.ut.overlay.miniature import COMMIT, know, snapshot
 from vllm_ascend.__main__ import app
 from vllm_ascend.overlay import apply, make_plan, status
-from vllm_ascend.overlay.files import REPLACED
+from vllm_ascend.overlay import release as overlay_release
 from vllm_ascend.overlay.known_heads import known_heads
 from vllm_ascend.overlay.release import Release, read_release, unsupported
+from vllm_ascend.releases import find_release
 
 # As vllm-ascend's builds, source distributions and repository have it.
 VERSION_PY = """__all__ = ["__version__", "version"]
 TYPE_CHECKING = False
 __version__: str
 version: str
-__version__ = version = '0.23.0'
-__version_tuple__ = version_tuple = (0, 23, 0)
+__version__ = version = '0.26.0'
+__version_tuple__ = version_tuple = (0, 26, 0)
 """
-PKG_INFO = "Metadata-Version: 2.4\nName: vllm_ascend\nVersion: 0.23.0.post1\n"
-DOCKERFILE = "FROM quay.io/ascend/cann\nARG VLLM_TAG=v0.23.0\nRUN git clone -b $VLLM_TAG\n"
-HEAD = "ref: refs/heads/releases/v0.23.0\n"
-ANOTHER = "this is vllm-ascend 0.23.0 for vLLM 0.23.0; supported here: vllm-ascend 0.20.2rc"
+PKG_INFO = "Metadata-Version: 2.4\nName: vllm_ascend\nVersion: 0.26.0.post1\n"
+DOCKERFILE = "FROM quay.io/ascend/cann\nARG VLLM_TAG=v0.26.0\nRUN git clone -b $VLLM_TAG\n"
+HEAD = "ref: refs/heads/releases/v0.26.0\n"
+ANOTHER = "this is vllm-ascend 0.26.0 for vLLM 0.26.0; supported here: vllm-ascend 0.20.2rc"
 
 
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
         ({}, Release(None, None)),
-        ({"vllm_ascend/_version.py": VERSION_PY}, Release("0.23.0", "0.23.0")),
+        ({"vllm_ascend/_version.py": VERSION_PY}, Release("0.26.0", "0.26.0")),
         ({"vllm_ascend/_version.py": "version = '0.9.1'\n"}, Release("0.9.1", "0.9.1")),
         ({"vllm_ascend/_version.py": "garbage"}, Release(None, None)),
-        ({"PKG-INFO": PKG_INFO}, Release("0.23.0.post1", "0.23.0")),
-        ({"vllm_ascend.egg-info/PKG-INFO": PKG_INFO}, Release("0.23.0.post1", "0.23.0")),
-        ({".git/HEAD": HEAD}, Release("0.23.0", "0.23.0")),
+        ({"PKG-INFO": PKG_INFO}, Release("0.26.0.post1", "0.26.0")),
+        ({"vllm_ascend.egg-info/PKG-INFO": PKG_INFO}, Release("0.26.0.post1", "0.26.0")),
+        ({".git/HEAD": HEAD}, Release("0.26.0", "0.26.0")),
         ({".git/HEAD": "5cb98caaa\n"}, Release(None, None)),
-        ({"Dockerfile": DOCKERFILE}, Release(None, "0.23.0")),
+        ({"Dockerfile": DOCKERFILE}, Release(None, "0.26.0")),
         ({"Dockerfile": "ARG VLLM_TAG=main\n"}, Release(None, None)),
         # Of a version between two releases the Dockerfile knows more.
         (
@@ -66,7 +68,7 @@ def test_what_is_supported_or_cannot_be_told_is_let_through(checkout, text):
 
 @pytest.fixture
 def another(checkout: Path) -> Path:
-    """A checkout of vllm-ascend 0.23.0, of no known commit."""
+    """A checkout of vllm-ascend 0.26.0, of no known commit."""
     (checkout / "vllm_ascend" / "_version.py").write_text(VERSION_PY)
     (checkout / "vllm_ascend" / "envs.py").write_text("NAMES = ('another',)\n")
     return checkout
@@ -99,9 +101,9 @@ def test_an_overlay_in_force_is_judged_by_its_own_files(checkout):
 def test_a_known_commit_is_told_by_its_files(checkout, monkeypatch):
     """What a build wrote before another commit was checked out says nothing."""
     (checkout / "vllm_ascend" / "_version.py").write_text("version = '0.20.2rc1'\n")
-    know(checkout, monkeypatch, "0.23.0")
+    know(checkout, monkeypatch, "0.26.0")
     (line,) = CliRunner().invoke(app, ["overlay", "apply", str(checkout)]).output.splitlines()
-    assert f"this is vllm-ascend 0.23.0rc1 (commit {COMMIT[:8]}) for vLLM 0.23.0" in line
+    assert f"this is vllm-ascend 0.26.0rc1 (commit {COMMIT[:8]}) for vLLM 0.26.0" in line
     assert "supported here: vllm-ascend 0.20.2rc for vLLM 0.20.2" in line
 
 
@@ -120,5 +122,14 @@ def test_heads_are_known_with_every_file_that_is_replaced():
         ("8fde6d4e", "0.30.0rc2", "0.30.0"),
     }
     supported = [head for head in heads if head.is_supported]
-    assert len(supported) == 2
-    assert all(set(REPLACED) <= set(head.files) for head in supported)
+    assert len(supported) == 3
+    for head in supported:
+        release = find_release(head.vllm)
+        assert release is not None and release.replaced <= head.files.keys()
+
+
+def test_of_a_release_without_an_overlay_it_is_said_what_is_missing(another, monkeypatch):
+    pair = SimpleNamespace(why_no_overlay="nobody lays its caches out")
+    monkeypatch.setattr(overlay_release, "find_release", lambda vllm: pair)
+    said = "vllm-ascend 0.26.0 for vLLM 0.26.0, over which there is no overlay: nobody lays its"
+    assert said in unsupported(another)

@@ -172,8 +172,8 @@ def test_planning_changes_nothing(fake):
             "fakevllm.user:other does not hold fakevllm.core:free",
         ),
         (
-            lambda: [wrap("Pool.size", upstream_sha256="0" * 16), add("Pool.size")],
-            "Pool.size is not vLLM.*; .*Pool.size exists already",
+            lambda: [wrap("Pool.size", upstream_sha256="0" * 16), add("free")],
+            "Pool.size is not vLLM.*; .*free exists already",
         ),
     ],
 )
@@ -301,7 +301,7 @@ def test_a_required_feature_that_is_not_available_is_refused(fake, release):
     "version", ["0.19.1", "0.21.0", "0.20.1", "0.20.20", "0.20.2.post1", "0.20.2rc1", "0.24.0"]
 )
 def test_a_vllm_that_is_not_supported_is_refused(fake, version):
-    complaint = rf"written for vLLM 0\.20\.2 .* running vLLM {version}; nothing was changed$"
+    complaint = rf"written for vLLM 0\.20\.2.* running vLLM {version}; nothing was changed$"
     with pytest.raises(PatchError, match=complaint):
         do_plan(add("Pool.extra"), version=version)
     with pytest.raises(PatchError, match=complaint):

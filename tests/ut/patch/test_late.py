@@ -81,3 +81,14 @@ def test_another_source_is_refused_however_often_it_is_imported(package):
         with pytest.raises(PatchError, match=r"core:shape was replaced by somebody else"):
             importlib.import_module("fakelate.core")
         assert "fakelate.core" not in sys.modules
+
+
+@pytest.mark.parametrize("is_there", (False, True))
+def test_a_follower_is_imported_behind_its_module(package, is_there):
+    """Workers of some releases import no module of ours by themselves."""
+    if is_there:
+        importlib.import_module("fakelate.core")
+    late.import_behind("fakelate.core", "fakelate.user")
+    assert ("fakelate.user" in sys.modules) == is_there
+    importlib.import_module("fakelate.core")
+    assert "fakelate.user" in sys.modules

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ascend.patch.platform import PATCHES
+from vllm_ascend.patch import platform
 from vllm_ascend.patch.table import Add
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend.releases import running_release
 
 REPOSITORY = Path(__file__).parents[3]
 
+PATCHES = running_release().table(platform.PATCHES)
 # Where a patch shows: module global or class attribute -> target that it must agree with.
 HOLDERS = {
     holder: patch.target

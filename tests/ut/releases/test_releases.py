@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from vllm_ascend.patch.ledger import collect_patches
-from vllm_ascend.patch.table import Add, Override
+from vllm_ascend.patch.table import Add, Override, Wrap
 from vllm_ascend.patch.upstream.source import PACKAGE
 from vllm_ascend.releases import (
     SUPPORTED,
@@ -32,8 +32,9 @@ def test_a_release_names_only_what_is_patched_and_nothing_twice(release):
 
 @each_release
 def test_a_release_says_what_becomes_of_every_patch(release):
-    """Of what is added it may say nothing: it must not be there yet."""
-    known = {*named_originals(release), *release.native, *release.absent}
+    """Of what is added it may say nothing, nor of what is changed elsewhere: it is not there."""
+    added = {patch.target for patch in PATCHES if isinstance(patch, Add)}
+    known = {*added, *named_originals(release), *release.native, *release.absent}
     unsaid = [p.target for p in PATCHES if isinstance(p, Override) and p.target not in known]
     if not release.takes_overlay:
         unsaid = [target for target in unsaid if not target.startswith(f"{PACKAGE}.")]
@@ -47,6 +48,15 @@ def test_the_table_has_what_is_taken_with_its_digests(release):
     for target in named_originals(release):
         assert table[target].known_digests
     assert all(patch.known_digests == () for patch in table.values() if isinstance(patch, Add))
+
+
+def test_what_one_release_lacks_another_may_have_to_have_changed():
+    target = "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies"
+    taken = {
+        release.vllm: [type(patch) for patch in release.table(PATCHES) if patch.target == target]
+        for release in SUPPORTED
+    }
+    assert taken == {"0.20.2": [Add], "0.23.0": [Add], "0.30.0": [Wrap]}
 
 
 def test_a_build_is_the_release_that_it_is_built_from():

@@ -81,6 +81,18 @@ def test_a_token_has_the_slot_of_the_row_it_closes(spans, rows):
             assert set(slots[len(positions) :]) <= {PAD}
 
 
+def test_a_row_that_moved_leaves_nothing_behind():
+    """A request with fewer blocks gets it next, and drafts reach behind those."""
+    batch = tables([group(1), group(4)])
+    batch.add_row(([11, 12, 13], [21, 22]), 2)
+    batch.move_row(2, 0)
+    batch.add_row(([31], []), 2)
+    batch.commit_block_table(3)
+    window, compressed = (table.get_device_tensor() for table in batch.block_tables)
+    assert window[0, :4].tolist() == [11, 12, 13, 0] and compressed[0, :3].tolist() == [21, 22, 0]
+    assert window[2, :4].tolist() == [31, 0, 0, 0] and compressed[2, :3].tolist() == [0, 0, 0]
+
+
 def test_a_row_of_the_table_is_as_long_as_the_longest_request_needs():
     """The ratio is inside the packed spec; without it a million tokens would take 0.75 MiB more."""
     window, c4, c128 = tables([group(1), group(4), group(128)], max_model_len=1 << 20).block_tables

@@ -14,6 +14,7 @@ from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.sparse_state import SparseState
+from vllm_ascend.releases import running_release
 
 
 class BlockAllocation:
@@ -35,6 +36,7 @@ class BlockAllocation:
         self._groups, self._footprint, self._records = groups, footprint, records
         self._sparse_state, self._partial_hits = sparse_state, partial_hits
         self._max_model_len = plan.max_model_len
+        self._blocks_to_allocate = running_release().blocks_to_allocate
         self._num_draft_tokens = plan.facts.num_draft_tokens
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in groups.all)
         # Groups of other kinds (Mamba, chunked local) know themselves what they need in a step.
@@ -64,8 +66,13 @@ class BlockAllocation:
             if num_tokens <= record.capacity:  # as in most steps
                 return 0
             return sum(
-                group.manager.get_num_blocks_to_allocate(
-                    request_id, num_tokens, (), total_computed_tokens, num_tokens_main_model
+                self._blocks_to_allocate(
+                    group.manager,
+                    request_id,
+                    num_tokens,
+                    (),
+                    total_computed_tokens,
+                    num_tokens_main_model,
                 )
                 for group in self._short_groups(request_id, num_tokens)
             )
@@ -82,7 +89,8 @@ class BlockAllocation:
             if room is not None and self._sparse_state.is_sparse(group):
                 need += room  # which blocks will be real depends on how the prompt is cut
                 continue
-            blocks = group.manager.get_num_blocks_to_allocate(
+            blocks = self._blocks_to_allocate(
+                group.manager,
                 request_id,
                 num_slots,
                 new_computed_blocks[group.id],
@@ -130,8 +138,12 @@ class BlockAllocation:
             sources.append((group, source))
         self._partial_hits.pool.touch([source for _, source in sources])
         for group in self._groups.all:
-            group.manager.allocate_new_computed_blocks(
-                request_id, shared[group.id], num_local_tokens, num_external_tokens
+            running_release().take_computed_blocks(
+                group.manager,
+                request_id,
+                shared[group.id],
+                num_local_tokens,
+                num_external_tokens,
             )
         self._partial_hits.copy(request_id, sources)
         return len(sources)

@@ -38,6 +38,7 @@ from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.sparse_state import is_sparse_state
 from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
+from vllm_ascend.releases import running_release
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,10 @@ class RequestFootprint:
             before = blocks_spanned(
                 window + self._plan.num_unconfirmed_tokens + num_drafts, block_tokens
             )
-            held = min(held, before + group.blocks_read)
+            steps = 1 + cdiv(
+                self._plan.facts.num_in_flight_tokens, self._plan.max_num_batched_tokens
+            )
+            held = min(held, before + group.blocks_read * steps)
         return min(held, cdiv(num_slots, block_tokens))
 
     def _tokens_of_step(self, *, may_resume: bool) -> int:
@@ -107,10 +111,11 @@ class RequestFootprint:
         most, drafts = self._plan.max_num_batched_tokens, self._plan.facts.num_draft_tokens
         # Windows are held for a start so much before what counts as computed.
         unconfirmed = self._plan.num_unconfirmed_tokens
+        in_flight = self._plan.facts.num_in_flight_tokens
         if may_resume:
-            return unconfirmed + most + drafts
+            return in_flight + unconfirmed + most + drafts
         # Prompts hold nothing unconfirmed; what follows comes a token and its drafts at a time.
-        return max(most, unconfirmed + min(1 + drafts, most)) + drafts
+        return in_flight + max(most, unconfirmed + min(1 + drafts, most)) + drafts
 
 
 def blocks_spanned(num_tokens: int, block_tokens: int) -> int:
@@ -183,6 +188,7 @@ def blocks_of_longest_request(
             SchedulerFacts(**facts_of(vllm_config, config)),
             max_model_len=vllm_config.model_config.max_model_len,
             max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+            interval=running_release().retention_option(vllm_config.cache_config),
         )
     )
 
@@ -202,5 +208,6 @@ def max_memory_usage_bytes(
     num_blocks = blocks_of_longest_request(vllm_config, groups, config) if groups else None
     if num_blocks is None:
         return None
-    # +1: the null block is nobody's.
-    return (num_blocks + 1) * kv_cache_utils._pool_bytes_per_block(list(groups))
+    # The null block is nobody's.
+    num_blocks += not running_release().reserves_null_block
+    return num_blocks * kv_cache_utils._pool_bytes_per_block(list(groups))

@@ -7,7 +7,7 @@ loading weights, and vLLM ends such a start with a message of its own about "ini
 
 from __future__ import annotations
 
-from vllm.config import VllmConfig
+from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.platforms import current_platform
 
 from vllm_ascend.core.checks.model_runner_rules import check_model_runner
@@ -19,6 +19,8 @@ from vllm_ascend.core.connectors.connector_rules import (
 from vllm_ascend.core.layout.block_sizes import Granularity, dsv4_compressed_block_size
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.core.retention.boundaries import resolve_retention_interval
+from vllm_ascend.core.retention.interval_option import agreed_interval
+from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 from vllm_ascend.releases import running_release
 
@@ -30,20 +32,22 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
 
     Raises:
         ValueError: An option or the model runner cannot be used with this layout, the block sizes
-            contradict each other, or the retention interval is no multiple of the alignment that
-            will be in force.
+            or the retention intervals contradict each other, or the interval is no multiple of the
+            alignment that will be in force.
     """
     model_config, cache_config = vllm_config.model_config, vllm_config.cache_config
+    option = agreed_interval(cache_config, config)
     if model_config is None or model_config.hf_text_config.model_type != "deepseek_v4":
         return
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
-    # On Ascend or, by this project, on the CPU.
-    counts_rows = config.apply_dsv4_patch and not current_platform.is_cuda_alike()
+    counts_rows = _blocks_count_rows(config)
     check_model_runner(
         is_v2=running_release().uses_second_model_runner(vllm_config),
         counts_rows=counts_rows,
         copies_blocks=cache_config.enable_prefix_caching and ends_inside,
     )
+    if counts_rows or config.changes_caching:
+        _check_drafts(vllm_config.speculative_config)
     if not counts_rows:
         return
     if model_config.enable_prompt_embeds:
@@ -57,7 +61,29 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
         kinds = ascend_specs(rows)
         specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
         alignment = Granularity.of(specs, ends_inside_blocks=ends_inside).alignment
-        resolve_retention_interval(config.retention, alignment, has_windowed_group=True)
+        retention = config.retention if option is None else option
+        resolve_retention_interval(retention, alignment, has_windowed_group=True)
+
+
+def _blocks_count_rows(config: PrefixCacheConfig) -> bool:
+    """Whether DeepSeek-V4's layout will be Ascend's, in rows.
+
+    On Ascend vllm-ascend may have it without being asked, on the CPU this project does.
+    """
+    is_laid_out = config.apply_dsv4_patch or (config.changes_caching and is_over_checkout())
+    counts_rows = running_release().counts_rows
+    return is_laid_out and counts_rows and not current_platform.is_cuda_alike()
+
+
+def _check_drafts(speculative_config: SpeculativeConfig | None) -> None:
+    """Refuse drafts of which it is not known what they read of a prefix behind a hit."""
+    method = None if speculative_config is None else speculative_config.method
+    if method == "dspark":
+        raise ValueError(
+            f'--speculative-config {{"method": "{method}"}} {CANNOT_BE_USED} or with hits of this '
+            'project, which know what drafts of "mtp" read of a cached prefix, not what DSpark '
+            'reads: name "mtp", or leave the option out'
+        )
 
 
 def _check_groups(vllm_config: VllmConfig) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from vllm_ascend.releases import running_release
+
 _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
 
@@ -15,7 +17,7 @@ def check_model_runner(*, is_v2: bool, counts_rows: bool, copies_blocks: bool) -
     Raises:
         ValueError: It cannot be used.
     """
-    if not is_v2:
+    if not is_v2 or running_release().second_runner_serves:
         return
     if counts_rows:
         raise ValueError(

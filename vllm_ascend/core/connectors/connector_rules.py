@@ -15,6 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
 from vllm.v1.request import Request
 
+from vllm_ascend.releases import running_release
+
 KNOWS_GRANULES = "knows_granules"
 """The attribute with which a connector class says that requests may start inside a block, and that
 request hashes may cover a granule, whatever the size of a block."""
@@ -74,11 +76,25 @@ def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bo
             f"{subject} {CANNOT_BE_USED}, because it counts tokens per block where this layout "
             f"counts rows: leave {option} out"
         )
+    for name, why in running_release().refused_connectors.items():
+        if name in _class_names(config):
+            raise ValueError(
+                f"the KV connector {name} {CANNOT_BE_USED} on this release, because {why}: leave "
+                f"{option} out, or name another connector"
+            )
     if hybrid_is_off:
         raise ValueError(
             f"{subject} turns vLLM's hybrid KV cache manager off, without which DeepSeek-V4 "
             "cannot be served: add --no-disable-hybrid-kv-cache-manager"
         )
+
+
+def _class_names(config: KVTransferConfig) -> set[str]:
+    """Return the class and its bases of the configured connector, or of each of several."""
+    parts = config.kv_connector_extra_config.get("connectors") or ()
+    connector = KVConnectorFactory.get_connector_class(config)
+    names = {base.__name__ for base in connector.__mro__}
+    return names.union(*(_class_names(KVTransferConfig(**part)) for part in parts))
 
 
 def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:

@@ -7,7 +7,7 @@ Nothing is counted here; what is told and when is decided in ``kv_event_log``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import (
     MEDIUM_GPU,
@@ -20,7 +20,6 @@ from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     generate_block_hash_extra_keys,
     maybe_convert_block_hash,
-    need_extra_keys,
 )
 from vllm.v1.request import Request
 
@@ -30,15 +29,20 @@ from vllm_ascend.core.pool.block_names import BlockNames
 DESCRIPTION_TAG = "kv_cache_group"
 
 
-class AnnotatedBlockStored(BlockStored, tag="BlockStored"):  # type: ignore[call-arg]
-    """``BlockStored`` with the two fields that vLLM 0.23.0 appends to it.
+if TYPE_CHECKING or "kv_cache_spec_kind" not in BlockStored.__struct_fields__:
 
-    Decoders of vLLM 0.20.2's schema pass over them; routers that know them tell by them which
-    groups hold whole prefixes.
-    """
+    class AnnotatedBlockStored(BlockStored, tag="BlockStored"):  # type: ignore[call-arg]
+        """``BlockStored`` with the two fields that vLLM 0.23.0 appends to it.
 
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
+        Decoders of vLLM 0.20.2's schema pass over them; routers that know them tell by them which
+        groups hold whole prefixes.
+        """
+
+        kv_cache_spec_kind: str | None = None
+        kv_cache_spec_sliding_window: int | None = None
+
+else:
+    AnnotatedBlockStored = BlockStored
 
 
 class KVEventQueue:
@@ -156,7 +160,8 @@ def _extra_keys(
     request: Request, start: int, end: int, unit_tokens: int
 ) -> list[tuple[Any, ...] | None]:
     """Return what the hash of each unit ``[start, end)`` covers besides its tokens."""
-    if not need_extra_keys(request) and request.prompt_embeds is None:
+    covers_more = request.mm_features or request.lora_request or request.cache_salt
+    if not covers_more and request.prompt_embeds is None:
         return [None] * (end - start)
     extra_keys, multimodal_index = [], 0
     for first in range(start * unit_tokens, end * unit_tokens, unit_tokens):

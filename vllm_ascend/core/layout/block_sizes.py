@@ -14,6 +14,7 @@ from vllm_ascend.core.connectors.connector_rules import allows_partial_hits
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO, C128_RATIO
 from vllm_ascend.core.layout.specs import granule_tokens, group_specs, tokens_per_block
 from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
+from vllm_ascend.releases import running_release
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
 
@@ -60,9 +61,9 @@ def resolve_block_sizes(
 ) -> tuple[int, int]:
     """Return vLLM's (scheduler_block_size, hash_block_size) of several groups, in tokens.
 
-    The first is what hits align to, times the context-parallel ranks. The second is
-    ``cache_config.hash_block_size``, or else the granule if ``config`` changes what is cached, or
-    else the GCD of the tokens per block. It equals the first where nothing reads hashes.
+    The first is what hits align to, times the context-parallel ranks. The second is the configured
+    one (``CacheConfig.hash_block_size``), or else the granule if ``config`` changes what is cached,
+    or else the GCD of the tokens per block. It equals the first where nothing reads hashes.
 
     Raises:
         ValueError: The requested hash block size does not divide every group's block.
@@ -81,7 +82,7 @@ def resolve_block_sizes(
     # Mamba's own bookkeeping names states by vLLM's rule.
     has_mamba = any(isinstance(spec, MambaSpec) for spec in specs)
     names_granules = config.changes_caching and not expects_stock and not has_mamba
-    hash_tokens = cache_config.hash_block_size
+    hash_tokens = getattr(cache_config, running_release().hash_size_field)
     if hash_tokens is None:
         hash_tokens = granularity.granule if names_granules else gcd(*granularity.block_tokens)
     granularity.check_hash_size(hash_tokens, exact_names=names_granules)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
+from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout import dsv4_layout as layout
+from vllm_ascend.releases import running_release
 
 _MODEL_VERSION = "deepseek_v4"
 _INT8_WITH_SCALE = {"dtype": torch.int8, "scale_dim": 1, "scale_dtype": torch.float16}
@@ -49,11 +50,11 @@ def ascend_specs(rows: int, model: Dsv4Model | None = None) -> Dsv4Specs:
     model = model or Dsv4Model()
     sizes = layout.dsv4_block_sizes(rows)
 
-    def compressed(ratio: int, head_size: int, **row: Any) -> AscendMLAAttentionSpec:
-        return AscendMLAAttentionSpec(
-            block_size=sizes.compressed,
+    def compressed(ratio: int, head_size: int, **row: Any) -> KVCacheSpec:
+        return running_release().compressed_spec(
+            sizes.compressed,
+            ratio,
             num_kv_heads=1,
-            compress_ratio=ratio,
             model_version=_MODEL_VERSION,
             head_size=head_size,
             **row,

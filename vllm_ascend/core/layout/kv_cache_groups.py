@@ -25,12 +25,20 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO
-from vllm_ascend.core.layout.specs import compress_ratio, counts_rows
+from vllm_ascend.core.layout.specs import compress_ratio, counts_rows, unpack_uniform
+from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
+from vllm_ascend.releases import running_release
 
 
 def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
     """Whether any of the specs, packed or not, is a compressed one that counts rows."""
     return any(counts_rows(spec) for spec in specs)
+
+
+def is_ascend_layout(specs: Iterable[KVCacheSpec]) -> bool:
+    """Whether groups of these specs, packed or not, are laid out as vllm-ascend does."""
+    unpacked = [unpack_uniform(spec) for spec in specs]
+    return any(counts_rows(s) or isinstance(s, AscendMLATokenSpec) for s in unpacked)
 
 
 def group_specs_by_kind(kv_cache_spec: Mapping[str, KVCacheSpec]) -> list[UniformTypeKVCacheSpecs]:
@@ -63,14 +71,14 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
     tensors with the compressed layers instead of asking for more; their pages are padded to the
     nearest page size of any compressed group.
     """
-    num_layers = [kind.get_num_layer_tuples() for kind in kinds]
+    num_layers = [max(Counter(_page_bytes(kind)).values()) for kind in kinds]
     layers_per_group = kv_cache_utils._approximate_gcd(num_layers, lower_bound=num_layers[0])
     compressed = [
         kind
         for kind in kinds
         if all(isinstance(spec, MLAAttentionSpec) for spec in kind.kv_cache_specs.values())
     ]
-    page_sizes = sorted({size for kind in compressed for size in kind.get_page_sizes()})
+    page_sizes = sorted({size for kind in compressed for size in _page_bytes(kind)})
     parts: list[dict[str, KVCacheSpec]] = []
     for kind in kinds:
         specs = kind.kv_cache_specs
@@ -95,10 +103,7 @@ class TensorPlan:
 
     def allocate(self, num_blocks: int) -> list[KVCacheTensor]:
         """Return the tensors of a pool of ``num_blocks`` blocks."""
-        return [
-            KVCacheTensor(size=page_bytes * num_blocks, shared_by=list(layers))
-            for page_bytes, layers in self.tensors
-        ]
+        return running_release().tensors(self.tensors, num_blocks)
 
 
 def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> TensorPlan:
@@ -126,6 +131,10 @@ def max_memory_usage_bytes(vllm_config: VllmConfig, groups: Sequence[KVCacheGrou
     """Return the bytes that one request of the longest length takes from the pool."""
     num_blocks = sum(group.kv_cache_spec.max_memory_usage_pages(vllm_config) for group in groups)
     return num_blocks * plan_tensors(groups).bytes_per_block
+
+
+def _page_bytes(kind: UniformTypeKVCacheSpecs) -> list[int]:
+    return [spec.page_size_bytes for spec in kind.kv_cache_specs.values()]
 
 
 def _uniform(specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs:

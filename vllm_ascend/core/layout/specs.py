@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.deployment import is_over_checkout
+from vllm_ascend.releases import running_release
 
 
 def unpack_uniform(spec: KVCacheSpec) -> KVCacheSpec:
@@ -37,15 +38,18 @@ def group_specs(kv_cache_config: KVCacheConfig) -> list[KVCacheSpec]:
 
 def compress_ratio(spec: KVCacheSpec) -> int:
     """Return how many tokens one stored row stands for (1 without compression)."""
-    return max(getattr(unpack_uniform(spec), "compress_ratio", 1) or 1, 1)
+    return running_release().tokens_per_row(unpack_uniform(spec))
 
 
 def counts_rows(spec: KVCacheSpec) -> bool:
     """Whether ``block_size`` counts compressed rows (Ascend), not the tokens they stand for (vLLM).
 
-    Over a checkout of vllm-ascend it always does, also in a spec of vLLM's own class.
+    Over a checkout of vllm-ascend it always does, also in a spec of vLLM's own class; in releases
+    of which all specs count tokens it never does.
     """
     spec = unpack_uniform(spec)
+    if not running_release().counts_rows:
+        return False
     return compress_ratio(spec) > 1 and (
         spec.storage_block_size == spec.block_size or is_over_checkout()
     )
@@ -53,9 +57,13 @@ def counts_rows(spec: KVCacheSpec) -> bool:
 
 def tokens_per_block(spec: KVCacheSpec) -> int:
     """Return the tokens that one block covers, whatever its spec's ``block_size`` counts."""
+    return rows_per_block(spec) * compress_ratio(spec)
+
+
+def rows_per_block(spec: KVCacheSpec) -> int:
+    """Return the rows that one block stores, whatever its spec's ``block_size`` counts."""
     spec = unpack_uniform(spec)
-    rows = spec.block_size if counts_rows(spec) else spec.storage_block_size
-    return rows * compress_ratio(spec)
+    return spec.block_size if counts_rows(spec) else running_release().rows_per_block(spec)
 
 
 def is_compressed(spec: KVCacheSpec) -> bool:

@@ -112,6 +112,13 @@ class AscendBlockPool(BlockPool):
         self.kept_order = order
         self.free_block_queue = TieredFreeQueue(self.blocks[1:], kept_order=order)
 
+    def cache_partial_block(self, *args, **kwargs) -> None:
+        """Enter nothing: what a hit may end inside is entered by granules.
+
+        In later releases vLLM's managers call this with a prompt's last block, before it is
+        written. Source: vLLM 0.30.0 ``FullAttentionManager.cache_blocks``.
+        """
+
     def rank(self, block: KVCacheBlock) -> Rank:
         """Return how long a cached block stays."""
         return Rank(self._ranks[block.block_id])

@@ -17,7 +17,6 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.cache_plan import CachePlan
-from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import is_compressor_state
 from vllm_ascend.core.layout.units import GroupId
@@ -38,6 +37,9 @@ def is_sparse_state(spec: KVCacheSpec, plan: CachePlan) -> bool:
     """Whether a group, of this unpacked spec, holds compressor state only where it is read."""
     if plan.is_stock or not plan.config.sparse_state:
         return False
+    # vllm-ascend's own module of that name, where it has one, imports the managers.
+    from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
+
     # Only Ascend's kernels skip writes to the null block.
     is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
     # A connector may hand on any block of a table, also one that nobody here would have read.
@@ -60,10 +62,14 @@ class SparseStateManager(SlidingWindowManager):
         num_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock],
         total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
+        *token_counts: int,
     ) -> int:
-        """Return the blocks that ``num_tokens`` tokens still need; see vLLM's base class."""
+        """Return the blocks that ``num_tokens`` tokens still need; see vLLM's base class.
+
+        Args:
+            *token_counts: The last one is that of the main model; some releases tell more.
+        """
+        num_tokens_main_model = token_counts[-1]
         held = len(self.req_to_blocks.get(request_id, ()))
         if request_id not in self.num_cached_block:
             skipped = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size

@@ -56,12 +56,13 @@ _SHAPE: dict[str, Any] = {
 _STARTED_AT_ZERO = ("position_bias", "sinks", "base", "hc_base", "e_score_correction_bias")
 
 
-def make_tiny_model(folder: Path, seed: int = 0) -> None:
+def make_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> None:
     """Write config, weights, tokenizer and chat template.
 
     Args:
         folder: Where to; made if it is not there.
         seed: Of the weights; the same seed gives the same model.
+        changes: Fields of the configuration that differ, such as ``head_dim``.
 
     Raises:
         FileExistsError: A model lies there already; nothing was written.
@@ -70,7 +71,8 @@ def make_tiny_model(folder: Path, seed: int = 0) -> None:
     if (folder / "config.json").exists():
         raise FileExistsError(f"{folder} holds a model already: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    config = DeepseekV4Config(**_SHAPE)
+    shape = _SHAPE | changes
+    config = DeepseekV4Config(**shape)
     random_state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
@@ -83,7 +85,7 @@ def make_tiny_model(folder: Path, seed: int = 0) -> None:
     # A file of its own: vLLM reads all of them, Hugging Face the one that it knows.
     save_file(draft, folder / "mtp.safetensors")
     train_tokenizer(VOCAB_SIZE).save_pretrained(folder)
-    _write_config_as_published(folder / "config.json")
+    _write_config_as_published(folder / "config.json", shape)
 
 
 @torch.no_grad()
@@ -108,11 +110,12 @@ def _vary(model: nn.Module) -> None:
             tensor.normal_(0, 0.3)
         elif name.endswith("tid2eid"):
             num_tokens, num_chosen = tensor.shape
-            experts = torch.rand(num_tokens, _SHAPE["n_routed_experts"]).argsort(dim=1)
+            num_experts = model.config.n_routed_experts
+            experts = torch.rand(num_tokens, num_experts).argsort(dim=1)
             tensor.copy_(experts[:, :num_chosen])
 
 
-def _write_config_as_published(file: Path) -> None:
+def _write_config_as_published(file: Path, shape: dict[str, Any]) -> None:
     """Keep the fields that DeepSeek publishes: vLLM refuses those that transformers derives."""
     config = json.loads(file.read_text())
     for derived in (
@@ -123,5 +126,5 @@ def _write_config_as_published(file: Path) -> None:
         "partial_rotary_factor",
     ):
         config.pop(derived, None)
-    published = {**config, **_SHAPE}
+    published = {**config, **shape}
     file.write_text(json.dumps(published, indent=2, sort_keys=True) + "\n")

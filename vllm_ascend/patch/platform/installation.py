@@ -77,6 +77,8 @@ def install_all() -> Installation:
     installation = install(PATCHES, required_features=required)
     if is_over_checkout():
         late.install_when_imported(upstream.PATCHES)
+        # Not every release's own workers import a module of ours.
+        late.import_behind("vllm_ascend.patch.worker", "vllm_ascend.patch.worker.installation")
     _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
     return installation
 

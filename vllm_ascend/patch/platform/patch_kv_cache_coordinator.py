@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from math import lcm
 from typing import Any
@@ -13,7 +14,6 @@ from vllm.v1.core.kv_cache_coordinator import (
     KVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
 )
-from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm_ascend.core.checks.model_runner_rules import check_model_runner
@@ -22,10 +22,14 @@ from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.pool import salted_hashes
 from vllm_ascend.core.reporting import startup_report
+from vllm_ascend.core.retention.interval_option import agreed_interval
+from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.patch.features import COORDINATOR
 from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import running_release
 
+_ALIGNMENT = "scheduler_block_size"
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
@@ -35,60 +39,78 @@ __all__ = ["PATCHES", "AscendHybridKVCacheCoordinator", "get_kv_cache_coordinato
 def get_kv_cache_coordinator(
     kv_cache_config: KVCacheConfig,
     max_model_len: int,
-    max_num_batched_tokens: int,
     use_eagle: bool,
     enable_caching: bool,
-    enable_kv_cache_events: bool,
-    dcp_world_size: int,
-    pcp_world_size: int,
     hash_block_size: int,
     eagle_attn_layer_names: list[str] | None = None,
-    metrics_collector: KVCacheMetricsCollector | None = None,
-    **alignment: int,
+    allow_partial_hash_hits: bool = True,
+    **others: Any,
 ) -> KVCacheCoordinator:
     """Return Ascend's coordinator, or vLLM's plain one if nothing is cached.
 
     Args:
-        **alignment: ``scheduler_block_size``, in releases that pass it on.
+        allow_partial_hash_hits: In releases that ask; vLLM's own are for Mamba layers.
+        **others: What vLLM's constructors take as well; in some releases the alignment
+            (``scheduler_block_size``) and how far drafts look ahead (``num_prefill_lookahead``).
 
     Raises:
-        ValueError: See :class:`AscendHybridKVCacheCoordinator` and :func:`check_model_runner`.
+        ValueError: See :class:`AscendHybridKVCacheCoordinator` and :func:`check_model_runner`; or
+            drafts of several modules look further ahead than a token.
     """
-    counts_rows = has_row_layout(group_specs(kv_cache_config))
-    is_v2 = envs.VLLM_USE_V2_MODEL_RUNNER
+    config, release = load_config(), running_release()
     arguments: dict[str, Any] = {
         "kv_cache_config": kv_cache_config,
         "max_model_len": max_model_len,
-        "max_num_batched_tokens": max_num_batched_tokens,
         "use_eagle": use_eagle,
-        "enable_kv_cache_events": enable_kv_cache_events,
-        "dcp_world_size": dcp_world_size,
-        "pcp_world_size": pcp_world_size,
         "hash_block_size": hash_block_size,
-        "metrics_collector": metrics_collector,
-        **alignment,
+        **others,
     }
     if not enable_caching:
-        check_model_runner(is_v2=is_v2, counts_rows=counts_rows, copies_blocks=False)
-        if load_config().changes_caching:
+        _check_runner(kv_cache_config, copies_blocks=False)
+        if config.changes_caching:
             _logger.warning("prefix cache: it is off, so none of its switches has an effect")
-        # vLLM's asserts that whole blocks of every group fit in, although nothing can be hit.
-        rows = [spec.block_size for spec in group_specs(kv_cache_config)]
-        arguments |= {name: lcm(tokens, *rows) for name, tokens in alignment.items()}
-        return KVCacheCoordinatorNoPrefixCache(**arguments)
+        return _without_cache(arguments)
+    _check_lookahead(arguments.pop("num_prefill_lookahead", 0))
+    arguments["max_num_batched_tokens"] = release.tokens_of_step(
+        arguments.pop(release.step_tokens), scheduler_facts().num_in_flight_tokens
+    )
+    arguments["local_kv_retention_interval"] = agreed_interval(kv_cache_config, config)
     coordinator = AscendHybridKVCacheCoordinator(
         **arguments,
         enable_caching=enable_caching,
         eagle_attn_layer_names=eagle_attn_layer_names,
     )
-    check_model_runner(
-        is_v2=is_v2, counts_rows=counts_rows, copies_blocks=coordinator.plan.copies_blocks
-    )
+    _check_runner(kv_cache_config, copies_blocks=coordinator.plan.copies_blocks)
     summary = startup_report.summary(coordinator.plan, kv_cache_config.num_blocks)
     _logger.info("prefix cache: %s", summary)
     for warning in startup_report.warnings(coordinator.plan):
         _logger.warning("prefix cache: %s", warning)
     return coordinator
+
+
+def _check_runner(kv_cache_config: KVCacheConfig, *, copies_blocks: bool) -> None:
+    check_model_runner(
+        is_v2=bool(envs.VLLM_USE_V2_MODEL_RUNNER),
+        counts_rows=has_row_layout(group_specs(kv_cache_config)),
+        copies_blocks=copies_blocks,
+    )
+
+
+def _check_lookahead(num_modules: int) -> None:
+    if num_modules > 1:
+        raise ValueError(
+            f"speculative decoding by {num_modules} modules cannot be used with this prefix cache, "
+            "which remembers one token behind a draft layer's row: use one module, or unset "
+            "VLLM_ASCEND_PREFIX_CACHE_PROFILE and the switches that it stands for"
+        )
+
+
+def _without_cache(arguments: dict[str, Any]) -> KVCacheCoordinator:
+    """vLLM's asserts that whole blocks of every group fit in, although nothing can be hit."""
+    if _ALIGNMENT in arguments:
+        rows = [spec.block_size for spec in group_specs(arguments["kv_cache_config"])]
+        arguments[_ALIGNMENT] = lcm(arguments[_ALIGNMENT], *rows)
+    return KVCacheCoordinatorNoPrefixCache(**arguments)
 
 
 @changes(
@@ -102,6 +124,8 @@ def get_kv_cache_coordinator(
 def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
     """Retention and row layouts need a look-up that walks aligned boundaries."""
 
+    signature = inspect.signature(original)
+
     def choose_kv_cache_coordinator(
         kv_cache_config: KVCacheConfig, *args, **kwargs
     ) -> KVCacheCoordinator:
@@ -112,10 +136,11 @@ def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
             asked_for_retention
             or config.pin_swa_tokens
             or (config.changes_caching and any(map(is_windowed, specs)))
-            or (config.apply_dsv4_patch and len(specs) > 1)
+            or (config.apply_dsv4_patch and running_release().counts_rows and len(specs) > 1)
             or has_row_layout(specs)
         ):
-            coordinator = get_kv_cache_coordinator(kv_cache_config, *args, **kwargs)
+            arguments = signature.bind(kv_cache_config, *args, **kwargs).arguments
+            coordinator = get_kv_cache_coordinator(**arguments)
         else:
             coordinator = original(kv_cache_config, *args, **kwargs)
         is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)

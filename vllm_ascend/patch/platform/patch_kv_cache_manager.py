@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
@@ -37,7 +38,7 @@ def wrap_get_computed_blocks(original: Callable) -> Callable:
     """A look-up is told hashes only; where a request leaves a cached prefix must be remembered for
     that request."""
 
-    def get_computed_blocks(self: KVCacheManager, request: Request) -> tuple[KVCacheBlocks, int]:
+    def get_computed_blocks(self: KVCacheManager, request: Request) -> tuple:
         coordinator = self.coordinator
         if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
             return original(self, request)
@@ -59,13 +60,35 @@ def take_kv_cache_block_copies(self: KVCacheManager) -> list[KVCacheBlockCopy] |
     return None
 
 
+# Declared twice: some releases have the method, and then it is changed.
+_COPIES = {
+    **PARTIAL_HITS,
+    "superseded_by": f"{_CLASS}.take_kv_cache_block_copies",
+    "remove_when": "vLLM's managers copy what hits of any group end inside",
+}
+
+
+@changes(f"{_CLASS}.take_kv_cache_block_copies", _COPIES)
+def wrap_take_kv_cache_block_copies(original: Callable) -> Callable:
+    """Where vLLM hands out block copies itself, those of hits that end inside a block are among
+    them. Nothing is given back with them: their sources are held here."""
+
+    def take_copies(self: KVCacheManager) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
+        if isinstance(self.coordinator, AscendHybridKVCacheCoordinator):
+            return take_kv_cache_block_copies(self) or [], []
+        return original(self)
+
+    return take_copies
+
+
 PATCHES: tuple[Patch, ...] = (
     wrap_init,
     wrap_get_computed_blocks,
     Add(
         target=f"{_CLASS}.take_kv_cache_block_copies",
         replacement=take_kv_cache_block_copies,
-        **{**PARTIAL_HITS, "superseded_by": f"{_CLASS}.take_kv_cache_block_copies"},
+        **_COPIES,
         why="A hit that ends inside a block needs a private copy of it before the step.",
     ),
+    wrap_take_kv_cache_block_copies,
 )

@@ -42,10 +42,8 @@ def wrap_get_request_block_hasher(original: Callable) -> Callable:
     """A salt that is spelled like a LoRA adapter's name gets the hash of the adapter's first block.
     The hasher is made behind the scheduler, which says whether that matters."""
 
-    def get_request_block_hasher(
-        block_size: int, caching_hash_fn: Callable[[Any], bytes]
-    ) -> Callable[[Request], list[BlockHash]]:
-        return salted_hashes.hasher_in_force(original(block_size, caching_hash_fn))
+    def get_request_block_hasher(*args, **kwargs) -> Callable[[Request], list[BlockHash]]:
+        return salted_hashes.hasher_in_force(original(*args, **kwargs))
 
     return get_request_block_hasher
 
@@ -95,7 +93,7 @@ def _for_row_layouts(name: str, ours: Callable, specs_of: Callable, why: str) ->
 
     def wrap(original: Callable) -> Callable:
         def choose(*arguments: Any) -> Any:
-            is_ours = kv_cache_groups.has_row_layout(specs_of(*arguments))
+            is_ours = kv_cache_groups.is_ascend_layout(specs_of(*arguments))
             return (ours if is_ours else original)(*arguments)
 
         return choose
@@ -112,6 +110,26 @@ def _plan_tensors(
     return num_blocks, plan.allocate(num_blocks)
 
 
+def _group_packed(
+    vllm_config: VllmConfig, kv_cache_spec: dict[str, KVCacheSpec]
+) -> list[KVCacheGroupSpec]:
+    kinds = kv_cache_groups.group_specs_by_kind(kv_cache_spec)
+    groups = kv_cache_groups.split_into_groups(kinds)
+    # The draft layer is the last one, whatever the model is called.
+    kv_cache_utils._annotate_eagle_groups(
+        vllm_config, kv_cache_spec, groups, use_deepseek_v4_fallback=True
+    )
+    return groups
+
+
+def _plan_config(
+    vllm_config: VllmConfig, groups: list[KVCacheGroupSpec], available_memory: int
+) -> KVCacheConfig:
+    num_blocks, tensors = _plan_tensors(vllm_config, groups, available_memory)
+    interval = vllm_config.cache_config.prefix_cache_retention_interval
+    return KVCacheConfig(num_blocks, tensors, groups, prefix_cache_retention_interval=interval)
+
+
 @_change("_max_memory_usage_bytes_from_groups", ROW_LAYOUT)
 def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
     """The start-up check must ask for the bytes of the planned tensors."""
@@ -122,7 +140,7 @@ def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
         in_force = request_footprint.max_memory_usage_bytes(vllm_config, groups, load_config())
         if in_force is not None:
             return in_force
-        if kv_cache_groups.has_row_layout(_specs_of(groups)):
+        if kv_cache_groups.is_ascend_layout(_specs_of(groups)):
             return kv_cache_groups.max_memory_usage_bytes(vllm_config, groups)
         return original(vllm_config, groups)
 
@@ -178,6 +196,20 @@ PATCHES: tuple[Patch, ...] = (
         "Tensors are planned over the page sizes of all groups, without tensors that no layer "
         "uses.",
     ),
+    # Later releases have these two in the place of the three above.
+    _for_row_layouts(
+        "_get_packed_kv_cache_groups",
+        _group_packed,
+        lambda vllm_config, specs: specs.values(),
+        "vLLM packs the pages of all layers of a group into one block; vllm-ascend lets layers of "
+        "several groups share tensors.",
+    ),
+    _for_row_layouts(
+        "get_kv_cache_config_from_groups",
+        _plan_config,
+        lambda vllm_config, groups, available_memory: _specs_of(groups),
+        "Tensors are planned over the page sizes of all groups.",
+    ),
     _for_row_layouts(
         "_pool_bytes_per_block",
         lambda groups: kv_cache_groups.plan_tensors(groups).bytes_per_block,
@@ -187,3 +219,6 @@ PATCHES: tuple[Patch, ...] = (
     wrap_max_memory_usage_bytes_from_groups,
     wrap_get_max_concurrency,
 )
+
+# In some releases the first module of ours that vllm-ascend imports: it installs all of them.
+import vllm_ascend.patch.platform.installation  # noqa: E402, F401

@@ -19,7 +19,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
-from vllm_ascend.metrics.prometheus import PrefixCacheProm
+from vllm_ascend.metrics.prometheus import PrefixCacheProm, unregister
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 from vllm_ascend.patch.features import METRICS
 from vllm_ascend.patch.table import Add, AddField, Patch, changes
@@ -52,6 +52,7 @@ def wrap_prometheus_init(original: Callable) -> Callable:
     """It empties the registry first, so metrics can only be registered after it."""
 
     def __init__(self: PrometheusStatLogger, *args, **kwargs) -> None:
+        unregister()
         original(self, *args, **kwargs)
         if load_config().changes_caching:
             self.ascend_prefix_cache = PrefixCacheProm(self)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Set
 
 from vllm.distributed.kv_events import KVEventBatch
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -57,6 +56,10 @@ def wrap_init(original: Callable) -> Callable:
         ):
             original(self, *args, **kwargs)
         coordinator = _our_coordinator(self)
+        if coordinator is not None:
+            manager = self.kv_cache_manager
+            if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):
+                manager.kv_cache_event_metadata += drafts
         if self.connector is not None and coordinator is not None:
             query = ConnectorQuery(self.connector.get_num_new_matched_tokens)
             coordinator.ask_connector(query)
@@ -119,6 +122,9 @@ def _restart(scheduler: Scheduler, request: Request) -> None:
     """Put a running request back, as vLLM does when it resets the cache under running requests."""
     scheduler.running.remove(request)
     scheduler._preempt_request(request, time.monotonic())
+    # Not before: over a checkout it is a subclass of what vllm-ascend puts in Scheduler's place.
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
     in_flight = request.request_id in scheduler.prev_step_scheduled_req_ids
     # Asynchronous: the step after the one that failed has been dispatched, and will sample.
     if isinstance(scheduler, AsyncScheduler) and in_flight and request.num_output_placeholders:
@@ -166,11 +172,11 @@ def wrap_preempt_request(original: Callable) -> Callable:
     """By priority, a request can be preempted in the step that it was just scheduled in; what it
     entered is never written."""
 
-    def _preempt_request(self: Scheduler, request: Request, timestamp: float) -> None:
+    def _preempt_request(self: Scheduler, request: Request, *args, **kwargs) -> None:
         coordinator = _our_coordinator(self)
         if coordinator is not None:
             coordinator.withdraw_unwritten(request.request_id)
-        original(self, request, timestamp)
+        original(self, request, *args, **kwargs)
 
     return _preempt_request
 
@@ -196,8 +202,8 @@ def wrap_update_from_output(original: Callable) -> Callable:
     def update_from_output(
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        copies, coordinator = scheduler_output.kv_cache_block_copies, _our_coordinator(self)
-        if copies and coordinator is not None:
+        coordinator = _our_coordinator(self)
+        if coordinator is not None and (copies := scheduler_output.kv_cache_block_copies):
             coordinator.confirm_block_copies(copies)
         return original(self, scheduler_output, model_runner_output)
 

@@ -76,10 +76,7 @@ def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
     """vLLM looks managers up by exact class; Ascend's specs are subclasses."""
 
     def get_manager_for_kv_cache_spec(
-        kv_cache_spec: KVCacheSpec,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        **kwargs,
+        kv_cache_spec: KVCacheSpec, *args, **kwargs
     ) -> SingleTypeKVCacheManager:
         """Let vLLM choose for the specs it knows, resolve all others by what they are.
 
@@ -89,12 +86,7 @@ def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
         known = running_release().chooses_manager(kv_cache_spec)
         is_vllms = known and not counts_rows(kv_cache_spec)
         choose = original if is_vllms else managers.get_manager_for_kv_cache_spec
-        return choose(
-            kv_cache_spec,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            **kwargs,
-        )
+        return choose(kv_cache_spec, *args, **kwargs)
 
     return get_manager_for_kv_cache_spec
 

@@ -7,6 +7,7 @@ for them, nor before vllm-ascend imports them itself.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from vllm_ascend.patch.planner import replacement, resolve
 from vllm_ascend.patch.table import Override, Patch, PatchError, Wrap, source_digest
 
 # Module -> what of it is changed -> how, once it has been imported.
-_WAITING: defaultdict[str, dict[str, Callable[[ModuleType], None]]] = defaultdict(dict)
+_WAITING: defaultdict[str, dict[str, Callable[[ModuleType], object]]] = defaultdict(dict)
 # Target -> (original, replacement) of every patch that is set.
 _SET: dict[str, tuple[Any, Any]] = {}
 
@@ -66,6 +67,16 @@ def install_when_imported(patches: Sequence[Patch]) -> None:
             _after_import(patch.target, partial(_set_target, patch))
         for alias in patch.aliases if isinstance(patch, Wrap) else ():
             _after_import(alias, partial(_set_alias, patch.target, alias))
+    _start_finding()
+
+
+def import_behind(module: str, follower: str) -> None:
+    """Import ``follower`` as soon as ``module`` has been imported: now, or right after it."""
+    _after_import(f"{module}:", lambda _: importlib.import_module(follower))
+    _start_finding()
+
+
+def _start_finding() -> None:
     if _WAITING and _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 
@@ -75,7 +86,7 @@ def is_set(patch: Patch) -> bool:
     return patch.target in _SET
 
 
-def _after_import(holder: str, change: Callable[[ModuleType], None]) -> None:
+def _after_import(holder: str, change: Callable[[ModuleType], object]) -> None:
     name = holder.partition(":")[0]
     if (module := sys.modules.get(name)) is not None:
         change(module)

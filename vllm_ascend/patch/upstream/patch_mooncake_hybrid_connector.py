@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -73,6 +74,7 @@ def wrap_receiving_thread_init(original: Callable) -> Callable:
         original(self, *args, **kwargs)
         self.failed_blocks_lock = threading.Lock()
         self.failed_block_ids = set()
+        self.add_request = partial(_note_and_add, self, self.add_request)
         contract = _CONTRACT.get()
         if contract is not None:
             holds_all_layers = self._prefill_pp_size == 1
@@ -80,6 +82,15 @@ def wrap_receiving_thread_init(original: Callable) -> Callable:
             self.decoder = ContractDecoder(self.decoder, contract, page_bytes)
 
     return __init__
+
+
+def _note_and_add(thread: Any, add_request: Callable, *, request_id: str, **request: Any) -> None:
+    """Note a request as one to wait for before its pull can be done.
+
+    The worker does so behind it: a pull that is done by then is forgotten, and waited for for ever.
+    """
+    thread.task_tracker.add_req_to_process(request_id)
+    add_request(request_id=request_id, **request)
 
 
 @_change("KVCacheRecvingThread._transfer_kv_cache")

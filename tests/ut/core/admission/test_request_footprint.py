@@ -9,8 +9,11 @@ import pytest
 from vllm.v1.core import kv_cache_utils
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.admission.request_footprint import blocks_spanned
+from vllm_ascend.core.layout.specs import is_windowed, tokens_per_block
 from vllm_ascend.prefix_cache_config import VARIABLES
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay import scheduler as factory
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions
@@ -48,6 +51,7 @@ class StartUp:
         return kv_cache_utils._estimate_max_model_len_from_groups(self.config, self.groups, memory)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize(
     ("environment", "blocks", "concurrency"),
     [(DSV4, 1692, 3.1115), (DENSE, 1695, 3.0136), (BEST, 426, 12.0118)],
@@ -59,6 +63,17 @@ def test_a_request_of_135_000_tokens(monkeypatch, environment, blocks, concurren
     assert start.concurrency() == pytest.approx(concurrency, rel=1e-4)
 
 
+def test_steps_in_flight_hold_their_windows(monkeypatch) -> None:
+    """As vllm-ascend 0.23 has it: a step's tokens more in every window."""
+    before = StartUp(monkeypatch, DENSE).blocks()
+    step = 8192
+    monkeypatch.setattr(type(running_release()), "max_in_flight_tokens", lambda *_: step)
+    start = StartUp(monkeypatch, DENSE)
+    windows = [group.kv_cache_spec for group in start.groups if is_windowed(group.kv_cache_spec)]
+    assert start.blocks() == before + sum(step // tokens_per_block(spec) for spec in windows)
+
+
+@WHERE_BLOCKS_COUNT_ROWS
 def test_the_longest_request_that_fits(monkeypatch) -> None:
     assert StartUp(monkeypatch, DSV4).longest(1 * GIB) == 1_792
     assert StartUp(monkeypatch, DSV4).longest(4 * GIB) == 7_296

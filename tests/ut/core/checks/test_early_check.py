@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 import vllm_ascend
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import SUPPORTED, running_release
@@ -44,6 +46,7 @@ def check(
     check_settings(vllm_config, load_config(environment))
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize(
     ("environment", "block_size", "error"),
     [
@@ -83,6 +86,7 @@ def test_no_cache_no_interval():
     check({**DSV4, RETENTION: "1"}, enable_prefix_caching=False)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_a_connector_that_expects_whole_blocks_counts():
     """As in the scheduler: without partial hits only whole blocks' multiples can be kept."""
     with pytest.raises(ValueError, match="multiples of 16384 tokens"):
@@ -179,6 +183,7 @@ def create_engine_config(model: Path, **options: Any) -> None:
     ).create_engine_config()
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize("name", CANNOT_WORK_TOGETHER)
 def test_options_that_cannot_work_together_are_one_error(model, monkeypatch, name):
     """Before anything is loaded; from inside the engine they are an assertion without a word."""
@@ -191,6 +196,7 @@ def test_options_that_cannot_work_together_are_one_error(model, monkeypatch, nam
     assert "\n" not in str(raised.value)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_options_that_can_work_together_pass(model, monkeypatch):
     monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
     create_engine_config(
@@ -204,3 +210,31 @@ def test_options_that_can_work_together_pass(model, monkeypatch):
 def test_with_nothing_set_vllm_decides_alone(model, monkeypatch):
     monkeypatch.delenv("VLLM_ASCEND_APPLY_DSV4_PATCH", raising=False)
     create_engine_config(model, enable_prompt_embeds=True, disable_hybrid_kv_cache_manager=True)
+
+
+@pytest.mark.parametrize("environment", (DSV4, {**PARTIAL, "VLLM_ASCEND_APPLY_DSV4_PATCH": "0"}))
+def test_drafts_of_which_nothing_is_known_are_refused_by_name(environment, monkeypatch):
+    """Releases that do not have the method refuse it themselves."""
+    if environment is DSV4 and not running_release().counts_rows:
+        pytest.skip("this release has the layout without us")
+    config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
+    drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
+    with_drafts = SimpleNamespace(
+        **{**vars(config), "speculative_config": drafts, "use_v2_model_runner": False}
+    )
+    monkeypatch.setattr(factory, "_vllm_config", lambda *_: with_drafts)
+    with pytest.raises(ValueError, match=r'--speculative-config \{"method": "dspark"\} cannot be'):
+        check(environment)
+    drafts.method = "mtp"
+    check(environment)
+
+
+@WHERE_BLOCKS_COUNT_ROWS
+def test_drafts_are_left_to_vllm_where_nothing_of_ours_is_on(monkeypatch):
+    config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
+    drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
+    with_drafts = SimpleNamespace(
+        **{**vars(config), "speculative_config": drafts, "use_v2_model_runner": False}
+    )
+    monkeypatch.setattr(factory, "_vllm_config", lambda *_: with_drafts)
+    check({"VLLM_ASCEND_APPLY_DSV4_PATCH": "0"})

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.connectors.kv_transfer_contract import (
     ContractError,
     GroupContract,
@@ -95,6 +96,7 @@ def described(rows: int, monkeypatch) -> KVTransferContract:
     return describe(scheduler.kv_cache_config, config)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_deepseek_v4_at_block_size_128(monkeypatch):
     contract = described(128, monkeypatch)
     assert (contract.layout, contract.granule) == ("rows", 128)

@@ -12,6 +12,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request
 
+from tests.release_marks import WHERE_EVENTS_ARE_ARRAYS
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup, HitRules
 from vllm_ascend.core.events.kv_event_queue import KVEventQueue, runs
@@ -125,6 +126,7 @@ def test_removals_name_their_group():
     assert queue.take() == []
 
 
+@WHERE_EVENTS_ARE_ARRAYS
 def test_decoders_of_vllm_0_20_2_read_it_and_newer_ones_read_the_kind():
     queue = make_queue()
     queue.store(1, REQUEST, HASHES, [0], 4)

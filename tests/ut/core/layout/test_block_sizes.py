@@ -18,6 +18,7 @@ from vllm_ascend.core.layout.block_sizes import (
 )
 from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import running_release
 from vllm_ascend.replay import scheduler as factory
 from vllm_ascend.replay.layouts import dsv4_flash_a3
 from vllm_ascend.replay.scheduler import SchedulerOptions
@@ -85,7 +86,7 @@ def sizes(layout, environment: dict[str, str], *, kv_transfer=None, ranks: int =
         ({}, {}, (16_384, 8)),
         (RETENTION, {}, (16_384, 128)),
         (PARTIAL, {}, (128, 128)),
-        (PARTIAL, {"hash_block_size": 64}, (128, 64)),
+        (PARTIAL, {running_release().hash_size_field: 64}, (128, 64)),
         ({}, {"enable_prefix_caching": False}, (16_384, 16_384)),
         ({}, {"ranks": 2}, (32_768, 32_768)),
         (PARTIAL, {"kv_transfer": connector("Plain")}, (16_384, 8)),
@@ -114,7 +115,7 @@ def test_mamba_states_are_named_by_vllms_rule():
 
 def test_a_hash_size_that_fits_no_block_is_refused():
     with pytest.raises(ValueError, match=r"hash_block_size \(48\)"):
-        sizes(dsv4_flash_a3(), PARTIAL, hash_block_size=48)
+        sizes(dsv4_flash_a3(), PARTIAL, **{running_release().hash_size_field: 48})
 
 
 @pytest.mark.parametrize(

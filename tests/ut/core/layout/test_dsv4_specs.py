@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Model, ascend_specs
 from vllm_ascend.core.layout.specs import tokens_per_block
 
@@ -32,6 +33,7 @@ FLASH_128 = {
 }
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_deepseek_v4_flash_at_128_rows():
     told = {
         name: (spec.block_size, tokens_per_block(spec), spec.head_size, spec.page_size_bytes)
@@ -54,6 +56,7 @@ def test_windows_reach_over_one_window_of_their_compressor_or_two():
     }
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_what_is_stored_in_which_type():
     specs = ascend_specs(32)
     assert specs.window.dtype == specs.mla[4].dtype == torch.bfloat16

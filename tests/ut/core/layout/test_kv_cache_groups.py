@@ -9,6 +9,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.layout.kv_cache_groups import (
     group_specs_by_kind,
     plan_tensors,
@@ -68,6 +69,7 @@ def test_tensors_have_users_and_one_page_size(block_size):
     assert plan.bytes_per_block == 23 * page + 21 * indexer_page
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 @pytest.mark.parametrize(("block_size", "alignment", "hash_size"), [
     (128, 16_384, 8), (64, 8_192, 4), (32, 4_096, 2),
 ])  # fmt: skip
@@ -118,6 +120,7 @@ def test_merge_keeps_every_field():
         assert type(spec).merge([spec, spec]) == spec
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_merge_refuses_different_ratios():
     specs = dsv4_flash_a3(128).specs
     c4, c128 = specs["model.layers.2.attn.mla"], specs["model.layers.3.attn.mla"]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run over a real checkout on the CPU (see test_whole_runs.py): tokens are Hugging Face's.
+
+Every row that the real worker's operators read is checked as well: see tags.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.upstream.npu_reference.engine import Engine, answered, tokens_of
+
+BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+
+
+def answers_twice(engine: Engine, *, hits: bool) -> None:
+    """Answer all prompts, and again with what is cached by then."""
+    prompts, expected = zip(*answered(), strict=True)
+    for turn in range(2):
+        outputs = engine.answer(prompts)
+        assert tokens_of(outputs) == list(expected)
+        cached = [output.num_cached_tokens for output in outputs]
+        assert any(cached) == hits
+        if turn and hits:
+            assert all(cached[i] for i, prompt in enumerate(prompts) if len(prompt) > 300), cached
+    assert engine.tagged.memory.num_read > 10_000
+
+
+@pytest.mark.parametrize("rows", [32, 64, 128])
+def test_hits_change_no_token(rows):
+    answers_twice(Engine(rows=rows, switches=BEST), hits=True)
+
+
+@pytest.mark.parametrize("num_tokens", [9, 77, 130, 1000])
+def test_prompts_are_cut_anywhere(num_tokens):
+    engine = Engine(rows=32, switches=BEST, max_num_batched_tokens=num_tokens)
+    answers_twice(engine, hits=True)
+
+
+@pytest.mark.parametrize(("num_drafts", "rows"), [(1, 64), (2, 128), (3, 32)])
+def test_drafts_change_no_token(num_drafts, rows):
+    answers_twice(Engine(rows=rows, switches=BEST, num_drafts=num_drafts), hits=True)
+
+
+def test_without_switches_as_with_them():
+    answers_twice(Engine(), hits=False)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "VLLM_ASCEND_DSV4_PARTIAL_HITS=1",
+        "VLLM_PREFIX_CACHE_RETENTION_INTERVAL=0",
+        "VLLM_ASCEND_DSV4_SPARSE_STATE=1",
+        "VLLM_ASCEND_SPARE_TAILS=1",
+        "VLLM_PIN_SWA_TOKENS=1",
+    ],
+)
+def test_every_switch_alone(switch):
+    name, _, value = switch.partition("=")
+    engine = Engine(rows=32, switches={name: value})
+    answers_twice(engine, hits=name.endswith("PARTIAL_HITS"))
+
+
+def test_requests_are_preempted_and_resumed():
+    """All together need more blocks than there are."""
+    engine = Engine(rows=32, switches=BEST, num_gpu_blocks_override=260, max_model_len=1024)
+    prompts, expected = zip(*answered(), strict=True)
+    preempted = engine.core.scheduler
+    counts = []
+    original = preempted._preempt_request
+
+    def counted(*args, **kwargs):
+        counts.append(args)
+        return original(*args, **kwargs)
+
+    preempted._preempt_request = counted
+    long = [prompt for prompt in prompts if len(prompt) > 500]
+    outputs = engine.answer([[index, *prompt] for index in range(3, 7) for prompt in long], 200)
+    assert counts and all(len(tokens) == 200 for tokens in tokens_of(outputs))
+    assert tokens_of(engine.answer(prompts)) == list(expected)
+
+
+def test_chats_of_eight_turns():
+    engine = Engine(rows=32, switches=BEST)
+    alone = {}
+    history = [[user + 3, *range(20, 150)] for user in range(4)]
+    for turn in range(8):
+        outputs = engine.answer(history)
+        for user, output in enumerate(outputs):
+            alone[tuple(history[user])] = list(output.outputs[0].token_ids)
+            # All but what came since the last turn, in whole granules of 128.
+            if turn:
+                assert output.num_cached_tokens >= len(history[user]) - 60 - 128
+            history[user] += [*output.outputs[0].token_ids, *range(200 + turn, 245 + turn)]
+    engine.core.scheduler.reset_prefix_cache()
+    prompts = list(alone)
+    again = engine.answer(prompts)
+    assert tokens_of(again) == list(alone.values())
+
+
+def test_aborted_requests_leave_nothing_wrong():
+    from vllm import SamplingParams
+
+    engine = Engine(rows=64, switches=BEST)
+    prompts, expected = zip(*answered(), strict=True)
+    llm_engine = engine.llm.llm_engine
+    sampling = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    for steps in range(1, 6):
+        names = [f"aborted-{steps}-{index}" for index in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
+        for _ in range(steps):
+            llm_engine.step()
+        llm_engine.abort_request(names)
+    while llm_engine.has_unfinished_requests():
+        llm_engine.step()
+    assert tokens_of(engine.answer(prompts)) == list(expected)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_scheduling_ahead_of_the_worker(num_drafts):
+    engine = Engine(rows=32, switches=BEST, num_drafts=num_drafts, async_scheduling=True)
+    answers_twice(engine, hits=True)
+
+
+def test_in_bf16_hits_change_nothing_but_rounding():
+    """The worker's own types; products of other shapes round otherwise, so scores are compared."""
+    engine = Engine(rows=64, switches=BEST, exact=False)
+    prompts = [prompt for prompt, _ in answered()]
+    cold = []
+    for prompt in prompts:
+        engine.core.scheduler.reset_prefix_cache()
+        cold += engine.answer([prompt], 1, logprobs=8)
+    engine.answer(prompts)
+    for prompt, without in zip(prompts, cold, strict=True):
+        (output,) = engine.answer([prompt], 1, logprobs=8)
+        assert output.num_cached_tokens or len(prompt) < 130
+        there, here = (result.outputs[0].logprobs[0] for result in (without, output))
+        both = there.keys() & here.keys()
+        assert len(both) >= 6
+        for token in both:
+            assert here[token].logprob == pytest.approx(there[token].logprob, abs=0.3)

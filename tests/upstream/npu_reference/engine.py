@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine of the real tree in this process, over the reference operators."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.upstream.npu_reference.device import compute_in_fp32
+from tests.upstream.npu_reference.tagged_runner import TaggedRunner
+
+# What the tests that start processes say in the environment: a model, and answers to prompts.
+MODEL, ANSWERS = "NPU_REFERENCE_MODEL", "NPU_REFERENCE_ANSWERS"
+NUM_ANSWERED = 12
+
+
+class Engine:
+    """vLLM's engine with the real worker; every row is checked.
+
+    Args:
+        rows: Rows of a compressed block.
+        switches: Of the prefix cache, by their variables.
+        num_drafts: Of MTP; 0: none.
+        exact: Whether the model computes in fp32, as Hugging Face's.
+        settings: Of the engine.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: int = 128,
+        switches: dict[str, str] | None = None,
+        num_drafts: int = 0,
+        exact: bool = True,
+        **settings: Any,
+    ) -> None:
+        from vllm import LLM
+
+        torch.set_num_threads(1)
+        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | (switches or {})
+        if rows != 128:
+            os.environ["VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"] = str(rows)
+        if exact:
+            compute_in_fp32()
+        if num_drafts:
+            drafts = {"method": "mtp", "num_speculative_tokens": num_drafts, "enforce_eager": True}
+            settings["speculative_config"] = drafts
+        usual = {
+            "max_model_len": 2048,
+            "max_num_batched_tokens": 512,
+            "max_num_seqs": 8,
+            "num_gpu_blocks_override": 700,
+            "kv_cache_memory_bytes": 2 << 30,
+            "enable_prefix_caching": True,
+            "async_scheduling": False,
+        }
+        self.llm = LLM(
+            os.environ[MODEL],
+            dtype="float32" if exact else "bfloat16",
+            enforce_eager=True,
+            block_size=rows,
+            disable_log_stats=True,
+            **usual | settings,
+        )
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.tagged = TaggedRunner(self.runner)
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int = NUM_ANSWERED,
+        *,
+        logprobs: int | None = None,
+    ) -> list[Any]:
+        """Return the outputs for prompts, all of them at once, sampled greedily."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs
+        )
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        return self.llm.generate(asked, sampling, use_tqdm=False)
+
+
+def answered() -> list[tuple[list[int], list[int]]]:
+    """Return prompts and what Hugging Face answers to them."""
+    told = json.loads(Path(os.environ[ANSWERS]).read_text(encoding="utf-8"))
+    return [(prompt, answer) for prompt, answer in told]
+
+
+def tokens_of(outputs: Sequence[Any]) -> list[list[int]]:
+    """Return the tokens that were sampled."""
+    return [list(output.outputs[0].token_ids) for output in outputs]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The indexer: which compressed rows are worth attending to, from int8 queries and keys.
+
+Source: ``csrc/attention/quant_lightning_indexer/README.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.upstream.npu_reference import tags
+from tests.upstream.npu_reference.paging import places
+
+_CAUSAL = 3
+_METADATA_SIZE = 1024
+
+
+def npu_quant_lightning_indexer_metadata(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Return ``[1024]``, int32: how the kernel shares its work out, of which there is none here."""
+    return torch.zeros(_METADATA_SIZE, dtype=torch.int32)
+
+
+def npu_quant_lightning_indexer(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    weights: torch.Tensor,
+    query_dequant_scale: torch.Tensor,
+    key_dequant_scale: torch.Tensor,
+    query_quant_mode: int = 0,
+    key_quant_mode: int = 0,
+    actual_seq_lengths_query: torch.Tensor | None = None,
+    actual_seq_lengths_key: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    metadata: torch.Tensor | None = None,
+    layout_query: str = "BSND",
+    layout_key: str = "BSND",
+    sparse_count: int = 2048,
+    sparse_mode: int = _CAUSAL,
+    pre_tokens: int = 2**63 - 1,
+    next_tokens: int = 2**63 - 1,
+    cmp_ratio: int = 1,
+    return_value: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best rows for every query: scores are weighted sums of relu over the heads.
+
+    Args:
+        query: ``[tokens, heads, width]``, int8, the requests in a row.
+        key: ``[blocks, rows, 1, width]``, int8.
+        weights: ``[tokens, heads]``, fp16.
+        query_dequant_scale: ``[tokens, heads]``, fp16.
+        key_dequant_scale: ``[blocks, rows, 1]``, fp16.
+        query_quant_mode: 0: a scale for every token and head.
+        key_quant_mode: 0.
+        actual_seq_lengths_query: ``[requests]``: where requests end in ``query``.
+        actual_seq_lengths_key: ``[requests]``: tokens of the request (not rows), this step's
+            included.
+        block_table: ``[requests, blocks]``.
+        metadata: What :func:`npu_quant_lightning_indexer_metadata` returned.
+        layout_query: ``TND``.
+        layout_key: ``PA_BSND``.
+        sparse_count: How many rows at most.
+        sparse_mode: 3: a query at position p sees rows ``[0, (p + 1) // cmp_ratio)``.
+        pre_tokens: Of no effect, as is ``next_tokens``.
+        next_tokens: See there.
+        cmp_ratio: Tokens of a row.
+        return_value: False.
+
+    Returns:
+        ``[tokens, 1, sparse_count]``, int32: rows of the request, the best first, of equal ones the
+        first; -1 behind them. And nothing.
+
+    Raises:
+        ValueError: The call is not one that DeepSeek-V4 makes.
+    """
+    modes = (query_quant_mode, key_quant_mode, layout_query, layout_key, sparse_mode, return_value)
+    if modes != (0, 0, "TND", "PA_BSND", _CAUSAL, False):
+        raise ValueError(f"npu_quant_lightning_indexer: not written for {modes}")
+    if metadata is None or metadata.shape != (_METADATA_SIZE,):
+        raise ValueError("npu_quant_lightning_indexer: metadata of 1024 numbers is needed")
+    assert actual_seq_lengths_query is not None and actual_seq_lengths_key is not None
+    assert block_table is not None
+    chosen = torch.full((len(query), 1, sparse_count), -1, dtype=torch.int32)
+    first = 0
+    ends = zip(actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist(), strict=True)
+    for index, (end, length) in enumerate(ends):
+        num_rows = length // cmp_ratio if end > first else 0
+        tags.computes(key, index, length - (end - first), length)
+        blocks, rows = places(block_table[index], 0, num_rows, key.shape[1])
+        ordinals = (torch.arange(num_rows) + 1) * cmp_ratio - 1
+        for cache in (key, key_dequant_scale):
+            tags.read(cache, blocks, rows, index, ordinals)
+        keys = key[blocks, rows, 0].float() * key_dequant_scale[blocks, rows].float()
+        queries = query[first:end].float() * query_dequant_scale[first:end].float()[..., None]
+        scores = torch.einsum("qhd,rd->qhr", queries, keys).relu()
+        scores = (scores * weights[first:end].float()[..., None]).sum(1)
+        positions = torch.arange(length - (end - first), length)
+        closed = torch.arange(num_rows)[None] < ((positions + 1) // cmp_ratio)[:, None]
+        scores = scores.masked_fill(~closed, float("-inf"))
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :sparse_count]
+        best = torch.where(closed.gather(1, best), best, -1)
+        chosen[first:end, 0, : best.shape[1]] = best.int()
+        first = end
+    return chosen, query.new_empty(0, dtype=torch.float32)

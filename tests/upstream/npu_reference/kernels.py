@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels, each as one function over all that a launch covers.
+
+Names of arguments are of no importance: launches give most of them by their place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def triton_rms_kernel(
+    hidden_state: torch.Tensor,
+    stride: int,
+    norm_output: torch.Tensor,
+    variance_epsilon: float,
+    *sizes: int,
+) -> None:
+    """Divide rows by their root mean square. Source: ``ops/triton/rms_norm.py``."""
+    rows = hidden_state.float()
+    norm = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + variance_epsilon)
+    norm_output.copy_(norm)
+
+
+def muls_add_kernel(
+    x: torch.Tensor, y: torch.Tensor, output: torch.Tensor, scale: float, *sizes: int, **blocks: int
+) -> None:
+    """Write ``x * scale + y``. Source: ``ops/triton/muls_add.py``."""
+    output.copy_(x.float() * scale + y.float())
+
+
+def _compute_slot_mapping_kernel(
+    num_tokens: int,
+    max_num_tokens: int,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    stride: int,
+    block_size: int,
+    slot_mapping: torch.Tensor,
+    **constants: int,
+) -> None:
+    """Write where every token's row lies, and the padding behind them.
+
+    Source: vLLM's ``v1/worker/block_table.py``.
+
+    Raises:
+        ValueError: Contexts are shared between ranks.
+    """
+    if constants["TOTAL_CP_WORLD_SIZE"] != 1:
+        raise ValueError("_compute_slot_mapping_kernel: only one rank is written")
+    bounds = query_start_loc.tolist()
+    for index, (first, end) in enumerate(itertools.pairwise(bounds)):
+        if first >= num_tokens:
+            break
+        places = positions[first:end].long()
+        blocks = block_table[index][places // block_size].long()
+        slot_mapping[first:end] = blocks * block_size + places % block_size
+    slot_mapping[num_tokens:max_num_tokens] = constants["PAD_ID"]
+
+
+def rejection_greedy_sample_spec_len_1_triton(
+    output_token_ids: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_argmax: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    num_requests: int,
+    **blocks: int,
+) -> None:
+    """Accept one draft for each request if the target says the same; then a token more.
+
+    Source: ``ops/triton/reject_sample.py``. Places of tokens that are not accepted keep what is
+    in them.
+    """
+    output_token_ids[:, 0] = target_argmax
+    accepted = draft_token_ids == target_argmax
+    output_token_ids[accepted, 1] = bonus_token_ids.flatten()[accepted].to(output_token_ids.dtype)
+
+
+def rejection_greedy_sample_triton(
+    output_token_ids: torch.Tensor,
+    cu_num_draft_tokens: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_argmax: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    is_greedy: torch.Tensor | None,
+    num_requests: int,
+    max_spec_len: int,
+    **blocks: int,
+) -> None:
+    """Accept drafts up to the first that the target says otherwise.
+
+    Source: ``ops/triton/reject_sample.py``; see the function above.
+
+    Raises:
+        ValueError: Some requests do not sample greedily.
+    """
+    if is_greedy is not None and not bool(is_greedy.all()):
+        raise ValueError("rejection_greedy_sample_triton: only greedy requests are written")
+    first = 0
+    for index, end in enumerate(cu_num_draft_tokens.tolist()):
+        drafts, targets = draft_token_ids[first:end], target_argmax[first:end]
+        same = (drafts == targets).long().cumprod(0)
+        said = min(int(same.sum()) + 1, end - first)
+        output_token_ids[index, :said] = targets[:said]
+        if bool(same.all()):
+            output_token_ids[index, end - first] = bonus_token_ids.flatten()[index]
+        first = end
+
+
+def prepare_inputs_padded_kernel(
+    cu_num_draft_tokens: torch.Tensor,
+    valid_sampled_tokens_count: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    token_indices_to_sample: torch.Tensor,
+    num_rejected_tokens: torch.Tensor,
+    num_requests: int,
+    **blocks: int,
+) -> None:
+    """Write where each request's last accepted token is, and how many behind it were rejected.
+
+    Source: ``ops/triton/spec_decode/utils.py``.
+    """
+    drafts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1))
+    rejected = torch.where(drafts > 0, drafts + 1 - valid_sampled_tokens_count, 0)
+    token_indices_to_sample.copy_(query_start_loc[1 : num_requests + 1] - 1 - rejected)
+    num_rejected_tokens.copy_(rejected)
+
+
+# By the names of the kernels.
+KERNELS: dict[str, Callable[..., Any]] = {
+    kernel.__name__: kernel
+    for kernel in (
+        _compute_slot_mapping_kernel,
+        muls_add_kernel,
+        prepare_inputs_padded_kernel,
+        rejection_greedy_sample_spec_len_1_triton,
+        rejection_greedy_sample_triton,
+        triton_rms_kernel,
+    )
+}

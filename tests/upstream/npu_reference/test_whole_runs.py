@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlaid, real vllm-ascend runs whole steps on the CPU: some runs (see real_runs for all)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.upstream.npu_reference.processes import CHECKS, run_checks
+
+QUICK = (
+    "check_whole_runs.py::test_hits_change_no_token[32]",
+    "check_whole_runs.py::test_drafts_change_no_token[3-32]",
+    "check_planted_faults.py::test_a_copy_that_is_not_made",
+    "check_missing.py",
+)
+
+
+@pytest.fixture(scope="module")
+def answers(overlaid, tmp_path_factory):
+    """What became of the runs."""
+    return run_checks(overlaid, QUICK, tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("check", QUICK)
+def test_it_passes(answers, check):
+    assert (CHECKS / check.partition("::")[0]).is_file()
+    answer = answers[check]
+    assert answer.exit_code == 0, answer.output[-6000:]
+    assert answer.passed()

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.30.0 with vllm-ascend 0.30.0rc2: block copies and block sizes in tokens are upstream's.
+
+Sources: vLLM 0.30.0, ``vllm/v1/core``; vllm-ascend 0.30.0rc2,
+``patch/platform/patch_kv_cache_utils.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm_ascend.patch.table import Digests
+from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND
+from vllm_ascend.releases.v0_23_0 import Vllm0230
+
+if TYPE_CHECKING:
+    from vllm.config import CacheConfig, VllmConfig
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
+    from vllm.v1.request import Request
+
+_DIGESTS: dict[str, dict[str, Digests]] = {
+    "vllm.config.vllm": {
+        "VllmConfig.validate_block_size": "ab1070875739f68a",
+    },
+    "vllm.engine.arg_utils": {
+        "EngineArgs.create_engine_config": "4abf2918f996f2b3",
+    },
+    "vllm.v1.core.kv_cache_coordinator": {
+        "get_kv_cache_coordinator": "9d447e2c6d7417ac",
+    },
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager.get_computed_blocks": "82a9a73aa4fee0eb",
+        "KVCacheManager.take_kv_cache_block_copies": "b137ec11dd17fdfd",
+    },
+    "vllm.v1.core.kv_cache_utils": {
+        "_get_packed_kv_cache_groups": "99ba264065f8bfd8",
+        "_max_memory_usage_bytes_from_groups": "115a69462b91792f",
+        "_pool_bytes_per_block": "ef881d0c1cfd1d62",
+        "generate_block_hash_extra_keys": "e09249e0ccb5e5d8",
+        "get_kv_cache_config_from_groups": "1929046433606745",
+        "get_max_concurrency_for_kv_cache_config": "ce3eba1170110e93",
+        "get_request_block_hasher": "ff5d1cc37d9cc4c0",
+        "resolve_kv_cache_block_sizes": "df26757bf9b84a04",
+    },
+    "vllm.v1.core.sched.scheduler": {
+        "Scheduler.__init__": "e5ee05610823e29b",
+        "Scheduler._preempt_request": "03bd3a3d62fb5c8c",
+        "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
+        "Scheduler.make_stats": "0733d7fcdc580707",
+        "Scheduler.reset_prefix_cache": "fe3b2977fe48ad87",
+        "Scheduler.update_from_output": "676eb54028d57b97",
+    },
+    "vllm.v1.core.single_type_kv_cache_manager": {
+        "get_manager_for_kv_cache_spec": "351638a07099f70b",
+    },
+    "vllm.v1.engine.core": {
+        "EngineCore._initialize_kv_caches": "c82cf5e45e1dd3fb",
+    },
+    "vllm.v1.metrics.loggers": {
+        "LoggingStatLogger.log": "43d1dc0d42691661",
+        "LoggingStatLogger.record": "9db04abf7119e203",
+        "PrometheusStatLogger.__init__": "5c6cc0660d998b8d",
+        "PrometheusStatLogger.record": "a95a70cf1be6ca56",
+    },
+}
+_UTILS = "vllm.v1.core.kv_cache_utils"
+_SCHEDULER = "vllm.v1.core.sched"
+_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
+_GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are changed instead"
+_FAILED_LOADS = (
+    "what a request in flight samples is delivered late there, which its restart here does not "
+    "know: a failed load ends the engine, as vLLM has it"
+)
+_CPU = "DeepSeek-V4 on the CPU needs this release's own torch"
+
+
+def _of_vllm(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return what holds of vLLM here, too; of vllm-ascend nothing is patched."""
+    return {
+        target: why
+        for target, why in reasons.items()
+        if target.startswith("vllm.") and target not in GROUPED_BY_KIND
+    }
+
+
+class Vllm0300(Vllm0230):
+    """Tokens in flight are counted, hits are touched before anything is allocated."""
+
+    vllm = "0.30.0"
+    vllm_ascend = "0.30.0rc2"
+    takes_overlay = False
+    why_no_overlay = (
+        "DeepSeek-V4's tensors are views of one backing there, the coordinator serves other models "
+        "as well, and the runner makes block copies itself"
+    )
+    replaced: ClassVar[frozenset[str]] = frozenset()
+    left_out: ClassVar[Mapping[str, str]] = {}
+    hooks: ClassVar[Mapping[str, str]] = {}
+    refused_connectors: ClassVar[Mapping[str, str]] = {}
+    counts_rows = False
+    reserves_null_block = True
+    ratio_field = "tokens_per_state"
+    hash_size_field = "prefix_match_unit"
+    second_runner_serves = True
+    step_tokens = "max_in_flight_tokens"
+    digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
+    native: ClassVar[Mapping[str, str]] = {
+        **_of_vllm(Vllm0230.native),
+        f"{_UTILS}:group_and_unify_kv_cache_specs": _GROUPING,
+        f"{_UTILS}:_get_kv_cache_groups_uniform_groups": _GROUPING,
+        f"{_UTILS}:_get_kv_cache_config_deepseek_v4": _GROUPING,
+        f"{_SCHEDULER}.output:SchedulerOutput.kv_cache_block_copies": _COPIES,
+        f"{_SCHEDULER}.scheduler:Scheduler._update_after_schedule": _COPIES,
+        f"{_RUNNER}.kv_cache_pages": _COPIES,
+        f"{_RUNNER}.num_block_copies": _COPIES,
+        f"{_RUNNER}._allocate_kv_cache_tensors": _COPIES,
+        f"{_RUNNER}._update_states": _COPIES,
+        "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
+    }
+    absent: ClassVar[Mapping[str, str]] = {
+        **_of_vllm(Vllm0230.absent),
+        f"{_SCHEDULER}.scheduler:Scheduler._handle_invalid_blocks": _FAILED_LOADS,
+        f"{_RUNNER}.may_reinitialize_input_batch": _CPU,
+        "vllm.platforms.cpu:CpuPlatform.check_and_update_config": _CPU,
+        "vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__": _CPU,
+    }
+
+    def rows_per_block(self, spec: KVCacheSpec) -> int:
+        return spec.block_size // self.tokens_per_row(spec)
+
+    def compressed_spec(self, rows: int, ratio: int, **row: Any) -> KVCacheSpec:
+        from vllm.utils.torch_utils import get_dtype_size
+
+        from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
+
+        scale_dim, scale_dtype = row.pop("scale_dim", 0), row.pop("scale_dtype", None)
+        row_bytes = row["head_size"] * get_dtype_size(row["dtype"])
+        if scale_dim:
+            row_bytes += scale_dim * get_dtype_size(scale_dtype)
+        return AscendMLATokenSpec(
+            block_size=rows * ratio, tokens_per_state=ratio, state_content_bytes=row_bytes, **row
+        )
+
+    def tensors(
+        self, pages: Sequence[tuple[int, tuple[str, ...]]], num_blocks: int
+    ) -> list[KVCacheTensor]:
+        from vllm.v1.kv_cache_interface import KVCacheTensor
+
+        size, offset = sum(page_bytes for page_bytes, _ in pages) * num_blocks, 0
+        tensors: list[KVCacheTensor] = []
+        for page_bytes, layers in pages:
+            tensors += [
+                KVCacheTensor(
+                    size=size,
+                    layers=[layer],
+                    layer_stride=page_bytes * num_blocks,
+                    block_stride=page_bytes,
+                    offset=offset,
+                )
+                for layer in layers
+            ]
+            offset += page_bytes * num_blocks
+        return tensors
+
+    def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
+        from vllm_ascend.core.layout.kv_cache_groups import is_ascend_layout
+
+        # What the engine makes of the layouts that attention backends support: pages of several
+        # sizes are packed block by block.
+        is_packed = len({spec.page_size_bytes for spec in specs}) > 1
+        settings: dict[str, Any] = {"kv_cache_layout": "BLNHC" if is_packed else "LBNHC"}
+        if is_ascend_layout(specs):
+            # vllm-ascend's coordinator reads an environment variable that vLLM has no longer.
+            settings["prefix_cache_retention_interval"] = None
+        return settings
+
+    def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
+        # 0 is the default; whether it was typed in cannot be told.
+        return config.prefix_cache_retention_interval or None
+
+    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
+        return (
+            vllm_config.max_in_flight_tokens - vllm_config.scheduler_config.max_num_batched_tokens
+        )
+
+    def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
+        return told - num_in_flight_tokens
+
+    def in_flight_tokens(self, request: Request) -> int:
+        return 0  # vLLM deducts them before it says what is computed
+
+    def take_computed_blocks(
+        self,
+        manager: SingleTypeKVCacheManager,
+        request_id: str,
+        blocks: Sequence[KVCacheBlock],
+        num_local_tokens: int,
+        num_external_tokens: int,
+    ) -> None:
+        if request_id in manager.num_cached_block:
+            assert not blocks, "a running request has no new hit"
+            return
+        # Counted as external, tokens behind the last whole block ask for no copy of vLLM's.
+        whole = num_local_tokens // manager.block_size * manager.block_size
+        manager.add_local_computed_blocks(
+            request_id, blocks, whole, num_local_tokens + num_external_tokens - whole
+        )
+        if num_external_tokens:
+            manager.allocate_external_computed_blocks(
+                request_id, num_local_tokens, num_external_tokens
+            )
+
+    def blocks_to_allocate(
+        self,
+        manager: SingleTypeKVCacheManager,
+        request_id: str,
+        num_tokens: int,
+        hit_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+    ) -> int:
+        # Local tokens are asked for to reserve vLLM's own copy of a block; none is made here.
+        num_local_tokens = 0
+        return manager.get_num_blocks_to_allocate(
+            request_id,
+            num_tokens,
+            hit_blocks,
+            total_computed_tokens,
+            num_local_tokens,
+            num_tokens_main_model,
+        )
+
+    def enter_all(
+        self, manager: SingleTypeKVCacheManager, request: Request, num_tokens: int
+    ) -> None:
+        manager.cache_blocks(request, num_tokens, retention_interval=None, replay_boundaries=())
+
+    def coordinator_attributes(self, alignment: int, interval: int | None) -> dict[str, Any]:
+        return {
+            "scheduler_block_size": alignment,
+            "retention_interval": interval,
+            # Drafts of several modules are refused where the coordinator is chosen.
+            "num_reprefillable_tokens": 0,
+        }
+
+    def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
+        # 0: where requests leave a cached prefix is remembered with the request.
+        return blocks, num_tokens, 0
