@@ -28,7 +28,8 @@ class ClassQueues(Generic[K]):
 
     def add(self, key: K, queue: int, now: int) -> None:
         """Let a key wait behind all others of a queue; if it waits already, it moves."""
-        self.discard(key)
+        if key in self._queue_of:
+            self.discard(key)
         self._queue_of[key] = queue
         self._queues[queue][key] = now
 

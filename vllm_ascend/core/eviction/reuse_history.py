@@ -51,10 +51,12 @@ class ReuseHistory:
     def put_back(self, names: Sequence[Hashable], queues: Sequence[int], now: int) -> None:
         """Names wait from now on, each in its queue."""
         epoch, last_use = now // self._unit, self._last_use
+        uses = [_Use(queue, now) for queue in range(NUM_QUEUES)]
         for name, queue in zip(names, queues, strict=True):
-            self._give_up_wait(name, now)
-            last_use[name] = _Use(queue, now)
-            last_use.move_to_end(name)
+            if name in last_use:
+                self._give_up_wait(name, now)
+                last_use.move_to_end(name)
+            last_use[name] = uses[queue]
             self._waiting[queue][epoch] += 1
         while len(last_use) > self._num_names:
             name = next(iter(last_use))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
@@ -16,22 +16,13 @@ class KeptOrder:
 
     Attributes:
         rule: Decides.
+        queue_of: By block id, the queue in which a block is to wait when it is free.
     """
 
     def __init__(self, rule: LearnedRule, num_blocks: int) -> None:
         """All blocks, with ids from 0 on, are of the first class."""
         self.rule = rule
-        self._queue_of = bytearray(num_blocks)
-
-    def classify(self, blocks: Iterable[KVCacheBlock], queue: int) -> None:
-        """Say in which queue blocks are to wait when they are free."""
-        queue_of = self._queue_of
-        for block in blocks:
-            queue_of[block.block_id] = queue
-
-    def queue(self, block: KVCacheBlock) -> int:
-        """Return the queue in which a block is to wait."""
-        return self._queue_of[block.block_id]
+        self.queue_of = bytearray(num_blocks)
 
 
 class KeptQueue(FreeKVCacheBlockQueue):
@@ -50,9 +41,9 @@ class KeptQueue(FreeKVCacheBlockQueue):
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks behind all others of their classes."""
         super().append_n(blocks)
-        order, add, now = self._order, self._waiting.add, self._order.rule.now
+        queue_of, add, now = self._order.queue_of, self._waiting.add, self._order.rule.now
         for block in blocks:
-            add(block.block_id, order.queue(block), now)
+            add(block.block_id, queue_of[block.block_id], now)
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block from wherever it is."""

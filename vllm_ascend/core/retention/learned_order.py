@@ -43,10 +43,10 @@ class LearnedOrder:
 
     def classify(self, blocks: Iterable[PlacedBlock], record: RequestRecord) -> None:
         """Say of what class a request's blocks are that are about to be freed."""
-        seen, classify = record.seen, self._order.classify
+        seen, queue_of = record.seen, self._order.queue_of
         reused, new = (BlockClass(record.returning, flag).queue for flag in (True, False))
-        classify((block for start, block in blocks if start < seen), reused)
-        classify((block for start, block in blocks if start >= seen), new)
+        for start, block in blocks:
+            queue_of[block.block_id] = reused if start < seen else new
 
     def end(self, record: RequestRecord) -> None:
         """A request ends or is preempted; its blocks are about to be freed."""

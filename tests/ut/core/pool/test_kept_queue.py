@@ -31,7 +31,8 @@ class KeptMachine(RuleBasedStateMachine):
         freed = data.draw(st.lists(st.sampled_from(self.out), unique_by=id, min_size=1))
         self.out = [block for block in self.out if block not in freed]
         self.order.rule.now += len(freed)
-        self.order.classify(freed, queue)
+        for block in freed:
+            self.order.queue_of[block.block_id] = queue
         self.queue.append_n(freed, Rank.KEPT)
         self.model += freed
 
