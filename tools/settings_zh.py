@@ -59,6 +59,13 @@ EFFECTS = {
         "as they fill no more than half of the free memory.",
         "四分之三的内容曾经出现过的提示词在其他提示词之后才被淘汰，但最多占用空闲内存的一半。",
     ),
+    "VLLM_ASCEND_EVICTION": Translation(
+        "Which kept block is given up first: the least recently used one, or the one least likely "
+        "to be used again, by what was learned from the traffic so far; learned is in force as "
+        "long as it hits no less than the other order.",
+        "先淘汰哪个保留块：最久未使用的（lru），或根据已有流量学到的最不可能再次使用的"
+        "（learned）；后者仅在命中不少于另一种顺序时生效。",
+    ),
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": Translation(
         "best: retention auto, partial hits, sparse state and spare tails, each unless its own "
         "variable says otherwise.",

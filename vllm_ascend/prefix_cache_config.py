@@ -54,6 +54,12 @@ def _compressed_block_size(name: str, raw: str) -> int:
     return int(raw)
 
 
+def _eviction(name: str, raw: str) -> str:
+    if raw not in ("lru", "learned"):
+        raise ValueError(f"{name}={raw!r} is invalid: allowed are 'lru' and 'learned'")
+    return raw
+
+
 def _profile(name: str, raw: str) -> str:
     if raw not in ("stock", "best"):
         raise ValueError(f"{name}={raw!r} is invalid: allowed are 'stock' and 'best'")
@@ -163,6 +169,18 @@ VARIABLES: tuple[Variable, ...] = (
         ),
     ),
     Variable(
+        name="VLLM_ASCEND_EVICTION",
+        field="eviction",
+        default="lru",
+        parse=_eviction,
+        values="lru, learned",
+        effect=(
+            "Which kept block is given up first: the least recently used one, or the one least "
+            "likely to be used again, by what was learned from the traffic so far; learned is in "
+            "force as long as it hits no less than the other order."
+        ),
+    ),
+    Variable(
         name="VLLM_ASCEND_PREFIX_CACHE_PROFILE",
         field="profile",
         default="stock",
@@ -218,6 +236,7 @@ class PrefixCacheConfig:
         sparse_state: Compressor state holds blocks only for rows that will be read.
         spare_tails: Tails at boundaries not kept stay hittable while their memory is idle.
         protect_returning: Prompts that have come before are given up after all others.
+        eviction: Which kept block is given up first.
         pin_swa_tokens: Windows just left in the middle of a prompt are given up last.
         pin_min_drop_size: Blocks that such a move must drop at once, in every windowed group.
         profile: The profile that the switches above were completed from.
@@ -235,6 +254,7 @@ class PrefixCacheConfig:
     protect_returning: bool = False
     pin_swa_tokens: bool = False
     pin_min_drop_size: int = 16
+    eviction: str = "lru"
     profile: str = "stock"
     retention_from_profile: bool = False
 
@@ -247,6 +267,7 @@ class PrefixCacheConfig:
             or self.sparse_state
             or self.spare_tails
             or self.protect_returning
+            or self.eviction != "lru"
             or self.pin_swa_tokens
         )
 

@@ -83,6 +83,7 @@ LEGAL = {
     "VLLM_ASCEND_DSV4_SPARSE_STATE": FLAG,
     "VLLM_ASCEND_SPARE_TAILS": FLAG,
     "VLLM_ASCEND_PROTECT_RETURNING": FLAG,
+    "VLLM_ASCEND_EVICTION": r"lru|learned",
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": r"stock|best",
     "VLLM_PIN_SWA_TOKENS": FLAG,
     "VLLM_PIN_MIN_DROP_SIZE": WHOLE_NUMBER,
@@ -92,6 +93,7 @@ REPRESENTATIVES = {
     WHOLE_NUMBER: ("0", "1", "4096", "9" * 18),
     rf"auto|{WHOLE_NUMBER}": ("auto", "0", "32768", "9" * 18),
     r"32|64|128": ("32", "64", "128"),
+    r"lru|learned": ("lru", "learned"),
     r"stock|best": ("stock", "best"),
 }
 ALLOWED = {
@@ -99,6 +101,7 @@ ALLOWED = {
     WHOLE_NUMBER: "allowed are whole numbers from 0 up, of at most 18 digits",
     rf"auto|{WHOLE_NUMBER}": "allowed are 'auto', 0, or a number of tokens",
     r"32|64|128": "allowed are 32, 64 and 128",
+    r"lru|learned": "allowed are 'lru' and 'learned'",
     r"stock|best": "allowed are 'stock' and 'best'",
 }
 BEST = {"retention": "auto", "partial_hits": True, "sparse_state": True, "spare_tails": True}

@@ -19,6 +19,7 @@ from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.events.announcement import announced_groups
 from vllm_ascend.core.events.kv_event_queue import HitRules
+from vllm_ascend.core.eviction.rules import Lru, ProtectReturning
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
 from vllm_ascend.core.layout.units import GroupId, Ordinal
@@ -36,6 +37,7 @@ from vllm_ascend.core.retention.freed_blocks import (
     leave_behind,
     take_remaining_blocks,
 )
+from vllm_ascend.core.retention.learned_order import LearnedOrder
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
@@ -89,6 +91,11 @@ class RankedCaching:
             finest = min(groups.prefix, key=lambda group: group.block_tokens)
             self.returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
             pool.given_up = self.returning.given_up
+        self.learned: LearnedOrder | None = None
+        if plan.config.eviction == "learned" and groups.prefix:
+            finest = min(groups.prefix, key=lambda group: group.block_tokens)
+            base = ProtectReturning() if plan.config.protect_returning else Lru()
+            self.learned = LearnedOrder(pool, finest, base)
         self._describe_events()
 
     def _describe_events(self) -> None:
@@ -200,7 +207,9 @@ class RankedCaching:
         self._stats.note_start(
             request.num_prompt_tokens, record.hit, missed_junction=record.missed_junction
         )
-        if self.returning is not None and self.returning.includes(request, record.matched):
+        if self.learned is not None:
+            self.learned.start(request, record)
+        elif self.returning is not None and self.returning.includes(request, record.matched):
             self.tails.protect(record)
 
     def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
@@ -259,6 +268,8 @@ class RankedCaching:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
         if left:
+            if self.learned is not None:
+                self.learned.classify(left, record)
             blocks = deep_first(left)
             # Most of what a window leaves behind can never be hit: it is handed out next.
             scratch = [block for block in blocks if block._block_hash is None]
@@ -293,6 +304,9 @@ class RankedCaching:
                 self._pool.protect(block for _, block in blocks)
             held += blocks
             group.manager.free(request_id)
+        if self.learned is not None and record is not None:
+            self.learned.classify(held, record)
+            self.learned.end(record)
         return deep_first(held)
 
     # Steps

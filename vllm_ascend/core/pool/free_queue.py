@@ -8,6 +8,8 @@ from enum import IntEnum
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
+from vllm_ascend.core.pool.kept_queue import KeptOrder, KeptQueue
+
 
 class Rank(IntEnum):
     """What is lost with a block, and so how long it stays: a lower rank is given up first."""
@@ -42,15 +44,21 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
     """
 
     def __init__(
-        self, blocks: Sequence[KVCacheBlock], num_handed_out: list[int] | None = None
+        self,
+        blocks: Sequence[KVCacheBlock],
+        num_handed_out: list[int] | None = None,
+        kept_order: KeptOrder | None = None,
     ) -> None:
         """Put all blocks, in their order, into the scratch tier.
 
         They have consecutive ids. ``num_handed_out``: of the queue that this one follows.
+        ``kept_order``: which kept block goes first; ``None``: the least recently used one.
         """
         self.num_handed_out = num_handed_out or [0] * len(TIERS)
         scratch, others = FreeKVCacheBlockQueue(list(blocks)), TIERS[1:]
         self.tiers = [scratch, *(FreeKVCacheBlockQueue([]) for _ in others)]
+        if kept_order is not None:
+            self.tiers[_TIER_OF[Rank.KEPT]] = KeptQueue(kept_order, blocks)
         self._first_id = blocks[0].block_id if blocks else 0
         self._tier_of = bytearray(len(blocks))
         self.num_free_blocks = len(blocks)

@@ -20,6 +20,7 @@ from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue, shares_tier
 from vllm_ascend.core.pool.granule_index import GranuleIndex
+from vllm_ascend.core.pool.kept_queue import KeptOrder
 from vllm_ascend.core.retention.returning_prompts import GivenUpNames, num_overflowing
 
 # As plain ints: comparing with members of an enumeration costs more than all else per block.
@@ -32,6 +33,7 @@ class AscendBlockPool(BlockPool):
     Attributes:
         granules: The entries of blocks that a hit may end inside.
         given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
+        kept_order: Which kept block is given up first; ``None``: the least recently used one.
         before_reset: Called before all is forgotten, to let go of what waits for steps in flight.
         event_log: What is told of the cache; ``None`` where KV events are not enabled.
     """
@@ -44,6 +46,7 @@ class AscendBlockPool(BlockPool):
         self.free_block_queue: TieredFreeQueue = TieredFreeQueue(self.blocks[1:])
         self.granules = GranuleIndex()
         self.given_up: GivenUpNames | None = None
+        self.kept_order: KeptOrder | None = None
         self.before_reset: Callable[[], None] | None = None
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
@@ -103,6 +106,11 @@ class AscendBlockPool(BlockPool):
                 self.set_rank(block, rank)
         if self.event_log is not None and entered:
             self.event_log.blocks_stored(group_id, request, names, blocks, entered, block_tokens)
+
+    def keep_by(self, order: KeptOrder) -> None:
+        """Let an order decide which kept block is given up first. Nothing may be cached yet."""
+        self.kept_order = order
+        self.free_block_queue = TieredFreeQueue(self.blocks[1:], kept_order=order)
 
     def cache_partial_block(self, *args, **kwargs) -> None:
         """Enter nothing: what a hit may end inside is entered by granules.
@@ -218,9 +226,11 @@ class AscendBlockPool(BlockPool):
         self.granules.clear()
         if self.given_up is not None:
             self.given_up.clear()
+        if self.kept_order is not None:
+            self.kept_order.rule.clear()
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         handed_out = self.free_block_queue.num_handed_out
-        self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
+        self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out, self.kept_order)
         if self.event_log is not None:
             self.event_log.cleared()
         return True

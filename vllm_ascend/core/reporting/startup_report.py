@@ -135,8 +135,12 @@ def _tiers(plan: CachePlan) -> str:
     config = plan.config
     spare = ("spare tails",) if config.spare_tails or plan.keeps_spares else ()
     returning = ("of returning prompts (up to half)",) if config.protect_returning else ()
+    cached = "cached (least recently used first)"
+    if config.eviction == "learned":
+        # What returning prompts leave is among them, protected as long as that hits no less.
+        cached, returning = "cached (least recently used first, later as learned)", ()
     pinned = ("pinned (oldest first)",) if config.pin_swa_tokens else ()
-    return ", ".join(("scratch", *spare, "cached (least recently used first)", *returning, *pinned))
+    return ", ".join(("scratch", *spare, cached, *returning, *pinned))
 
 
 def _describe_group(spec: KVCacheSpec) -> str:

@@ -42,6 +42,8 @@ class RequestRecord:
             somebody has named it.
         junction: A boundary at which this request was seen to leave a cached prefix, 0 if none.
         rank: Why its tails are kept, and so how long.
+        seen: How much of its prompt had come before; 0 where nobody asks.
+        returning: That is most of it.
         matched: How far its last look-up found the rows of full and compressed groups.
         hit: What its last look-up found, ``None`` if it never looked.
         missed_junction: That look-up found no tail where the request leaves the cached prefix.
@@ -59,6 +61,8 @@ class RequestRecord:
     request: Request | None = None
     junction: int = 0
     rank: Rank = Rank.KEPT
+    seen: int = 0
+    returning: bool = False
     matched: int = 0
     hit: int | None = None
     missed_junction: bool = False

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learned order on a real scheduler: exact, and it keeps prompts that come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.core.configurations import PROTECT, SPARE
+from tests.e2e.core.conftest import MakeEngine
+from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
+
+EVICTION = "VLLM_ASCEND_EVICTION"
+SHARED, OWN = 192, 8
+
+
+def make_bench(make_engine: MakeEngine, layout: str, **switches: str) -> Bench:
+    switches = {SPARE: "1", EVICTION: "learned", **switches}
+    options = {"num_blocks": 800, "max_num_batched_tokens": 64}
+    return Bench(make_engine, layout, "0", switches=switches, **options)
+
+
+def ask(bench: Bench, turn: int) -> int:
+    return bench.hit(random_prompt(1, SHARED) + random_prompt(100 + turn, OWN))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prefix_that_comes_again_outlives_new_prompts(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """Every row that is read is checked on the way; a reset starts it anew."""
+    bench = make_bench(make_engine, layout)
+    learned = bench.engine.manager.coordinator.caching.learned
+    assert learned.rule.name == "lru"
+    for turn in range(40):
+        hit = ask(bench, turn)
+        bench.hit(random_prompt(10_000 + turn, 300))
+    assert learned.rule.name != "lru"
+    for number in range(20):
+        bench.hit(random_prompt(20_000 + number, 300))
+    assert ask(bench, 99) == hit > SHARED // 2
+    bench.engine.check()
+    bench.fresh()
+    assert ask(bench, 100) == 0
+
+
+def test_until_something_is_learned_returning_prompts_are_protected_if_asked_for(
+    make_engine: MakeEngine,
+) -> None:
+    bench = make_bench(make_engine, "gemma", **{PROTECT: "1"})
+    assert bench.engine.manager.coordinator.caching.learned.rule.name == "protect"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules and queues against models that are too slow to serve."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_ascend.core.eviction.class_queues import ClassQueues
+from vllm_ascend.core.eviction.hazard_queues import HazardQueues
+from vllm_ascend.core.eviction.learned_rule import LearnedRule, queues_of
+from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
+from vllm_ascend.core.eviction.name_cache import NameCache
+from vllm_ascend.core.eviction.rules import (
+    EMPTY,
+    NUM_QUEUES,
+    BlockClass,
+    Lru,
+    ProtectReturning,
+    is_returning,
+)
+
+PROMPTS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=60
+)
+RULES = [Lru(), ProtectReturning(), HazardQueues(2, 100)]
+
+
+def names_of(topic: int, shared: int, turn: int) -> list[tuple]:
+    """A prompt of a topic: prefix blocks that all have, and two of the turn's own."""
+    return [(topic, i) for i in range(shared)] + [(topic, shared, turn, i) for i in range(2)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@given(
+    heads=st.lists(st.one_of(st.just(EMPTY), st.integers(0, 90)), min_size=4, max_size=4),
+    sizes=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
+    lengths = [0 if h == EMPTY else n for h, n in zip(heads, sizes, strict=True)]
+    if any(lengths):
+        assert lengths[rule.victim(heads, lengths, 100)]
+
+
+@given(
+    heads=st.lists(st.integers(0, 90), min_size=4, max_size=4),
+    lengths=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_returning_prompts_have_half_of_what_waits_whatever_is_learned(heads, lengths):
+    num_protected = lengths[2] + lengths[3]
+    for rule in RULES[1:]:
+        victim = BlockClass(True, False).queue <= rule.victim(heads, lengths, 100)
+        assert not victim or 2 * num_protected > sum(lengths)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts=PROMPTS, capacity=st.integers(1, 20))
+def test_lru_over_queues_is_lru_over_one_list(prompts, capacity):
+    """Whatever the classes are: the queues change no order that the rule does not ask for."""
+    cache, model = NameCache(Lru(), capacity), OrderedDict()
+    for now, prompt in enumerate(prompts, 1):
+        names = names_of(*prompt)
+        num_seen = sum(name in model for name in names)
+        cache.use(names, queues_of(len(names), num_seen, returning=now % 2 == 0), now)
+        for name in reversed(names):
+            model.pop(name, None)
+            model[name] = None
+        while len(model) > capacity:
+            model.popitem(last=False)
+        assert cache.num_cached(names) == min(len(names), capacity)
+        assert len(cache) == len(model)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), max_size=40),
+    count=st.integers(0, 10),
+)
+def test_each_key_waits_once_and_is_given_up_once(steps, count):
+    queues, waiting = ClassQueues(), set()
+    for now, (key, queue, leaves) in enumerate(steps):
+        if leaves:
+            queues.discard(key)
+            waiting.discard(key)
+        else:
+            queues.add(key, queue, now)
+            waiting.add(key)
+    count = min(count, len(waiting))
+    given_up = queues.give_up(count, RULES[2], 100)
+    assert len(set(given_up)) == count and set(given_up) <= waiting
+    assert len(queues) == len(waiting) - count
+    assert not any(key in queues for key in given_up)
+
+
+def test_bins_follow_each_other():
+    bins = AgeBins(8, 1000)
+    found = [bins.bin(age) for age in range(2000)]
+    assert found == sorted(found) and found[0] == 0 and found[-1] == len(bins) - 1
+    assert all(bins.bin(start) == i for i, start in enumerate(bins.starts))
+
+
+def test_a_table_is_kaplan_and_meiers():
+    """Of eight lives two end in each bin by reuse, one is forgotten in the second."""
+    table = LifeTable(3)
+    table.reused, table.forgotten = [2, 2, 0], [0, 1, 0]
+    assert table.hazards([0, 0, 3], prior=0) == [2 / 8, 2 / 5.5, 0]
+    table.fade(0.5)
+    assert table.reused == [1, 1, 0]
+
+
+def test_an_index_looks_past_the_ages_at_which_nobody_comes():
+    hazards, starts = [0.0, 0.5, 0.0], [4, 8, 9]
+    first, second, last = gittins_indices(hazards, starts)
+    assert first == pytest.approx(0.5 / 4.75)
+    assert second == pytest.approx(0.5 / 0.75)
+    assert last == 0
+
+
+@given(
+    hazards=st.lists(st.floats(0, 1), min_size=2, max_size=8),
+)
+def test_an_index_is_no_more_than_the_best_bin_behind(hazards):
+    starts = list(range(len(hazards)))
+    for i, index in enumerate(gittins_indices(hazards, starts)[:-1]):
+        best = max(h / (1 - h / 2) for h in hazards[i:-1])
+        assert 0 <= index <= best + 1e-9
+
+
+def follow(rule: LearnedRule, cache: NameCache, names: list) -> int:
+    """Let a prompt come and end; return its hits."""
+    hits, num_seen = cache.num_cached(names), rule.num_seen(names)
+    returning = is_returning(num_seen, len(names))
+    rule.start(names, num_seen, returning=returning)
+    due = rule.end(names, num_seen, returning=returning)
+    cache.use(names, queues_of(len(names), num_seen, returning=returning), rule.now)
+    if due:
+        rule.update(cache.capacity)
+    return hits
+
+
+def test_it_starts_with_lru_and_learns():
+    rule = LearnedRule(Lru(), 64)
+    cache = NameCache(rule, 64)
+    assert rule.name == "lru"
+    returning = [("back", i) for i in range(16)]
+    for number in range(200):
+        follow(rule, cache, [(number, i) for i in range(40)])
+        follow(rule, cache, [(-1 - number, i) for i in range(40)])
+        hits = follow(rule, cache, returning)
+    assert rule.name in ("hazard", "protect") and hits == len(returning)
+    rule.clear()
+    assert rule.num_seen(returning) == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(prompts=PROMPTS)
+def test_any_traffic_can_be_followed(prompts):
+    rule = LearnedRule(Lru(), 8)
+    cache = NameCache(rule, 8)
+    for prompt in prompts:
+        follow(rule, cache, names_of(*prompt))
+        assert len(cache) <= 8
+    assert len(queues_of(5, 9, returning=True)) == 5
+    assert NUM_QUEUES == 4

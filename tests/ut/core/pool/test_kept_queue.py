@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue of kept blocks whose order a rule decides, against what each block is."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from vllm_ascend.core.eviction.learned_rule import LearnedRule
+from vllm_ascend.core.eviction.rules import NUM_QUEUES, Lru
+from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue
+from vllm_ascend.core.pool.kept_queue import KeptOrder
+
+
+class KeptMachine(RuleBasedStateMachine):
+    """Blocks of any class are freed, hit and handed out; before anything is learned by LRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [KVCacheBlock(i) for i in range(1, 11)]
+        self.order = KeptOrder(LearnedRule(Lru(), 10), 11)
+        self.queue = TieredFreeQueue(self.blocks, kept_order=self.order)
+        self.out = self.queue.popleft_n(10)
+        self.model: list[KVCacheBlock] = []
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), queue=st.integers(0, NUM_QUEUES - 1))
+    def free(self, data: st.DataObject, queue: int) -> None:
+        freed = data.draw(st.lists(st.sampled_from(self.out), unique_by=id, min_size=1))
+        self.out = [block for block in self.out if block not in freed]
+        self.order.rule.now += len(freed)
+        for block in freed:
+            self.order.queue_of[block.block_id] = queue
+        self.queue.append_n(freed, Rank.KEPT)
+        self.model += freed
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def hit(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.model))
+        self.queue.remove(block)
+        self.model.remove(block)
+        self.out.append(block)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def allocate(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, len(self.model)))
+        taken = self.queue.popleft_n(count)
+        assert taken == self.model[:count]
+        del self.model[:count]
+        self.out += taken
+
+    @invariant()
+    def the_links_are_in_order_of_use(self) -> None:
+        assert self.queue.get_all_free_blocks() == self.model
+        assert self.queue.num_free_blocks == len(self.model)
+
+
+TestKept = KeptMachine.TestCase
+TestKept.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues by class: who waits in each, least recently used first, and since when."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from itertools import islice
+from typing import Generic, TypeVar
+
+from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, EvictionRule
+
+K = TypeVar("K", bound=Hashable)
+
+
+class ClassQueues(Generic[K]):
+    """Keys that wait, each in one queue. All operations are O(1) per key."""
+
+    def __init__(self) -> None:
+        self._queues: list[OrderedDict[K, int]] = [OrderedDict() for _ in range(NUM_QUEUES)]
+        self._queue_of: dict[K, int] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._queue_of
+
+    def __len__(self) -> int:
+        return len(self._queue_of)
+
+    def add(self, key: K, queue: int, now: int) -> None:
+        """Let a key wait behind all others of a queue; if it waits already, it moves."""
+        if key in self._queue_of:
+            self.discard(key)
+        self._queue_of[key] = queue
+        self._queues[queue][key] = now
+
+    def discard(self, key: K) -> None:
+        """Take a key out, if it waits."""
+        queue = self._queue_of.pop(key, None)
+        if queue is not None:
+            del self._queues[queue][key]
+
+    def give_up(self, count: int, rule: EvictionRule, now: int) -> list[K]:
+        """Take out the ``count`` keys that a rule gives up first; so many must wait."""
+        given_up: list[K] = []
+        queues = self._queues
+        while (missing := count - len(given_up)) > 0:
+            heads = [q[next(iter(q))] if q else EMPTY for q in queues]
+            victim = rule.victim(heads, [len(q) for q in queues], now)
+            queue, time = queues[victim], heads[victim]
+            # What was used at once is worth the same: nobody has to be asked again.
+            for key in list(islice(queue, missing)):
+                if queue[key] != time:
+                    break
+                del queue[key], self._queue_of[key]
+                given_up.append(key)
+        return given_up
+
+    def clear(self) -> None:
+        """Let nobody wait any more."""
+        self._queue_of.clear()
+        for queue in self._queues:
+            queue.clear()

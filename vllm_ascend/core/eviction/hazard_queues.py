@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order learned from who came back: the queue whose head promises least gives it up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
+from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, candidates
+
+# What a count is worth at the next update: half of it after 34.
+FADING = 0.98
+# Lives without a reuse that are added to every bin of ages.
+_PRIOR_LIVES = 1.0
+
+
+class HazardQueues:
+    """Gives up what promises least, of equal ones the oldest, and protects as ``protect`` does.
+
+    Attributes:
+        bins: How ages are told apart.
+        tables: By queue, how long its blocks waited until they were used again.
+    """
+
+    name = "hazard"
+
+    def __init__(self, unit: int, longest: int) -> None:
+        """Tell ages apart from ``unit`` up to ``longest``, in blocks used meanwhile."""
+        self.bins = AgeBins(unit, longest)
+        self.tables = [LifeTable(len(self.bins)) for _ in range(NUM_QUEUES)]
+        self._indices = [[0.0] * len(self.bins) for _ in range(NUM_QUEUES)]
+
+    def update(self, waiting: Sequence[Sequence[float]]) -> None:
+        """Judge by what was counted so far, and by who waits: by queue and bin of age."""
+        for queue, table in enumerate(self.tables):
+            hazards = table.hazards(waiting[queue], prior=_PRIOR_LIVES)
+            self._indices[queue] = gittins_indices(hazards, self.bins.starts)
+            table.fade(FADING)
+
+    def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:
+        """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
+
+        def worth(queue: int) -> tuple[float, int]:
+            head = heads[queue]
+            return self._indices[queue][self.bins.bin(now - head)], head
+
+        queues = candidates(heads, lengths)
+        return min((q for q in queues if heads[q] != EMPTY), key=worth)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learned order, in force unless a simpler one is clearly ahead of it.
+
+For each class of blocks a life table tells how long they wait until they are used again; names that
+were given up are remembered, so that it does not depend on the cache (``reuse_history``,
+``life_table``, ``hazard_queues``).
+
+No such order is better on all traffic. So it duels with LRU and with the protection of returning
+prompts: caches of names alone follow the prompts, one by each rule, and a simpler rule that hit
+clearly more of late is in force instead. At the start it is LRU, until a first table is there.
+
+Source of the idea of a duel: Qureshi et al., "Adaptive Insertion Policies for High Performance
+Caching", ISCA 2007.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from vllm_ascend.core.eviction.hazard_queues import FADING, HazardQueues
+from vllm_ascend.core.eviction.name_cache import NameCache
+from vllm_ascend.core.eviction.reuse_history import ReuseHistory
+from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, ProtectReturning
+
+# In capacities of the cache:
+REMEMBERED = 8  # names
+_UPDATES = 8  # looks at what was counted in the time in which as many blocks are used
+_FINEST_AGE = 1 / 32
+# A rule is clearly ahead with so many times the hits of another, and so many capacities more.
+_LEAD, _LEAD_HITS = 1.005, 1 / 32
+# The caches of names follow one name in so many, always the same ones, and have that share of the
+# memory: which of them hits more shows as well.
+_FOLLOWED = 4
+# Large pools remember no more than these, or two for each block.
+_MOST_NAMES = 200_000
+
+
+class LearnedRule:
+    """Hazard queues that duel with other rules; see the module. Times are names used so far.
+
+    Attributes:
+        in_force: The rule that decides now.
+        now: The time.
+    """
+
+    def __init__(self, base: EvictionRule, capacity: int) -> None:
+        """Learn for a cache of ``capacity`` blocks; ``base`` is in force at first."""
+        unit = max(round(capacity * _FINEST_AGE), 1)
+        num_names = min(REMEMBERED * capacity, max(2 * capacity, _MOST_NAMES))
+        self._learned = HazardQueues(unit, 2 * REMEMBERED * capacity)
+        self._history = ReuseHistory(self._learned, num_names, unit)
+        self._rules: tuple[EvictionRule, ...] = (base, ProtectReturning(), self._learned)
+        self._caches = [NameCache(rule, capacity // _FOLLOWED) for rule in self._rules]
+        self._hits = [0.0] * len(self._rules)
+        self.in_force, self.now = base, 0
+        self._period = max(capacity // _UPDATES, 1)
+        self._next_update = self._period
+
+    @property
+    def name(self) -> str:
+        """What decides now."""
+        return self.in_force.name
+
+    def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:
+        """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
+        return self.in_force.victim(heads, lengths, now)
+
+    def num_seen(self, names: Sequence[Hashable]) -> int:
+        """Return how many names at a prompt's start came before and are remembered."""
+        return self._history.num_seen(names)
+
+    def start(self, names: Sequence[Hashable], num_seen: int, *, returning: bool) -> None:
+        """A prompt comes, the first ``num_seen`` of whose blocks came before."""
+        self._history.take(names[:num_seen], self.now)
+        now = self.now + len(names)
+        followed = [name for name in names if hash(name) % _FOLLOWED == 0]
+        num_reused = sum(hash(name) % _FOLLOWED == 0 for name in names[:num_seen])
+        queues = queues_of(len(followed), num_reused, returning=returning)
+        for i, cache in enumerate(self._caches):
+            self._hits[i] += _FOLLOWED * cache.num_cached(followed)
+            cache.use(followed, queues, now)
+
+    def end(self, names: Sequence[Hashable], num_seen: int, *, returning: bool) -> bool:
+        """Its blocks are not used any more; return whether it is time for an update."""
+        self.now += len(names)
+        queues = queues_of(len(names), num_seen, returning=returning)
+        self._history.put_back(names, queues, self.now)
+        return self.now >= self._next_update
+
+    def update(self, num_cached: int) -> None:
+        """Judge by what was counted so far; the cache holds about ``num_cached`` names."""
+        self._next_update = self.now + self._period
+        self._learned.update(self._history.waiting(self.now))
+        self.in_force = self._rules[self._ahead()]
+        self._hits = [hits * FADING for hits in self._hits]
+        for cache in self._caches:
+            cache.capacity = num_cached // _FOLLOWED
+
+    def _ahead(self) -> int:
+        """Return which rule is to be in force: the last, unless one before it is clearly ahead."""
+        ahead = len(self._rules) - 1
+        for i in reversed(range(ahead)):
+            if self._hits[i] > _LEAD * self._hits[ahead] + self._period * _UPDATES * _LEAD_HITS:
+                ahead = i
+        return ahead
+
+    def clear(self) -> None:
+        """Forget all names; what was learned stays."""
+        self._history.clear()
+        for cache in self._caches:
+            cache.clear()
+
+
+def queues_of(num_blocks: int, num_seen: int, *, returning: bool) -> list[int]:
+    """Return the queues of a prompt's blocks, of which the first ``num_seen`` came before."""
+    num_reused = min(num_seen, num_blocks)
+    reused, new = (BlockClass(returning, flag).queue for flag in (True, False))
+    return [reused] * num_reused + [new] * (num_blocks - num_reused)
