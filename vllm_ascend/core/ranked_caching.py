@@ -335,4 +335,5 @@ class RankedCaching:
         # -1: the null block is nobody's.
         used = self._pool.num_gpu_blocks - 1 - queue.num_free_blocks
         evicted = queue.num_handed_out[1:]  # from spare on
-        return self._stats.take((used, *queue.num_free_by_tier), evicted)
+        rule = "" if self.learned is None else self.learned.rule.name
+        return self._stats.take((used, *queue.num_free_by_tier), evicted, rule)

@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from vllm_ascend.core.eviction.learned_rule import RULE_NAMES
 from vllm_ascend.core.pool.free_queue import TIERS as FREE_RANKS
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheUpdate
@@ -40,7 +41,7 @@ class PrefixCacheProm:
     """The metrics of all engines that one API server talks to.
 
     Counters and histograms start at zero; the blocks of an engine are unknown, and not shown,
-    until its first step.
+    until its first step, and so is its rule, unless none is learned.
     """
 
     def __init__(self, stat_logger: PrometheusStatLogger) -> None:
@@ -58,6 +59,13 @@ class PrefixCacheProm:
             "KV cache blocks by tier: used by requests, or free and given up in this order: "
             "scratch (nothing is lost), spare, cached, protected, pinned.",
             "tier",
+            multiprocess_mode="mostrecent",
+        )
+        self._eviction_rule = self._make(
+            "gauge",
+            "eviction_rule",
+            "1 for the rule in force that says which cached block is given up first, 0 for others.",
+            "rule",
             multiprocess_mode="mostrecent",
         )
         self._evictions = self._make(
@@ -100,6 +108,8 @@ class PrefixCacheProm:
         labels = self._engines[engine]
         for tier, blocks in zip(TIERS, update.blocks, strict=True):
             self._blocks.labels(*labels, tier).set(blocks)
+        for rule in RULE_NAMES if update.eviction_rule else ():
+            self._eviction_rule.labels(*labels, rule).set(rule == update.eviction_rule)
         for tier, number in zip(EVICTED_TIERS, update.evicted, strict=False):
             _add(self._evictions, number, *labels, tier)
         for kind, number in zip(KINDS, update.kept, strict=False):

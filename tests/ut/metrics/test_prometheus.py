@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from vllm_ascend.core.eviction.learned_rule import RULE_NAMES
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.metrics.prometheus import (
     EVICTED_TIERS,
@@ -69,6 +70,15 @@ def test_labels_belong_to_their_numbers(metrics, registry):
         assert value(registry, "kept_boundaries_total", kind=kind) == number
     for tier, number in {"scratch": None, "spare": 5, "cached": 6, "protected": 7}.items():
         assert value(registry, "kv_cache_evictions_total", tier=tier) == number
+
+
+def test_one_rule_is_in_force_where_it_is_learned(metrics, registry):
+    metrics.record(update(), 0)
+    assert value(registry, "eviction_rule", rule="lru") is None
+    metrics.record(update(eviction_rule="lru"), 0)
+    metrics.record(update(eviction_rule="learned"), 0)
+    shown = {rule: value(registry, "eviction_rule", rule=rule) for rule in RULE_NAMES}
+    assert shown == {"lru": 0, "protect": 0, "learned": 1}
 
 
 def test_a_miss_is_in_the_first_bucket(metrics, registry):

@@ -22,7 +22,7 @@ class HazardQueues:
         tables: By queue, how long its blocks waited until they were used again.
     """
 
-    name = "hazard"
+    name = "learned"
 
     def __init__(self, unit: int, longest: int) -> None:
         """Tell ages apart from ``unit`` up to ``longest``, in blocks used meanwhile."""

@@ -20,8 +20,10 @@ from collections.abc import Hashable, Sequence
 from vllm_ascend.core.eviction.hazard_queues import FADING, HazardQueues
 from vllm_ascend.core.eviction.name_cache import NameCache
 from vllm_ascend.core.eviction.reuse_history import ReuseHistory
-from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, ProtectReturning
+from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, Lru, ProtectReturning
 
+# By name, whatever may be in force.
+RULE_NAMES = (Lru.name, ProtectReturning.name, HazardQueues.name)
 # In capacities of the cache:
 REMEMBERED = 8  # names
 _UPDATES = 8  # looks at what was counted in the time in which as many blocks are used

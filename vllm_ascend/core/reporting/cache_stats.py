@@ -42,6 +42,8 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         prompt_tokens: Tokens of the prompts of the requests that started.
         hit_tokens: The hit of every request that started.
         look_up_seconds: The time of every look-up, those of waiting requests included.
+        eviction_rule: What decides which kept block is given up first, where that is learned. A
+            state, told each time.
     """
 
     blocks: tuple[int, ...]
@@ -53,6 +55,7 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     prompt_tokens: int = 0
     hit_tokens: tuple[int, ...] = ()
     look_up_seconds: tuple[float, ...] = ()
+    eviction_rule: str = ""
 
 
 class CacheStats:
@@ -75,12 +78,15 @@ class CacheStats:
         self.hit_tokens.append(hit_tokens)
         self.junction_misses += missed_junction
 
-    def take(self, blocks: tuple[int, ...], evicted: Sequence[int]) -> CacheUpdate | None:
+    def take(
+        self, blocks: tuple[int, ...], evicted: Sequence[int], eviction_rule: str = ""
+    ) -> CacheUpdate | None:
         """Return what is new since the last call, ``None`` if nothing is.
 
         Args:
             blocks: See :class:`CacheUpdate`.
             evicted: Evictions since the engine's start, by tier; always as many tiers.
+            eviction_rule: See :class:`CacheUpdate`; it changes only where a request ends.
         """
         own = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
         counts = (*own, *self.kept, *evicted)
@@ -89,7 +95,7 @@ class CacheStats:
                 return None
             # By far the most steps: decodes took blocks, and nothing else happened.
             self._told_blocks = blocks
-            return CacheUpdate(blocks)
+            return CacheUpdate(blocks, eviction_rule=eviction_rule)
         told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
         partial_hits, copied_blocks, junction_misses, prompt_tokens, *rest = map(sub, counts, told)
         self._told_counts, self._told_blocks = counts, blocks
@@ -103,6 +109,7 @@ class CacheStats:
             prompt_tokens,
             tuple(self.hit_tokens),
             tuple(self.look_up_seconds),
+            eviction_rule,
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()
