@@ -39,6 +39,7 @@ from vllm_ascend.replay.http.options import (
 from vllm_ascend.replay.http.prompts import PromptShape
 from vllm_ascend.replay.options import (
     Concurrency,
+    Eviction,
     Jobs,
     KvGib,
     MaxModelLen,
@@ -64,6 +65,7 @@ from vllm_ascend.replay.variants import (
     Variant,
     default_variants,
     parse_variant,
+    with_evictions,
 )
 
 _Workloads = Annotated[
@@ -106,6 +108,7 @@ def replay(
     context: typer.Context,
     workload: _Workloads = None,
     variant: _Variants = None,
+    eviction: Eviction = None,
     layout: _Layout = ASCEND_LAYOUT,
     block_size: _BlockSize = 128,
     mtp: Mtp = 0,
@@ -158,7 +161,8 @@ def replay(
         *(block_size, mtp, int(kv_gib * GIB), arrivals),
         CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None,
     )
-    variants = variant or default_variants(layout)
+    with bad_input_ends():
+        variants = with_evictions(variant or default_variants(layout), eviction or ())
     _replay(sources, variants, settings, seed=seed, out=out, png=png, jobs=jobs)
 
 

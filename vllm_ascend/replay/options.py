@@ -49,5 +49,13 @@ Verify = Annotated[
 Mtp = Annotated[
     int, typer.Option(help="Draft tokens per step of the MTP layer; 0: no drafting.", min=0)
 ]
+Eviction = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Also run best with this rule of what is given up first: lru (as best is), protect "
+        "(returning prompts last) or learned. May be given several times.",
+        show_default="none",
+    ),
+]
 Json = Annotated[Path, typer.Option(help="All results, to process.")]
 Png = Annotated[Path, typer.Option(help="The picture.")]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +23,12 @@ RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
 PIN = "VLLM_PIN_SWA_TOKENS"
 PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
+# What ``--eviction`` names -> the variant that has it.
+_EVICTIONS = {
+    "lru": "best",
+    "protect": "best:VLLM_ASCEND_PROTECT_RETURNING=1",
+    "learned": "best:VLLM_ASCEND_EVICTION=learned",
+}
 
 
 @dataclass(frozen=True)
@@ -190,6 +197,18 @@ def with_variables(name: str, environment: dict[str, str], layout: str) -> Varia
     _check_values(name, environment)
     variant, _ = _fit_to_layout(Variant(name, patched=True, environment=environment), layout)
     return variant
+
+
+def with_evictions(variants: Sequence[str], evictions: Sequence[str]) -> list[str]:
+    """Return variants, each once, and behind them ``best`` under some rules of eviction.
+
+    Raises:
+        BadInputError: There is no such rule.
+    """
+    for rule in evictions:
+        if rule not in _EVICTIONS:
+            raise BadInputError(f"--eviction {rule}: allowed are {', '.join(_EVICTIONS)}")
+    return list(dict.fromkeys([*variants, *map(_EVICTIONS.__getitem__, evictions)]))
 
 
 def default_variants(layout: str) -> list[str]:

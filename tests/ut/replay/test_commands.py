@@ -280,7 +280,11 @@ def test_a_memory_curve_has_three_lines_and_six_memories(runner, tmp_path):
     assert {job.block_size for job in runner.jobs} == {128}
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "c.json").read_text())
-    assert [line["name"] for line in report["bounds"]] == ["LRU", "Belady (optimal)"]
+    assert [line["name"] for line in report["bounds"]] == [
+        "LRU",
+        "knows what comes again",
+        "Belady (optimal)",
+    ]
 
 
 def test_memories_that_do_not_suffice_are_left_out(runner, tmp_path):

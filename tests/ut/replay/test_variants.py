@@ -10,6 +10,7 @@ from vllm_ascend.replay.variants import (
     default_variants,
     fit_block_size,
     parse_variant,
+    with_evictions,
     with_variables,
 )
 
@@ -21,6 +22,18 @@ def test_built_in_on_the_ascend_layout():
     variant, remark = parse_variant("retention-0", "dsv4-flash-a3")
     assert remark is None
     assert variant.environment == {APPLY: "1", RETENTION: "0"}
+
+
+def test_rules_of_eviction_are_variants_of_best_each_once():
+    texts = with_evictions(["upstream-like", "best"], ["lru", "protect", "learned", "learned"])
+    assert texts == [
+        *("upstream-like", "best"),
+        *("best:VLLM_ASCEND_PROTECT_RETURNING=1", "best:VLLM_ASCEND_EVICTION=learned"),
+    ]
+    for text in texts:
+        parse_variant(text, "dsv4-flash-a3")
+    with pytest.raises(BadInputError, match="--eviction fifo: allowed are lru, protect, learned"):
+        with_evictions([], ["fifo"])
 
 
 def test_the_ascend_switch_is_left_off_elsewhere():

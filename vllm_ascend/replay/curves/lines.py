@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_ascend.replay.curves.policies import PrefixTrace, belady, lru
+from vllm_ascend.replay.curves.policies import PrefixTrace, belady, knows_whether, lru
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
 
 # In these bounds a block is what C4 keeps in one block: 128 rows of 4 tokens.
@@ -16,6 +16,7 @@ BOUND_BLOCK_TOKENS = 512
 
 _POLICIES: dict[str, Callable[[PrefixTrace, int], list[int]]] = {
     "LRU": lru,
+    "knows what comes again": knows_whether,
     "Belady (optimal)": belady,
 }
 
@@ -146,10 +147,10 @@ def bytes_per_block(runs: Iterable[RunResult]) -> int | None:
 def policy_lines(
     trace: PrefixTrace, memories: Sequence[int], block_bytes: int | None
 ) -> tuple[Line, ...]:
-    """Return what LRU and Belady's policy would hit with these memories.
+    """Return what textbook policies would hit with these memories.
 
     A capacity in blocks is the memory divided by the bytes of a block: 5,106 blocks of 512 tokens
-    in 16 GiB. That flatters both: a real pool also holds blocks of the other groups, and blocks
+    in 16 GiB. That flatters them: a real pool also holds blocks of the other groups, and blocks
     of running requests. Only in one thing a real cache can be ahead: its hits may end at every
     128 tokens, where these end with whole blocks of 512.
 

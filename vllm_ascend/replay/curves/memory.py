@@ -33,6 +33,7 @@ from vllm_ascend.replay.curves.policies import PrefixTrace
 from vllm_ascend.replay.options import (
     MAX_KV_GIB,
     Concurrency,
+    Eviction,
     Jobs,
     Json,
     MaxModelLen,
@@ -58,6 +59,7 @@ from vllm_ascend.replay.variants import (
     RETENTION,
     Variant,
     parse_variant,
+    with_evictions,
     with_variables,
 )
 
@@ -80,6 +82,7 @@ def memory_curve(
     workload: _WorkloadName = "chat",
     kv_gib: _KvGib = None,
     block_size: _BlockSize = BOUND_BLOCK_SIZE,
+    eviction: Eviction = None,
     mtp: Mtp = 0,
     json: Json = Path("replay-out/memory-curve.json"),
     png: Png = Path("replay-out/memory-curve.png"),
@@ -107,10 +110,11 @@ def memory_curve(
             max_model_len=max_model_len,
             verify=verify,
         )
+        variants = _variants(eviction or ())
         plan = [
             make_job(source, variant, replace(settings, kv_memory_bytes=memory))
             for memory in memories
-            for variant in _variants()
+            for variant in variants
         ]
         prepare_files({"--json": json, "--png": png})
         outcome, refused = run_what_can_be_run(plan, jobs, workloads)
@@ -133,12 +137,17 @@ def _refusals(plan: Sequence[Job], refused: Mapping[int, str]) -> tuple[Refusal,
     )
 
 
-def _variants() -> list[Variant]:
-    """Return the lines: as upstream, nothing special kept, and everything that we have."""
+def _variants(evictions: Sequence[str]) -> list[Variant]:
+    """Return the lines: as upstream, nothing special kept, and everything that we have.
+
+    Raises:
+        BadInputError: There is no such rule of eviction.
+    """
+    best = with_evictions(["best"], evictions)
     return [
         parse_variant("upstream-like", ASCEND_LAYOUT)[0],
         with_variables("interval 0, partial hits", {RETENTION: "0", PARTIAL: "1"}, ASCEND_LAYOUT),
-        parse_variant("best", ASCEND_LAYOUT)[0],
+        *(parse_variant(text, ASCEND_LAYOUT)[0] for text in best),
     ]
 
 

@@ -92,6 +92,29 @@ def lru(trace: PrefixTrace, capacity_blocks: int) -> list[int]:
     return hits
 
 
+def knows_whether(trace: PrefixTrace, capacity_blocks: int) -> list[int]:
+    """Know which blocks come again, not when: the others go first, then as in :func:`lru`.
+
+    Args:
+        trace: The prompts.
+        capacity_blocks: Blocks that stay between two prompts.
+
+    Returns:
+        Of every prompt the blocks at its start that were there.
+    """
+    waiting: OrderedDict[int, None] = OrderedDict()
+    useless: OrderedDict[int, None] = OrderedDict()
+    hits = []
+    for blocks, uses in zip(trace.prompts, _next_uses(trace), strict=True):
+        hits.append(sum(1 for _ in takewhile(waiting.__contains__, blocks)))
+        for block, use in zip(reversed(blocks), reversed(uses), strict=True):
+            waiting.pop(block, None)
+            (waiting if use < _NEVER else useless)[block] = None
+        while len(waiting) + len(useless) > capacity_blocks:
+            (useless or waiting).popitem(last=False)
+    return hits
+
+
 def belady(trace: PrefixTrace, capacity_blocks: int) -> list[int]:
     """Know the future: give up the block whose next use is furthest away, of equals the deepest.
 

@@ -35,7 +35,7 @@ Scale = Annotated[
 Timeout = Annotated[float, typer.Option(help="--url: longest silence of it in seconds.")]
 
 _ONLY_REPLAY = (
-    *("variant", "layout", "block_size", "mtp", "kv_gib", "verify", "release"),
+    *("variant", "eviction", "layout", "block_size", "mtp", "kv_gib", "verify", "release"),
     *("model_ttft", "step_ms", "token_us", "max_num_seqs", "max_num_batched_tokens"),
     *("max_model_len", "jobs"),
 )

@@ -16,7 +16,7 @@ from vllm_ascend.replay.report.lines import places, print_lines
 from vllm_ascend.replay.report.table import print_heading, print_variants
 
 _GIB = 1 << 30
-_DASHES = ("--", "-.")
+_DASHES = ("--", ":", "-.")
 # For the words above the highest line.
 _HEADROOM = 1.06
 
@@ -38,8 +38,8 @@ def print_curve(curve: MemoryCurve, console: Console) -> None:
 
 def _explain_bounds(bytes_per_block: int, console: Console) -> None:
     console.print(
-        f"[dim]LRU and Belady: prefix blocks of {BOUND_BLOCK_TOKENS} tokens in order of arrival, "
-        f"without a scheduler; a block takes {bytes_per_block:,} bytes[/]",
+        f"[dim]LRU, Belady and what is between: prefix blocks of {BOUND_BLOCK_TOKENS} tokens in "
+        f"order of arrival, without a scheduler; a block takes {bytes_per_block:,} bytes[/]",
         highlight=False,
     )
 

@@ -92,6 +92,7 @@ def test_without_such_a_run_the_policies_have_no_lines(tmp_path):
 def test_capacity_is_memory_by_bytes_per_block():
     """Two prompts in turn, one block each: room for one is none, room for two is all."""
     in_turn = PrefixTrace.of([[1, 1], [2, 2], [1, 1], [2, 2]], 2)
-    lru, belady = policy_lines(in_turn, [199, 200], 100)
+    lru, knows, belady = policy_lines(in_turn, [199, 200], 100)
     assert lru.rates == {199: 0.0, 200: pytest.approx(25.0)}
+    assert knows.rates == belady.rates  # the last time that a prompt comes, its block goes
     assert belady.rates == {199: pytest.approx(12.5), 200: pytest.approx(25.0)}

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from vllm_ascend.replay.curves.policies import PrefixTrace, belady, lru
+from vllm_ascend.replay.curves.policies import PrefixTrace, belady, knows_whether, lru
 
 
 def trace(*prompts: str) -> PrefixTrace:
@@ -48,8 +48,14 @@ def test_what_never_comes_back_takes_no_room():
     assert belady(trace("ab", "cd", "cd", "ab"), 2) == [0, 0, 2, 0]
 
 
+def test_who_knows_whether_keeps_what_comes_again_and_not_when():
+    assert knows_whether(trace("ab", "pqrstuv", "ab"), 2) == [0, 0, 2]
+    # Both come again; the older one goes, although it comes sooner.
+    assert knows_whether(trace("a", "b", "x", "a", "b"), 1) == [0, 0, 0, 0, 1]
+
+
 def test_nothing_fits_into_nothing():
-    for policy in (lru, belady):
+    for policy in (lru, knows_whether, belady):
         assert policy(trace("ab", "ab"), 0) == [0, 0]
 
 
@@ -77,4 +83,4 @@ def test_belady_is_optimal_and_lru_is_not_better(seed):
     of = trace(*prompts)
     best = best_possible(of, capacity)
     assert sum(belady(of, capacity)) == best, (prompts, capacity)
-    assert sum(lru(of, capacity)) <= best
+    assert sum(lru(of, capacity)) <= sum(knows_whether(of, capacity)) <= best
