@@ -77,6 +77,17 @@ def test_one_engine_loads_what_another_stored(switch, case, alignment, mode, loa
         engine.drain()
 
 
+def test_engines_with_and_without_drafts_do_not_find_each_others_pages(switch):
+    """A page holds a group's layers, draft layers as well."""
+    prompt, pages = tokens(300), 0
+    for mode in ("plain", "mtp1"):
+        configuration = cell(mode=mode, switches="partial-0")
+        switch(configuration.environment)
+        assert answer(Instance(configuration), mode, prompt) == 0
+        assert len(Pool.pages) > pages
+        pages = len(Pool.pages)
+
+
 def test_a_hit_inside_a_block_is_taken_where_the_pool_brings_nothing(switch):
     configuration = cell()
     switch(configuration.environment)
@@ -193,7 +204,7 @@ def test_random_traffic_of_two_engines_with_one_pool(switch, mode, switches, loa
     workloads = [Workload(engine, traffic, seed) for seed, engine in enumerate(engines)]
     workloads[1]._families = workloads[0]._families  # what the one computes the other is asked for
     rng = random.Random(0)
-    for turn in range(300):
+    for turn in range(200):
         for workload in workloads:
             workload.turn()
         if turn % 10 == 0:

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
@@ -36,7 +37,7 @@ def _change(name: str, **others: Any) -> Callable[[Callable], Wrap]:
 def wrap_scheduler_init(original: Callable) -> Callable:
     """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
     the granule."""
-    return _wrap_init(original, lambda scheduler, contract: None)
+    return _wrap_init(original, lambda *_: None)
 
 
 @_change("pool_worker:KVPoolWorker.__init__")
@@ -45,17 +46,21 @@ def wrap_worker_init(original: Callable) -> Callable:
     the granule. Keys do not tell layouts apart: engines with other block sizes or pages would
     read each other's."""
 
-    def name_layout(worker: Any, contract: KVTransferContract) -> None:
+    def name_layout(worker: Any, contract: KVTransferContract, vllm_config: VllmConfig) -> None:
         worker.token_database.hash_block_size = contract.hash_block_size
-        coordinator = getattr(worker, "cache_coordinator", None)  # of later releases
-        if coordinator is not None:
-            coordinator.hash_block_size = contract.hash_block_size
         if worker.use_layerwise:  # the scheduler makes such keys itself
             return
-        # The database makes its keys from the same objects; later releases have one per group.
+        name = f"@layout:{contract.digest}"
         metadata = worker.metadata
+        # Of later releases. Their pages have no rows that windows had left, so they have names of
+        # their own; and a page has all layers that a rank has of a group, draft layers as well.
+        if (coordinator := getattr(worker, "cache_coordinator", None)) is not None:
+            coordinator.hash_block_size = contract.hash_block_size
+            drafts = vllm_config.speculative_config
+            name += f"@pp:{worker.pp_size}@drafts:{drafts.method if drafts else None}"
+        # The database makes its keys from the same objects.
         for group in metadata if isinstance(metadata, list) else [metadata]:
-            group.model_name += f"@layout:{contract.digest}"
+            group.model_name += name
 
     hash_granules = _wrap_init(original, name_layout)
 
@@ -67,7 +72,9 @@ def wrap_worker_init(original: Callable) -> Callable:
     return __init__
 
 
-def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], None]) -> Callable:
+def _wrap_init(
+    original: Callable, finish: Callable[[Any, KVTransferContract, VllmConfig], None]
+) -> Callable:
     """Give the object the real hash granularity; ``finish`` does the rest."""
     signature = inspect.signature(original)
 
@@ -83,7 +90,7 @@ def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], N
         if self.use_hybrid:
             contract = kv_transfer_contract.describe(self.kv_cache_config, vllm_config)
             self.hash_block_size = contract.hash_block_size
-            finish(self, contract)
+            finish(self, contract, vllm_config)
 
     return __init__
 
