@@ -36,8 +36,12 @@ _TRANSFER = KVTransferConfig(
 class Nothing:
     """A store that is never asked."""
 
-    def __init__(self, parallel_config: Any) -> None:
+    def __init__(self, parallel_config: Any, **_options: Any) -> None:
         pass
+
+    @classmethod
+    def create_scheduler_client(cls, parallel_config: Any) -> None:
+        """Later releases have a client in the scheduler as well."""
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +102,12 @@ HASHES = [bytes([i]) * 32 for i in range(4)]
 
 def keys(worker: Any, group_id: int, hashes: list[Any], block_ids: list[int]) -> dict[int, str]:
     """Return the keys of 512 tokens, by block id."""
-    found = worker.token_database.process_tokens_with_block_ids(
-        512, hashes, block_ids, kv_cache_group_id=group_id
-    )
-    return {block_id: key.to_string() for _, _, key, block_id in found}
+    database, told = worker.token_database, (512, hashes, block_ids)
+    if hasattr(database, "process_tokens_with_block_ids"):
+        found = database.process_tokens_with_block_ids(*told, kv_cache_group_id=group_id)
+        return {block_id: key.to_string() for _, _, key, block_id in found}
+    found = database.process_token_key_strings_with_block_ids(*told, kv_cache_group_id=group_id)
+    return {block_id: key for _, _, key, _, block_id in found}
 
 
 def group_of(worker: Any, rows: int) -> int:

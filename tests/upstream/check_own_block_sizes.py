@@ -8,6 +8,7 @@ Its layers, tables and kernels know 32, 64 and 128 rows; of ours is which size i
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -122,20 +123,31 @@ def test_builders_split_slots_by_the_groups_block(builder, rows):
 
 
 @pytest.mark.parametrize("inside_another", (False, True))
-def test_a_connector_that_cannot_be_used_is_refused_by_its_name(inside_another):
-    store = {
-        "kv_connector": "AscendStoreConnector",
-        "kv_connector_module_path": (
-            "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector"
-        ),
-        "kv_role": "kv_both",
-    }
-    config = KVTransferConfig(**store)
-    if inside_another:
-        config = KVTransferConfig(
-            kv_connector="MultiConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config={"connectors": [store]},
-        )
-    with pytest.raises(ValueError, match="AscendStoreConnector cannot be used with DeepSeek-V4"):
+@pytest.mark.parametrize(
+    "setting", ({"use_layerwise": True}, {"discard_partial_chunks": False}, {"prefill_pp_size": 2})
+)
+def test_what_a_connector_cannot_be_told_is_refused_by_its_name(setting, inside_another):
+    def check(told: dict[str, Any]) -> None:
+        store = {
+            "kv_connector": "AscendStoreConnector",
+            "kv_connector_module_path": (
+                "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector"
+            ),
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": told,
+        }
+        config = KVTransferConfig(**store)
+        if inside_another:
+            config = KVTransferConfig(
+                kv_connector="MultiConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config={"connectors": [store]},
+            )
         check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
+
+    (key, value), backend = *setting.items(), {"backend": "mooncake"}
+    with pytest.raises(ValueError, match=f'AscendStoreConnector with "{key}": .* DeepSeek-V4'):
+        check(backend | setting)
+    opposite = 1 if key == "prefill_pp_size" else not value
+    for allowed in ({}, {key: opposite}):
+        check(backend | allowed)

@@ -131,9 +131,10 @@ class CompressAttentionManager(FullAttentionManager):
         """
         ranks = dcp_world_size * pcp_world_size
         block_tokens = tokens_per_block(kv_cache_spec) * ranks
-        hashes = BlockHashListWithBlockSize(
-            block_hashes, kv_cache_spec.block_size * ranks, block_tokens
-        )
+        hash_tokens = kv_cache_spec.block_size * ranks
+        hashes = block_hashes
+        if hash_tokens != block_tokens:  # else it may be text, which vLLM's list cannot join
+            hashes = BlockHashListWithBlockSize(block_hashes, hash_tokens, block_tokens)
         rows: list[list[KVCacheBlock]] = []
         for block_hash in itertools.islice(hashes, max_length // block_tokens):
             cached = block_pool.get_cached_block(block_hash, kv_cache_group_ids)

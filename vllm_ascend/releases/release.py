@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
     from vllm.config import CacheConfig, VllmConfig
@@ -15,7 +15,14 @@ if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no 
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
     from vllm.v1.request import Request
 
-from vllm_ascend.patch.table import Digests, Override, Patch
+from vllm_ascend.patch.table import Digests, Override, Patch, Wrap
+
+
+class NeededSetting(NamedTuple):
+    """The only value that a setting of a KV connector may have, and what would happen else."""
+
+    value: bool | int  # also what is taken where it is not set
+    why: str
 
 
 class Release(ABC):
@@ -31,14 +38,15 @@ class Release(ABC):
         replaced: Modules of that vllm-ascend that ours take the place of, by their paths in the
             package.
         left_out: Files of ours that stay out of such a checkout -> why.
-        refused_connectors: Class of a KV connector of its that cannot be used with DeepSeek-V4 ->
-            why.
+        needed_settings: Class of a KV connector of its -> key of its extra configuration -> what
+            it must be with DeepSeek-V4.
         hooks: File of that vllm-ascend -> the module of ours that it must import, by which the
             patches are installed.
         digests: Module -> name in it -> the source digests that a patched original may have.
         native: Target -> why nothing has to be patched there: the release has it itself, or
             another patch of the table does it.
-        absent: Target -> why nothing can be patched there: the release has no such thing.
+        absent: Target, or alias of one -> why nothing can be patched there: the release has no such
+            thing.
         counts_rows: Whether ``block_size`` of vllm-ascend's compressed specs counts stored rows;
             else it counts the tokens that they stand for, as in vLLM's own.
         reserves_null_block: Whether vLLM's start-up check sets a block aside for the null block.
@@ -57,7 +65,7 @@ class Release(ABC):
     replaced: ClassVar[frozenset[str]] = frozenset()
     left_out: ClassVar[Mapping[str, str]] = {}
     hooks: ClassVar[Mapping[str, str]] = {}
-    refused_connectors: ClassVar[Mapping[str, str]] = {}
+    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {}
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
     counts_rows: ClassVar[bool] = True
@@ -72,13 +80,17 @@ class Release(ABC):
 
         An original that neither the release nor the patch names has none: the patch fits nothing.
         """
-        taken = [patch for patch in patches if self.takes(patch, patches)]
-        return tuple(
-            replace(patch, upstream_sha256=self.digests_of(patch.target) or patch.upstream_sha256)
-            if isinstance(patch, Override)
-            else patch
-            for patch in taken
-        )
+        return tuple(self._as_here(patch) for patch in patches if self.takes(patch, patches))
+
+    def _as_here(self, patch: Patch) -> Patch:
+        """Return a patch with the digests that its original has here, and with who holds it."""
+        if isinstance(patch, Wrap):
+            holders = tuple(alias for alias in patch.aliases if alias not in self.absent)
+            patch = replace(patch, aliases=holders)
+        if isinstance(patch, Override):
+            digests = self.digests_of(patch.target) or patch.upstream_sha256
+            patch = replace(patch, upstream_sha256=digests)
+        return patch
 
     def takes(self, patch: Patch, patches: Sequence[Patch]) -> bool:
         """Whether the release takes one of ``patches``.

@@ -154,6 +154,10 @@ GROUPED_BY_KIND: Mapping[str, str] = {
 }
 
 
+_STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+_STORE_ASKS_DATABASE = "hashes of groups are asked for by the database of keys, and where it stores"
+
+
 class Vllm0202(Release):
     """Managers stand in a map by exact class, and are not told the scheduler's alignment."""
 
@@ -176,6 +180,20 @@ class Vllm0202(Release):
     }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = GROUPED_BY_KIND
+    absent: ClassVar[Mapping[str, str]] = {
+        f"{_STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids": (
+            "blocks come with keys that are no strings yet"
+        ),
+        f"{_STORE}.coordinator:get_block_hashes": _STORE_ASKS_DATABASE,
+        f"{_STORE}.pool_scheduler:get_block_hashes": _STORE_ASKS_DATABASE,
+        f"{_STORE}.pool_worker:get_block_hashes": _STORE_ASKS_DATABASE,
+        f"{_STORE}.pool_scheduler:KVPoolScheduler.build_connector_meta": (
+            "its look-up wants a page of every block of a window, left or not"
+        ),
+        f"{_STORE}.pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens": (
+            "what drafts read of a page is not proved there: a first guess may be worse"
+        ),
+    }
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:
         from vllm.v1.core import single_type_kv_cache_manager as managers

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.patch.table import Digests
-from vllm_ascend.releases.release import Release
+from vllm_ascend.releases.release import NeededSetting, Release
 from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND
 
 if TYPE_CHECKING:
@@ -97,6 +97,18 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheSendingThread.__init__": "8772fc7217712f7c",
         "MooncakeConnectorWorker.register_kv_caches": "5c83e7d3834a5512",
     },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data": {
+        "ChunkedTokenDatabase.process_token_key_strings_with_block_ids": "232ced3d4984dfed",
+        "get_block_hashes": "a0bdd75aebca952b",
+    },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_scheduler": {
+        "KVPoolScheduler.__init__": "a7f5a069a3c68847",
+        "KVPoolScheduler.build_connector_meta": "3c6a5d2810d79992",
+        "KVPoolScheduler.get_num_new_matched_tokens": "dcc156137655e8fe",
+    },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker": {
+        "KVPoolWorker.__init__": "55b67f78e7d7801a",
+    },
     "vllm_ascend.utils": {
         "refresh_block_size": "6ac7fb4ec557b8b7",
     },
@@ -115,7 +127,6 @@ _OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
 _OWN_DRAFTS = "vllm-ascend looks drafts up in blocks of their own group"
 _OWN_SIZES = "vllm-ascend's kernels are told of every block size"
 _WHOLE_TABLES = "state tables are whole: a kernel finds rows by a request's real positions"
-_STORE_REFUSED = "AscendStoreConnector is refused: it names and looks up blocks in another way"
 _FRONT = "free_blocks(prepend) is vLLM's own"
 _MASK = "cache_full_blocks(block_mask) is vLLM's own"
 _INTERVAL = "cache_blocks(retention_interval) is vLLM's own"
@@ -145,8 +156,18 @@ class Vllm0230(Release):
     hooks: ClassVar[Mapping[str, str]] = {
         "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_utils",
     }
-    refused_connectors: ClassVar[Mapping[str, str]] = {
-        "AscendStoreConnector": "its keys do not tell layouts apart, nor the blocks in a granule",
+    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {
+        "AscendStoreConnector": {
+            "use_layerwise": NeededSetting(
+                False, "its keys for single layers name neither the layout nor what windows hold"
+            ),
+            "discard_partial_chunks": NeededSetting(
+                True, "blocks filled in part would be stored under the keys of whole ones"
+            ),
+            "prefill_pp_size": NeededSetting(
+                1, "it deals a group's layers out as if the group held all of the model's"
+            ),
+        }
     }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
@@ -180,12 +201,10 @@ class Vllm0230(Release):
         f"{_DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
         f"{_DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
         f"{_DSA_CP}.build_req_metadata": _WHOLE_TABLES,
-        f"{_STORE}.ascend_store_connector:AscendStoreConnector.knows_granules": _STORE_REFUSED,
-        f"{_STORE}.config_data:ChunkedTokenDatabase.has_null_blocks": _STORE_REFUSED,
-        f"{_STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids": _STORE_REFUSED,
-        f"{_STORE}.config_data:get_block_hashes": _STORE_REFUSED,
-        f"{_STORE}.pool_scheduler:KVPoolScheduler.__init__": _STORE_REFUSED,
-        f"{_STORE}.pool_worker:KVPoolWorker.__init__": _STORE_REFUSED,
+        f"{_STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids": (
+            "blocks come with keys that are strings already"
+        ),
+        f"{_STORE}.kv_transfer:get_block_hashes": "it takes hashes of groups from the database",
     }
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:

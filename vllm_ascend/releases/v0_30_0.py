@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.patch.table import Digests
+from vllm_ascend.releases.release import NeededSetting
 from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND
 from vllm_ascend.releases.v0_23_0 import Vllm0230
 
@@ -100,7 +101,7 @@ class Vllm0300(Vllm0230):
     replaced: ClassVar[frozenset[str]] = frozenset()
     left_out: ClassVar[Mapping[str, str]] = {}
     hooks: ClassVar[Mapping[str, str]] = {}
-    refused_connectors: ClassVar[Mapping[str, str]] = {}
+    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {}
     counts_rows = False
     reserves_null_block = True
     ratio_field = "tokens_per_state"

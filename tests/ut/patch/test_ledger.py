@@ -24,7 +24,7 @@ PATCHES = (
     *cpu.PATCHES,
     *patch_deepseek_compressor.PATCHES,
     *patch_spec_classes.PATCHES,
-    *upstream.PATCHES,
+    *upstream.TABLE,
 )
 
 

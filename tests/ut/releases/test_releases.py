@@ -27,7 +27,8 @@ def named_originals(release: Release) -> list[str]:
 def test_a_release_names_only_what_is_patched_and_nothing_twice(release):
     said = Counter([*named_originals(release), *release.native, *release.absent])
     assert [target for target, count in said.items() if count > 1] == []
-    assert set(said) <= {patch.target for patch in PATCHES}
+    aliases = {alias for patch in PATCHES if isinstance(patch, Wrap) for alias in patch.aliases}
+    assert set(said) <= aliases | {patch.target for patch in PATCHES}
 
 
 @each_release
@@ -48,6 +49,12 @@ def test_the_table_has_what_is_taken_with_its_digests(release):
     for target in named_originals(release):
         assert table[target].known_digests
     assert all(patch.known_digests == () for patch in table.values() if isinstance(patch, Add))
+
+
+@each_release
+def test_only_who_holds_an_original_is_changed_with_it(release):
+    holders = {a for p in release.table(PATCHES) if isinstance(p, Wrap) for a in p.aliases}
+    assert not holders & set(release.absent)
 
 
 def test_what_one_release_lacks_another_may_have_to_have_changed():

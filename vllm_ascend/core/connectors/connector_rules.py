@@ -7,6 +7,7 @@ another time. So a request takes part of a block only if the connector brings it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,12 +77,7 @@ def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bo
             f"{subject} {CANNOT_BE_USED}, because it counts tokens per block where this layout "
             f"counts rows: leave {option} out"
         )
-    for name, why in running_release().refused_connectors.items():
-        if name in _class_names(config):
-            raise ValueError(
-                f"the KV connector {name} {CANNOT_BE_USED} on this release, because {why}: leave "
-                f"{option} out, or name another connector"
-            )
+    _check_needed_settings(config)
     if hybrid_is_off:
         raise ValueError(
             f"{subject} turns vLLM's hybrid KV cache manager off, without which DeepSeek-V4 "
@@ -89,12 +85,20 @@ def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bo
         )
 
 
-def _class_names(config: KVTransferConfig) -> set[str]:
-    """Return the class and its bases of the configured connector, or of each of several."""
-    parts = config.kv_connector_extra_config.get("connectors") or ()
-    connector = KVConnectorFactory.get_connector_class(config)
-    names = {base.__name__ for base in connector.__mro__}
-    return names.union(*(_class_names(KVTransferConfig(**part)) for part in parts))
+def _check_needed_settings(config: KVTransferConfig) -> None:
+    """Check what a connector, or each of several, is told; raises as its caller does."""
+    for part in config.kv_connector_extra_config.get("connectors") or ():
+        _check_needed_settings(KVTransferConfig(**part))
+    known = running_release().needed_settings
+    for base in KVConnectorFactory.get_connector_class(config).__mro__:
+        for key, needed in known.get(base.__name__, {}).items():
+            told = config.get_from_extra_config(key, needed.value)
+            if str(told) != str(needed.value):
+                raise ValueError(
+                    f'the KV connector {base.__name__} with "{key}": {json.dumps(told)} '
+                    f"{CANNOT_BE_USED}, because {needed.why}: leave the key out of "
+                    "kv_connector_extra_config"
+                )
 
 
 def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:

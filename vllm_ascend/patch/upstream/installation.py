@@ -17,16 +17,16 @@ from vllm_ascend.patch.upstream import (
 from vllm_ascend.patch.upstream.source import misfits
 from vllm_ascend.releases import running_release
 
-PATCHES: tuple[Patch, ...] = running_release().table(
-    (
-        *patch_utils.PATCHES,
-        *patch_dsa_attention.PATCHES,
-        *patch_recompute_scheduler.PATCHES,
-        *patch_model_runner.PATCHES,
-        *patch_mooncake_hybrid_connector.PATCHES,
-        *patch_ascend_store.PATCHES,
-    )
+# Of all releases, and of the one that runs.
+TABLE: tuple[Patch, ...] = (
+    *patch_utils.PATCHES,
+    *patch_dsa_attention.PATCHES,
+    *patch_recompute_scheduler.PATCHES,
+    *patch_model_runner.PATCHES,
+    *patch_mooncake_hybrid_connector.PATCHES,
+    *patch_ascend_store.PATCHES,
 )
+PATCHES: tuple[Patch, ...] = running_release().table(TABLE)
 
 
 def check(package: Path) -> None:

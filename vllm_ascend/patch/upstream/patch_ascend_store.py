@@ -11,11 +11,15 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
+from vllm_ascend.core.layout.specs import group_specs, is_compressed
+from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
@@ -33,7 +37,7 @@ def _change(name: str, **others: Any) -> Callable[[Callable], Wrap]:
 def wrap_scheduler_init(original: Callable) -> Callable:
     """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
     the granule."""
-    return _wrap_init(original, lambda scheduler, contract: None)
+    return _wrap_init(original, lambda *_: None)
 
 
 @_change("pool_worker:KVPoolWorker.__init__")
@@ -42,10 +46,21 @@ def wrap_worker_init(original: Callable) -> Callable:
     the granule. Keys do not tell layouts apart: engines with other block sizes or pages would
     read each other's."""
 
-    def name_layout(worker: Any, contract: KVTransferContract) -> None:
+    def name_layout(worker: Any, contract: KVTransferContract, vllm_config: VllmConfig) -> None:
         worker.token_database.hash_block_size = contract.hash_block_size
-        # The database makes its keys from the same object.
-        worker.metadata.model_name += f"@layout:{contract.digest}"
+        if worker.use_layerwise:  # the scheduler makes such keys itself
+            return
+        name = f"@layout:{contract.digest}"
+        metadata = worker.metadata
+        # Of later releases. Their pages have no rows that windows had left, so they have names of
+        # their own; and a page has all layers that a rank has of a group, draft layers as well.
+        if (coordinator := getattr(worker, "cache_coordinator", None)) is not None:
+            coordinator.hash_block_size = contract.hash_block_size
+            drafts = vllm_config.speculative_config
+            name += f"@pp:{worker.pp_size}@drafts:{drafts.method if drafts else None}"
+        # The database makes its keys from the same objects.
+        for group in metadata if isinstance(metadata, list) else [metadata]:
+            group.model_name += name
 
     hash_granules = _wrap_init(original, name_layout)
 
@@ -57,7 +72,9 @@ def wrap_worker_init(original: Callable) -> Callable:
     return __init__
 
 
-def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], None]) -> Callable:
+def _wrap_init(
+    original: Callable, finish: Callable[[Any, KVTransferContract, VllmConfig], None]
+) -> Callable:
     """Give the object the real hash granularity; ``finish`` does the rest."""
     signature = inspect.signature(original)
 
@@ -73,33 +90,57 @@ def _wrap_init(original: Callable, finish: Callable[[Any, KVTransferContract], N
         if self.use_hybrid:
             contract = kv_transfer_contract.describe(self.kv_cache_config, vllm_config)
             self.hash_block_size = contract.hash_block_size
-            finish(self, contract)
+            finish(self, contract, vllm_config)
 
     return __init__
 
 
 @_change(
     "config_data:get_block_hashes",
-    aliases=(f"{_PACKAGE}.kv_transfer:get_block_hashes",),
+    aliases=tuple(
+        f"{_PACKAGE}.{module}:get_block_hashes"
+        for module in ("coordinator", "kv_transfer", "pool_scheduler", "pool_worker")
+    ),
 )
 def wrap_get_block_hashes(original: Callable) -> Callable:
     """State blocks are finer than a granule, so a hash names several of them."""
 
     def get_block_hashes(
-        block_hashes: Sequence[Any], group_block_size: int, hash_block_size: int
+        block_hashes: Sequence[Any], group_block_size: int, hash_block_size: int, *args, **kwargs
     ) -> Sequence[Any]:
         """Return a name per block; a hash that covers several blocks names them by place."""
         if group_block_size >= hash_block_size:
-            return original(block_hashes, group_block_size, hash_block_size)
+            return original(block_hashes, group_block_size, hash_block_size, *args, **kwargs)
         places, remainder = divmod(hash_block_size, group_block_size)
         if remainder:
             raise ValueError(
                 f"hash_block_size ({hash_block_size}) must be a multiple of the tokens per block "
                 f"({group_block_size}), or divide it"
             )
-        return [_place(granule, i, places) for granule in block_hashes for i in range(places)]
+        return _Places(block_hashes, places)
 
     return get_block_hashes
+
+
+class _Places(Sequence[BlockHash]):
+    """The names of blocks of which ``places`` have one hash, made as they are asked for.
+
+    A prompt has some thousand state blocks, of which only those of tails are looked up.
+    """
+
+    def __init__(self, granules: Sequence[BlockHash | str], places: int) -> None:
+        self._granules, self._places = granules, places
+
+    def __len__(self) -> int:
+        return len(self._granules) * self._places
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        granule, place = divmod(index % len(self), self._places)
+        return _place(self._granules[granule], place, self._places)
 
 
 def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
@@ -112,13 +153,96 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
 def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
     """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
     not."""
+    return _without_null_blocks(original)
 
-    def process_tokens_with_block_ids(self, *args, **kwargs) -> Iterator[Any]:
-        for start, end, key, block_id in original(self, *args, **kwargs):
-            if block_id > 0 or not getattr(self, _HAS_NULL_BLOCKS):
-                yield start, end, key, block_id
 
-    return process_tokens_with_block_ids
+@_change("config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids")
+def wrap_process_token_key_strings_with_block_ids(original: Callable) -> Callable:
+    """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
+    not."""
+    return _without_null_blocks(original)
+
+
+def _without_null_blocks(original: Callable) -> Callable:
+    """Leave out what ends with the id of the null block, where there is one."""
+
+    def process(self, *args, **kwargs) -> Iterator[Any]:
+        for chunk in original(self, *args, **kwargs):
+            if chunk[-1] > NULL_BLOCK_ID or not getattr(self, _HAS_NULL_BLOCKS):
+                yield chunk
+
+    return process
+
+
+@_change("pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens")
+def wrap_get_num_new_matched_tokens(original: Callable) -> Callable:
+    """The last row that draft layers have of a prefix depends on the token behind it, which the key
+    does not name."""
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens) -> tuple[int, bool]:
+        """Leave the last token of a hit to be computed where there are drafts."""
+        num_tokens, is_async = original(self, request, num_computed_tokens)
+        if not num_tokens or not _reads_draft_rows(self):
+            return num_tokens, is_async
+        hit = self.load_specs[request.request_id]
+        if hit.kvpool_cached_tokens == hit.kvpool_store_skip_tokens:  # else it is left out already
+            hit.kvpool_cached_tokens -= 1
+            num_tokens -= 1
+        return num_tokens, is_async
+
+    return get_num_new_matched_tokens
+
+
+def _reads_draft_rows(scheduler: Any) -> bool:
+    """Whether drafts are made from rows that DeepSeek-V4 has in the pool."""
+    if not scheduler.use_hybrid or scheduler.use_layerwise:
+        return False
+    has_drafts = scheduler.vllm_config.speculative_config is not None
+    return has_drafts and any(map(is_compressed, group_specs(scheduler.kv_cache_config)))
+
+
+@_change("pool_scheduler:KVPoolScheduler.build_connector_meta")
+def wrap_build_connector_meta(original: Callable) -> Callable:
+    """It notes the blocks that a request is given, not those that its windows leave: where a page
+    of an earlier tail was gone from the pool, another request's rows were stored as it. And a hit
+    that ends before a page does loaded part of the page."""
+
+    def build_connector_meta(self, scheduler_output) -> Any:
+        metadata = original(self, scheduler_output)
+        if not self.use_hybrid or self.use_layerwise:
+            return metadata
+        for load in filter(None, (request.load_spec for request in metadata.requests)):
+            load.kvpool_cached_tokens = load.kvpool_store_skip_tokens
+        cached = scheduler_output.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed |= {
+            new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
+        }
+        for request in metadata.requests:
+            # Of one that waits for its load, all blocks are fresh from the pool.
+            if request.req_id in computed:
+                request.block_ids_by_group = _held_blocks(
+                    self, request.block_ids_by_group, computed[request.req_id]
+                )
+        return metadata
+
+    return build_connector_meta
+
+
+def _held_blocks(
+    scheduler: Any, tables: Sequence[list[int]], num_computed_tokens: int
+) -> list[list[int]]:
+    """Return a request's tables with null blocks where windows were left before this step."""
+    held = []
+    specs = group_specs(scheduler.kv_cache_config)
+    for spec, block_tokens, table in zip(specs, scheduler.grouped_block_size, tables, strict=True):
+        num_left = 0
+        if isinstance(spec, SlidingWindowSpec):
+            # +1: the next token's window has itself as its last.
+            left_tokens = max(num_computed_tokens - spec.sliding_window + 1, 0)
+            num_left = min(left_tokens // block_tokens, len(table))
+        held.append([NULL_BLOCK_ID] * num_left + table[num_left:])
+    return held
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -139,4 +263,7 @@ PATCHES: tuple[Patch, ...] = (
     wrap_worker_init,
     wrap_get_block_hashes,
     wrap_process_tokens_with_block_ids,
+    wrap_process_token_key_strings_with_block_ids,
+    wrap_get_num_new_matched_tokens,
+    wrap_build_connector_meta,
 )
