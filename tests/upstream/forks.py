@@ -128,9 +128,10 @@ def _main(checkout: str, task: Path) -> None:
     told = json.loads(task.read_text(encoding="utf-8"))
     if told["torch_binding"]:
         sys.path.insert(0, str(Path(__file__).parents[2]))
-        from tests.upstream.npu_reference.device import install as install_reference
+        from tests.upstream.npu_reference import device
 
-        install_reference(Path(checkout).resolve(), Path(told["torch_binding"]))
+        device.install(Path(checkout).resolve(), Path(told["torch_binding"]))
+        device.register_plugins()
     else:
         from stub import install  # this folder is the first on the path
 

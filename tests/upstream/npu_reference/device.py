@@ -167,7 +167,6 @@ def install(checkout: Path, torch_binding: Path) -> None:
     NPUPlatform.__getattr__ = lambda self, name: getattr(torch.npu, name)
     NPUPlatform.is_pin_memory_available = classmethod(lambda cls: False)
 
-    import vllm_ascend
     import vllm_ascend.patch.platform
     import vllm_ascend.patch.worker
     import vllm_ascend.worker.worker as worker
@@ -179,6 +178,12 @@ def install(checkout: Path, torch_binding: Path) -> None:
         return torch.device("cpu")
 
     worker.NPUWorker._init_device = init_cpu
+
+
+def register_plugins() -> None:
+    """Do what vLLM does by vllm-ascend's entry points, where it is not installed."""
+    import vllm_ascend
+
     vllm_ascend.register_model()
     vllm_ascend.register_connector()
 

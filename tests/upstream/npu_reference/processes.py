@@ -21,7 +21,7 @@ from vllm_ascend.prefix_cache_config import child_environment
 
 CHECKS = Path(__file__).parent
 # Pages have the sizes of the real model's: 128 rows of 1024 bytes, and int8 keys with a scale.
-_SHAPE = {"head_dim": 256, "index_head_dim": 128}
+SHAPE = {"head_dim": 256, "index_head_dim": 128}
 
 
 def run_checks(checkout: Path, checks: Sequence[str], folder: Path) -> dict[str, Answer]:
@@ -36,7 +36,7 @@ def run_checks(checkout: Path, checks: Sequence[str], folder: Path) -> dict[str,
         What became of every one.
     """
     tiny = folder / "tiny"
-    make_tiny_model(tiny, **_SHAPE)
+    make_tiny_model(tiny, **SHAPE)
     model = publish(tiny, folder / "published")
     answers = folder / "answers.json"
     answers.write_text(json.dumps(hugging_face_answers(tiny)), encoding="utf-8")
