@@ -31,7 +31,7 @@ export PYTHONPATH := $(CURDIR)/.venv-vllm/$(VLLM)
 setup: .venv-vllm/$(VLLM)/.ready
 endif
 
-.PHONY: help setup replay free-port serve dist test test-servers test-real test-fast soak speed-check lint docs docs-pages speed \
+.PHONY: help setup replay free-port serve serve-real dist test test-servers test-real test-fast soak speed-check lint docs docs-pages speed \
         bench ledger other-vllm upstream-sources lock clean
 
 help:  ## Show this list.
@@ -66,6 +66,9 @@ serve: free-port setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_ASCEND_APPLY_DSV4_PATCH=1 VLLM_ASCEND_PREFIX_CACHE_PROFILE=best \
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
+
+serve-real: free-port setup upstream-sources  ## The real vllm-ascend on the CPU, checking every row, on http://127.0.0.1:8000 (PORT=...).
+	$(BIN)/python -m tests.upstream.npu_reference.serve serve-real/$(PORT) $(PORT)
 
 # What is proved of a release: units of the core, the content oracle, planted bugs, unset against
 # stock, connectors and events, DeepSeek-V4 whole on the CPU, and the overlay over its vllm-ascend.
@@ -178,4 +181,4 @@ lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .upstream .uv replay-out soak-out bench-out tiny-dsv4 site
+	rm -rf $(VENV) .venv-vllm .upstream .uv replay-out soak-out bench-out tiny-dsv4 serve-real site

@@ -168,7 +168,7 @@ def install(checkout: Path, torch_binding: Path) -> None:
     NPUPlatform.is_pin_memory_available = classmethod(lambda cls: False)
 
     import vllm_ascend.patch.platform
-    import vllm_ascend.patch.worker
+    import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
     import vllm_ascend.worker.worker as worker
 
     init_device = worker.NPUWorker._init_device

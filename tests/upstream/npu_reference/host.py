@@ -23,8 +23,8 @@ from vllm_ascend.prefix_cache_config import child_environment
 
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 # vllm-ascend's, but for the one that writes a file for its profiler into the user's home, and the
-# one that loads weights from other NPUs. Not this project's own, which may be installed beside: over
-# a checkout it is part of vllm-ascend.
+# one that loads weights from other NPUs. Not this project's own, which may be installed beside:
+# over a checkout it is part of vllm-ascend.
 PLUGINS = ("ascend", "ascend_kv_connector", "ascend_model")
 _SITE = """\
 from pathlib import Path
