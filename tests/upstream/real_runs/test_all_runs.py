@@ -19,7 +19,15 @@ def failures(answers: dict[str, Answer]) -> str:
     return "\n".join(f"{name}\n{output}" for name, output in said.items())
 
 
-@pytest.mark.parametrize("file", ["check_whole_runs.py", "check_planted_faults.py"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "check_whole_runs.py",
+        "check_whole_runs_of_schedulers.py",
+        "check_int8_weights.py",
+        "check_planted_faults.py",
+    ],
+)
 def test_the_overlaid_one(file, overlaid, tmp_path):
     answers = run_checks(overlaid, names_of_tests(file), tmp_path)
     assert answers and not failures(answers)

@@ -6,6 +6,7 @@ Two servers after another on the same port, as somebody types them; tests in the
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -164,9 +165,12 @@ def test_regress(server, host, tmp_path):
     """Measured, and judged against itself."""
     arguments = ("regress", "--url", server.url, "--out", str(tmp_path / "out"), *LOAD)
     baseline = str(tmp_path / "baseline.json")
-    assert "performance was measured at" in run(
-        server, host, *arguments, "--save-baseline", baseline
-    )
+    said = run(server, host, *arguments, "--save-baseline", baseline)
+    assert "measured; there is no baseline to compare with" in said
+    report = json.loads((tmp_path / "out" / "regress.json").read_text())
+    (load,) = report["performance"]["loads"]
+    # The first prompt is sent twice; the others share 900 tokens, more or less.
+    assert 7 * 768 + 896 <= load["cache"]["hit_tokens"] <= 7 * 896 + 1024
     said = run(server, host, *arguments, "--rejudge", "--baseline", baseline)
     assert "no regression in 7 metrics" in said
 
