@@ -14,20 +14,15 @@ import pytest
 from tests.upstream.npu_reference.check_whole_runs import BEST, answers_twice
 from tests.upstream.npu_reference.engine import NUM_ANSWERED, Engine, answered, tokens_of
 
+_RECOMPUTE = "vllm_ascend.core.recompute_scheduler"
 # What makes vLLM take a scheduler, by the name of its class.
-RECOMPUTE = "vllm_ascend.core.recompute_scheduler"
-BALANCE: dict[str, Any] = {"additional_config": {"enable_balance_scheduling": True}}
-PROFILING_CHUNK: dict[str, Any] = {
-    "additional_config": {"profiling_chunk_config": {"enabled": True}},
-}
-SCHEDULERS = {
-    "BalanceScheduler": BALANCE,
-    "RecomputeScheduler": {"scheduler_cls": f"{RECOMPUTE}.RecomputeScheduler"},
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "BalanceScheduler": {"additional_config": {"enable_balance_scheduling": True}},
+    "RecomputeScheduler": {"scheduler_cls": f"{_RECOMPUTE}.RecomputeScheduler"},
     "AsyncRecomputeScheduler": {
-        "scheduler_cls": f"{RECOMPUTE}.AsyncRecomputeScheduler",
+        "scheduler_cls": f"{_RECOMPUTE}.AsyncRecomputeScheduler",
         "async_scheduling": True,
     },
-    "ProfilingChunkScheduler": PROFILING_CHUNK,
 }
 
 
