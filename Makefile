@@ -95,7 +95,7 @@ endif
 test-servers: setup  ## The tests that start whole servers; CI runs them behind make test.
 	$(BIN)/python -m pytest -n $(JOBS) $(SERVER_TESTS)
 
-test-real: setup upstream-sources  ## The real vllm-ascend on the CPU: all whole runs and planted faults, about 8 minutes.
+test-real: setup upstream-sources  ## The real vllm-ascend on the CPU: all whole runs, planted faults, servers: more than 20 minutes.
 	$(BIN)/python -m pytest -n $(JOBS) $(REAL_TESTS)
 
 test-fast: setup  ## The unit tests alone.

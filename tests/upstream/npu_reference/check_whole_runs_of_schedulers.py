@@ -42,18 +42,18 @@ def test_requests_that_a_decode_instance_gives_back():
     prompts, expected = zip(*answered(), strict=True)
     long = [prompt for prompt in prompts if len(prompt) > 500]
     asked = [[index, *prompt] for index in range(3, 7) for prompt in long]
-    whole = [engine.answer([prompt], 200) for prompt in asked]
+    whole = tokens_of(engine.answer(asked, 200))
     assert engine.core.scheduler.reset_prefix_cache()
     config = engine.core.scheduler.vllm_config
     config.kv_transfer_config = SimpleNamespace(is_kv_producer=False, is_kv_consumer=True)
     outputs = engine.answer(asked, 200)
     given_back = [output.outputs[0].stop_reason == "recomputed" for output in outputs]
     assert any(given_back) and not all(given_back)
-    for prompt, output, alone in zip(asked, outputs, whole, strict=True):
-        said = tokens_of([output])[0]
-        if output.outputs[0].stop_reason == "recomputed":
-            said += tokens_of(engine.answer([[*prompt, *said]], 200 - len(said)))[0]
-        assert said == tokens_of(alone)[0]
+    said = tokens_of(outputs)
+    for prompt, tokens, again in zip(asked, said, given_back, strict=True):
+        if again:
+            tokens += tokens_of(engine.answer([[*prompt, *tokens]], 200 - len(tokens)))[0]
+    assert said == whole
     assert tokens_of(engine.answer(prompts)) == list(expected)
 
 

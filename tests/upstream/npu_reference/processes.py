@@ -62,6 +62,7 @@ def run_checks(
         environment,
         imported=("vllm.entrypoints.llm",),
         torch_binding=checkout_here() / "csrc" / "torch_binding.cpp",
+        patience_s=600,
     )
 
 
