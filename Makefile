@@ -31,7 +31,7 @@ export PYTHONPATH := $(CURDIR)/.venv-vllm/$(VLLM)
 setup: .venv-vllm/$(VLLM)/.ready
 endif
 
-.PHONY: help setup replay free-port serve dist test test-servers test-real test-fast soak speed-check lint docs docs-pages speed \
+.PHONY: help setup replay free-port serve serve-real dist test test-servers test-real test-fast soak speed-check lint docs docs-pages speed \
         bench ledger other-vllm upstream-sources lock clean
 
 help:  ## Show this list.
@@ -67,6 +67,9 @@ serve: free-port setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
+serve-real: free-port setup upstream-sources  ## The real vllm-ascend on the CPU, checking every row, on http://127.0.0.1:8000 (PORT=...).
+	$(BIN)/python -m tests.upstream.npu_reference.serve serve-real/$(PORT) $(PORT)
+
 # What is proved of a release: units of the core, the content oracle, planted bugs, unset against
 # stock, connectors and events, DeepSeek-V4 whole on the CPU, and the overlay over its vllm-ascend.
 RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/ut/test_prefix_cache_config.py \
@@ -92,7 +95,7 @@ endif
 test-servers: setup  ## The tests that start whole servers; CI runs them behind make test.
 	$(BIN)/python -m pytest -n $(JOBS) $(SERVER_TESTS)
 
-test-real: setup upstream-sources  ## The real vllm-ascend on the CPU: all whole runs and planted faults, about 8 minutes.
+test-real: setup upstream-sources  ## The real vllm-ascend on the CPU: all whole runs, planted faults, servers: more than 20 minutes.
 	$(BIN)/python -m pytest -n $(JOBS) $(REAL_TESTS)
 
 test-fast: setup  ## The unit tests alone.
@@ -178,4 +181,4 @@ lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
 	    --output-file requirements/dev.txt
 
 clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .upstream .uv replay-out soak-out bench-out tiny-dsv4 site
+	rm -rf $(VENV) .venv-vllm .upstream .uv replay-out soak-out bench-out tiny-dsv4 serve-real site

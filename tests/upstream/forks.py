@@ -24,10 +24,9 @@ from typing import Any
 
 import pytest
 
-# A test that hangs ends its group, with a traceback.
 _OPTIONS = (
     *("-q", "-p", "no:cacheprovider", "-c", os.devnull),
-    *("-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true"),
+    *("-o", "faulthandler_exit_on_timeout=true"),
 )
 # What a test is if its parts (setup, subtests, ...) do not agree: the first that any of them is.
 _OUTCOMES = ("failed", "skipped", "passed")
@@ -59,6 +58,7 @@ def run_groups(
     *,
     imported: Sequence[str],
     torch_binding: Path | None = None,
+    patience_s: int = 120,
 ) -> dict[str, Answer]:
     """Run groups of files over a checkout, and return their answers.
 
@@ -68,11 +68,17 @@ def run_groups(
         environment: All variables of the process.
         imported: Modules that are imported once for all.
         torch_binding: Of a release: the CPU runs the operators that it names, instead of mocks.
+        patience_s: A test that takes longer hangs: it ends its group, with a traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
         binding = str(torch_binding) if torch_binding else None
-        told = {"imported": list(imported), "groups": dict(groups), "torch_binding": binding}
+        told = {
+            "imported": list(imported),
+            "groups": dict(groups),
+            "torch_binding": binding,
+            "patience_s": patience_s,
+        }
         task.write_text(json.dumps(told))
         result = subprocess.run(
             [sys.executable, __file__, checkout, task],
@@ -100,7 +106,7 @@ class _Outcomes:
             self.tests[report.nodeid] = min(both, key=_OUTCOMES.index)
 
 
-def _run_forked(checkout: str, files: Sequence[str]) -> Answer:
+def _run_forked(checkout: str, files: Sequence[str], patience_s: int) -> Answer:
     """Run a group in a fork; what it prints comes back with the outcomes."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as outcomes:
         child = os.fork()
@@ -110,7 +116,8 @@ def _run_forked(checkout: str, files: Sequence[str]) -> Answer:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 noted = _Outcomes()
-                options = [*_OPTIONS, f"--rootdir={checkout}", *files]
+                patience = ("-o", f"faulthandler_timeout={patience_s}")
+                options = [*_OPTIONS, *patience, f"--rootdir={checkout}", *files]
                 exit_code = int(pytest.main(options, [noted]))
                 json.dump(noted.tests, outcomes)
                 outcomes.flush()
@@ -128,9 +135,10 @@ def _main(checkout: str, task: Path) -> None:
     told = json.loads(task.read_text(encoding="utf-8"))
     if told["torch_binding"]:
         sys.path.insert(0, str(Path(__file__).parents[2]))
-        from tests.upstream.npu_reference.device import install as install_reference
+        from tests.upstream.npu_reference import device
 
-        install_reference(Path(checkout).resolve(), Path(told["torch_binding"]))
+        device.install(Path(checkout).resolve(), Path(told["torch_binding"]))
+        device.register_plugins()
     else:
         from stub import install  # this folder is the first on the path
 
@@ -138,7 +146,10 @@ def _main(checkout: str, task: Path) -> None:
     for module in told["imported"]:
         importlib.import_module(module)
     gc.freeze()  # or the first collection in a child would copy all of the parent's memory
-    answers = {name: asdict(_run_forked(checkout, files)) for name, files in told["groups"].items()}
+    answers = {
+        name: asdict(_run_forked(checkout, files, told["patience_s"]))
+        for name, files in told["groups"].items()
+    }
     task.write_text(json.dumps(answers), encoding="utf-8")
 
 

@@ -41,6 +41,11 @@ _ROPE = {
     "beta_fast": 32,
     "beta_slow": 1,
 }
+# Weights that are int8 in a W8A8 checkpoint.
+_W8A8 = re.compile(
+    r"layers\.\d+\.(attn\.(wq_a|wq_b|wkv|wo_b|indexer\.wq_b)|ffn\.(shared_)?experts\..*w[123])"
+    r"\.weight$"
+)
 
 
 def publish(tiny: Path, folder: Path, **changes: Any) -> Path:
@@ -68,6 +73,41 @@ def publish(tiny: Path, folder: Path, **changes: Any) -> Path:
     config = json.loads((tiny / "config.json").read_text(encoding="utf-8"))
     config |= {"max_position_embeddings": 16384, "rope_scaling": _ROPE} | changes
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return folder
+
+
+def publish_w8a8(published: Path, folder: Path) -> Path:
+    """Write a published checkpoint in int8 with a scale for each row, as ModelSlim does.
+
+    Quantised is what is in DeepSeek-V4-Flash's W8A8: the projections of attention and of the
+    indexer's queries, and all experts, but for those of the MTP layer.
+
+    Args:
+        published: What :func:`publish` wrote.
+        folder: Where to.
+
+    Returns:
+        ``folder``.
+    """
+    shutil.copytree(published, folder)
+    description: dict[str, str] = {"model_quant_type": "W8A8_DYNAMIC"}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = {}
+        for name, tensor in load_file(file).items():
+            if not _W8A8.search(name):
+                tensors[name] = tensor
+                description[name] = "FLOAT"
+                continue
+            scale = tensor.float().abs().amax(1, keepdim=True) / 127
+            tensors[name] = (tensor / scale).round().to(torch.int8)
+            tensors[f"{name}_scale"] = scale
+            tensors[f"{name}_offset"] = torch.zeros_like(scale)
+            description |= dict.fromkeys((name, f"{name}_scale", f"{name}_offset"), "W8A8_DYNAMIC")
+        save_file(tensors, file)
+    # vllm-ascend looks for DeepSeek's own names, those without "model.", where it finds this one.
+    description = {name.removeprefix("model."): kind for name, kind in description.items()}
+    told = json.dumps(description, indent=2)
+    (folder / "quant_model_description.json").write_text(told, encoding="utf-8")
     return folder
 
 

@@ -129,12 +129,15 @@ def _sylvester(size: int, dtype: type = float) -> Any:
 
 
 def _collectives() -> None:
-    """Let the name of the NPU's collectives stand for those of the CPU."""
+    """Let the name of the NPU's collectives stand for those of the CPU.
+
+    Some code asks for them by the device's type, whatever it is.
+    """
 
     def gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
         return torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
 
-    torch.distributed.Backend.register_backend("hccl", gloo, devices=["cpu"])
+    torch.distributed.Backend.register_backend("hccl", gloo, devices=["cpu", "npu"])
 
 
 def install(checkout: Path, torch_binding: Path) -> None:
@@ -167,9 +170,8 @@ def install(checkout: Path, torch_binding: Path) -> None:
     NPUPlatform.__getattr__ = lambda self, name: getattr(torch.npu, name)
     NPUPlatform.is_pin_memory_available = classmethod(lambda cls: False)
 
-    import vllm_ascend
     import vllm_ascend.patch.platform
-    import vllm_ascend.patch.worker
+    import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
     import vllm_ascend.worker.worker as worker
 
     init_device = worker.NPUWorker._init_device
@@ -179,14 +181,27 @@ def install(checkout: Path, torch_binding: Path) -> None:
         return torch.device("cpu")
 
     worker.NPUWorker._init_device = init_cpu
+
+
+def register_plugins() -> None:
+    """Do what vLLM does by vllm-ascend's entry points, where it is not installed."""
+    import vllm_ascend
+
     vllm_ascend.register_model()
     vllm_ascend.register_connector()
 
 
 def compute_in_fp32() -> None:
-    """Let caches that are bf16 whatever the model's type be fp32, to compare tokens exactly."""
+    """Let caches that are bf16 whatever the model's type be fp32, to compare tokens exactly.
+
+    Beside int8 weights vllm-ascend takes 16 bits only, because its kernels do.
+    """
     import vllm_ascend.attention.dsa_v1 as dsa_v1
     import vllm_ascend.ops.dsa as dsa
+    from vllm_ascend.quantization.modelslim_config import AscendModelSlimConfig as Int8
+
+    beside_int8 = [*Int8.get_supported_act_dtypes(), torch.float32]
+    Int8.get_supported_act_dtypes = classmethod(lambda cls: beside_int8)
 
     window = dsa.DeepseekV4SWACache
 

@@ -27,6 +27,7 @@ class Engine:
         switches: Of the prefix cache, by their variables.
         num_drafts: Of MTP; 0: none.
         exact: Whether the model computes in fp32, as Hugging Face's.
+        model: Another one than the tests'.
         settings: Of the engine.
     """
 
@@ -37,6 +38,7 @@ class Engine:
         switches: dict[str, str] | None = None,
         num_drafts: int = 0,
         exact: bool = True,
+        model: Path | None = None,
         **settings: Any,
     ) -> None:
         from vllm import LLM
@@ -60,7 +62,7 @@ class Engine:
             "async_scheduling": False,
         }
         self.llm = LLM(
-            os.environ[MODEL],
+            str(model or os.environ[MODEL]),
             dtype="float32" if exact else "bfloat16",
             enforce_eager=True,
             block_size=rows,

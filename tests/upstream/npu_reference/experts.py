@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tests.upstream.npu_reference.quantization import npu_dynamic_quant, npu_quant_matmul
+
 _COUNTS = 1
 
 
@@ -67,8 +69,6 @@ def npu_moe_init_routing_custom(
     counts = torch.bincount(flat, minlength=expert_num)
     rows = x[order // expert_idx.shape[1]]
     if quant_mode == 1:
-        from tests.upstream.npu_reference.quantization import npu_dynamic_quant
-
         rows, scales = npu_dynamic_quant(rows)
     elif quant_mode == -1:
         scales = x.new_empty(0, dtype=torch.float32)
@@ -82,21 +82,27 @@ def npu_grouped_matmul(
     weight: Sequence[torch.Tensor],
     *,
     bias: Sequence[torch.Tensor] | None = None,
+    scale: Sequence[torch.Tensor] | None = None,
+    per_token_scale: Sequence[torch.Tensor] | None = None,
     group_list: torch.Tensor,
     split_item: int = 0,
     group_type: int = -1,
     group_list_type: int = 0,
+    output_dtype: torch.dtype | None = None,
 ) -> list[torch.Tensor]:
     """Multiply every group of rows by its own matrix.
 
     Args:
-        x: One tensor ``[rows, k]``, sorted by group.
+        x: One tensor ``[rows, k]``, sorted by group; in floating point or int8.
         weight: One tensor ``[groups, k, n]``.
         bias: None.
+        scale: Of int8 matrices, one tensor ``[groups, n]``.
+        per_token_scale: Of int8 rows, one tensor ``[rows]``.
         group_list: ``[groups]``: rows of every group, or where it ends.
         split_item: 2: one tensor comes out.
         group_type: 0: rows are grouped.
         group_list_type: 1: rows; 0: where groups end.
+        output_dtype: Of products of int8; others keep their type.
 
     Returns:
         One tensor ``[rows, n]``; rows behind the last group are not computed.
@@ -108,10 +114,21 @@ def npu_grouped_matmul(
         raise ValueError("npu_grouped_matmul: only groups of rows into one tensor are written")
     (rows,), (matrices,) = x, weight
     ends = group_list.cumsum(0) if group_list_type == 1 else group_list
-    result = rows.new_full((len(rows), matrices.shape[2]), float("nan"))
+    quantized = rows.dtype == torch.int8
+    if quantized != (scale is not None and per_token_scale is not None):
+        raise ValueError("npu_grouped_matmul: int8 has scales of both, and nothing else has")
+    dtype = output_dtype if quantized else rows.dtype
+    result = rows.new_full((len(rows), matrices.shape[2]), float("nan"), dtype=dtype)
     first = 0
-    for matrix, end in zip(matrices, ends.tolist(), strict=True):
-        result[first:end] = rows[first:end] @ matrix
+    for group, end in enumerate(ends.tolist()):
+        part = slice(first, end)
+        if scale is not None and per_token_scale is not None:
+            worth = {"scale": scale[0][group], "pertoken_scale": per_token_scale[0][part]}
+            result[part] = npu_quant_matmul(
+                rows[part], matrices[group], **worth, output_dtype=result.dtype
+            )
+        else:
+            result[part] = rows[part] @ matrices[group]
         first = end
     return [result]
 

@@ -21,25 +21,30 @@ from vllm_ascend.prefix_cache_config import child_environment
 
 CHECKS = Path(__file__).parent
 # Pages have the sizes of the real model's: 128 rows of 1024 bytes, and int8 keys with a scale.
-_SHAPE = {"head_dim": 256, "index_head_dim": 128}
+SHAPE = {"head_dim": 256, "index_head_dim": 128}
+# Around every edge; longer than what the rows of state tables hold, which move on then.
+LENGTHS, LONG = (5, 127, 128, 129, 300, 511, 513, 699), (3300, 6000)
 
 
-def run_checks(checkout: Path, checks: Sequence[str], folder: Path) -> dict[str, Answer]:
+def run_checks(
+    checkout: Path, checks: Sequence[str], folder: Path, *, lengths: Sequence[int] = LENGTHS
+) -> dict[str, Answer]:
     """Run tests of the files beside this one over a checkout.
 
     Args:
         checkout: The overlaid or plain one.
         checks: ``FILE::TEST``.
         folder: Where a model is made.
+        lengths: Of the prompts that Hugging Face answers first, in tokens.
 
     Returns:
         What became of every one.
     """
     tiny = folder / "tiny"
-    make_tiny_model(tiny, **_SHAPE)
+    make_tiny_model(tiny, **SHAPE)
     model = publish(tiny, folder / "published")
     answers = folder / "answers.json"
-    answers.write_text(json.dumps(hugging_face_answers(tiny)), encoding="utf-8")
+    answers.write_text(json.dumps(hugging_face_answers(tiny, lengths)), encoding="utf-8")
     environment = child_environment(
         {
             "PYTEST_ADDOPTS": "--noconftest",
@@ -57,6 +62,7 @@ def run_checks(checkout: Path, checks: Sequence[str], folder: Path) -> dict[str,
         environment,
         imported=("vllm.entrypoints.llm",),
         torch_binding=checkout_here() / "csrc" / "torch_binding.cpp",
+        patience_s=600,
     )
 
 
@@ -85,10 +91,10 @@ def names_of_tests(file: str) -> list[str]:
 
 
 @torch.no_grad()
-def hugging_face_answers(model: Path) -> list[tuple[list[int], list[int]]]:
-    """Return prompts around every edge, some beginning alike, with their greedy answers."""
-    text = [(index * 37 + 11) % 1000 + 3 for index in range(700)]
-    prompts = [text[:length] for length in (5, 127, 128, 129, 300, 511, 513, 699)]
+def hugging_face_answers(model: Path, lengths: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return prompts of these lengths and two more, beginning alike, with their greedy answers."""
+    text = [(index * 37 + 11) % 1000 + 3 for index in range(max(lengths))]
+    prompts = [text[:length] for length in lengths]
     prompts += [text[:400] + [7, 8, 9, 10] * 10, [*text[:257], 11, 12]]
     torch.set_num_threads(1)
     reference = DeepseekV4ForCausalLM.from_pretrained(model, dtype=torch.float32)

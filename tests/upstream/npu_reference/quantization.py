@@ -46,9 +46,12 @@ def npu_quant_matmul(
         scale: ``[n]``.
         pertoken_scale: ``[m]``.
         bias: ``[n]``, int32 (before scaling) or in floating point (after it).
-        output_dtype: Of the result.
+        output_dtype: Of the result; int32: the product itself, which nothing scales.
     """
-    product = (x1.double() @ x2.double()).float()
+    exact = x1.double() @ x2.double()
+    if output_dtype == torch.int32 and pertoken_scale is None and bias is None:
+        return exact.to(torch.int32)
+    product = exact.float()
     if bias is not None and not bias.is_floating_point():
         product = product + bias
     product = product * scale.float()

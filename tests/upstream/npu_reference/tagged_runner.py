@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ class TaggedRunner:
         """Note whose tokens are computed, and what each request's tokens are with them."""
         self._step, self._drafts, self._num_drafted = [], {}, 0
         tokens, first = input_ids.tolist(), 0
-        for name in self.runner.input_batch.req_ids:
+        window = getattr(self.runner.input_batch.block_table, "state_window", None)
+        for row, name in enumerate(self.runner.input_batch.req_ids):
             count = self._num_scheduled.get(name, 0)
             if not count:
                 continue
@@ -75,7 +77,9 @@ class TaggedRunner:
             prefixes.extend(everything[known:start])
             prefixes.extend(tokens[first : first + count])
             self._known[name] = prefixes
-            self._step.append((Request(name, state.block_ids, prefixes), start, start + count))
+            before = int(window.first_tokens.np[row]) if window else 0
+            request = Request(name, state.block_ids, prefixes, before)
+            self._step.append((request, start, start + count))
             first += count
 
     def _draft_forward(
@@ -128,7 +132,7 @@ class TaggedRunner:
             prefixes = self._drafts.get(request.name, request.prefixes).cut(start + 1)
             prefixes.extend(inputs)
             self._drafts[request.name] = prefixes
-            drafting.append(Request(request.name, request.blocks, prefixes))
+            drafting.append(replace(request, prefixes=prefixes))
             tokens += [(index, position) for position in range(start, stop)]
             spans.append((start, stop))
         checked = self._num_drafted == 1

@@ -64,6 +64,10 @@ class Plane(NamedTuple):
     end_byte: int
     cache: torch.Tensor
 
+    def first_token(self, request: Request) -> int:
+        """Return from which token on a request's positions are counted here."""
+        return request.first_state_token if self.layer.endswith(".state_cache") else 0
+
     def is_of(self, cache: torch.Tensor) -> bool:
         """Return whether a tensor is a view of the cache, with or without its dimension of 1."""
         return all(
@@ -80,11 +84,14 @@ class Request:
         name: Its id.
         blocks: By group, the blocks that the scheduler gave it.
         prefixes: Tags of its tokens, this step's included.
+        first_state_token: Where its rows of the state tables begin: the overlay's hold the last
+            blocks only, and its compressors count positions from there.
     """
 
     name: str
     blocks: Sequence[Sequence[int]]
     prefixes: Prefixes
+    first_state_token: int = 0
 
 
 @dataclass
@@ -181,6 +188,7 @@ class Memory:
         request = call.requests[index]
         if not call.checks_reads:
             return
+        positions = positions + plane.first_token(request)
         known = torch.tensor(request.prefixes.tags, dtype=torch.long)
         expected = known[positions + 1 + call.lookahead]
         found = plane.tags[blocks, rows]
@@ -203,6 +211,8 @@ class Memory:
     def computes(self, cache: torch.Tensor, index: int, first: int, end: int) -> None:
         """Check where an operator takes a request's tokens to be. See :func:`computes`."""
         plane, call = self._plane_of(cache)
+        before = plane.first_token(call.requests[index])
+        first, end = first + before, end + before
         if call.checks_reads and (first, end) != call.spans[index]:
             start, stop = call.spans[index]
             raise TagError(

@@ -14,6 +14,7 @@ from tests.upstream.npu_reference import (
     norms,
     projections,
     quantization,
+    quantized_experts,
     rotary,
     routing,
     scatter,
@@ -116,6 +117,68 @@ def test_the_chain_of_experts(config, num_tokens, only_one):
     (outer,) = experts.npu_grouped_matmul([inner], [module.down_proj.transpose(1, 2)], **how)
     got = experts.npu_moe_token_unpermute(outer, places, weights)
     torch.testing.assert_close(got, module(x, chosen, weights), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 128, 129])
+@pytest.mark.parametrize("limit", [0.5, 1e9])
+def test_the_chain_of_int8_experts(config, num_tokens, limit):
+    """What int8 is worth is given to Hugging Face's experts; between them stands one more int8."""
+    config.swiglu_limit = limit
+    module = randomly(hugging_face.DeepseekV4Experts(config))
+    (up, up_scale), (down, down_scale) = (
+        quantization.npu_dynamic_quant(weights)
+        for weights in (module.gate_up_proj, module.down_proj)
+    )
+    module.gate_up_proj.copy_(up * up_scale[..., None])
+    module.down_proj.copy_(down * down_scale[..., None])
+    chosen = torch.arange(num_tokens) % 5  # the others have no rows
+    x, x_scale = quantization.npu_dynamic_quant(torch.randn(num_tokens, HIDDEN))
+    order = chosen.argsort(stable=True)
+    counts = torch.bincount(chosen, minlength=EXPERTS)
+    inner, inner_scale, _ = quantized_experts.grouped_matmul_swiglu_quant_weight_nz(
+        x[order],
+        up.transpose(1, 2),
+        up_scale,
+        x_scale[order],
+        counts.cumsum(0),
+        swiglu_limit=limit,
+    )
+    (got,) = experts.npu_grouped_matmul(
+        [inner],
+        [down.transpose(1, 2)],
+        scale=[down_scale],
+        per_token_scale=[inner_scale],
+        group_list=counts,
+        split_item=2,
+        group_type=0,
+        group_list_type=1,
+        output_dtype=torch.float32,
+    )
+    worth = x * x_scale[:, None]
+    expected = module(worth, chosen[:, None], torch.ones(num_tokens, 1))[order]
+    # Half a step in every one of 16 columns, at most.
+    error = 0.51 * inner_scale[:, None] * module.down_proj[chosen[order]].abs().sum(-1)
+    assert bool(((got - expected).abs() <= error + 1e-5).all())
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_int8_experts_that_all_tokens_have(limit):
+    x, x_scale = quantization.npu_dynamic_quant(torch.randn(9, HIDDEN))
+    weight, scale = quantization.npu_dynamic_quant(torch.randn(32, HIDDEN))
+    sums = quantization.npu_quant_matmul(x, weight.T, scale, output_dtype=torch.int32)
+    assert sums.dtype == torch.int32
+    asked = {"weight_scale": scale, "activation_scale": x_scale, "clamp_limit": limit}
+    got, got_scale = quantized_experts.npu_dequant_swiglu_quant(
+        sums, **asked, quant_mode=1, swiglu_mode=1
+    )
+    gate, up = ((x * x_scale[:, None]) @ (weight * scale[:, None]).T).chunk(2, -1)
+    if limit:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    expected = gate * gate.sigmoid() * up
+    error = 0.51 * got_scale[:, None] + 1e-5
+    assert bool(((got * got_scale[:, None] - expected).abs() <= error).all())
+    with pytest.raises(ValueError, match="not written"):
+        quantized_experts.npu_dequant_swiglu_quant(sums, **asked)
 
 
 def test_rotary_turns_a_slice(config):

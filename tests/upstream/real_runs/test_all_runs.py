@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.upstream.forks import Answer
-from tests.upstream.npu_reference.processes import names_of_tests, run_checks
+from tests.upstream.npu_reference.processes import LONG, names_of_tests, run_checks
 
 
 def failures(answers: dict[str, Answer]) -> str:
@@ -19,9 +19,23 @@ def failures(answers: dict[str, Answer]) -> str:
     return "\n".join(f"{name}\n{output}" for name, output in said.items())
 
 
-@pytest.mark.parametrize("file", ["check_whole_runs.py", "check_planted_faults.py"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "check_whole_runs.py",
+        "check_whole_runs_of_schedulers.py",
+        "check_int8_weights.py",
+        "check_planted_faults.py",
+    ],
+)
 def test_the_overlaid_one(file, overlaid, tmp_path):
     answers = run_checks(overlaid, names_of_tests(file), tmp_path)
+    assert answers and not failures(answers)
+
+
+def test_the_overlaid_one_over_long_prompts(overlaid, tmp_path):
+    names = names_of_tests("check_long_prompts.py")
+    answers = run_checks(overlaid, names, tmp_path, lengths=LONG)
     assert answers and not failures(answers)
 
 

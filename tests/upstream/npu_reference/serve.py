@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests.upstream.npu_reference.serve FOLDER PORT``: see ``make serve-real``.
+
+Makes the folder and becomes vLLM's own ``vllm serve``, so that Ctrl+C reaches that alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.upstream.npu_reference.host import BEST, Host, make_host
+
+
+def command(host: Host, port: int, *options: str) -> list[str]:
+    """Return the command that serves the model of a host on loopback.
+
+    Args:
+        host: Where.
+        port: Of 127.0.0.1.
+        options: More of ``vllm serve``; of one given twice the last one holds.
+    """
+    return [
+        *(str(Path(sys.executable).with_name("vllm")), "serve", str(host.model)),
+        *("--served-model-name", host.model.name),
+        *("--dtype", "float32", "--enforce-eager", "--block-size", "128"),
+        *("--max-model-len", "16384", "--max-num-seqs", "16"),
+        *("--kv-cache-memory-bytes", str(1 << 30), "--enable-prompt-tokens-details"),
+        *("--host", "127.0.0.1", "--port", str(port), *options),
+    ]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the host, say what is to be known of it, and serve."""
+    folder, port = Path(arguments[0]).resolve(), int(arguments[1])
+    host = make_host(folder)
+    print(f"vllm-ascend, overlaid: {host.checkout}")
+    print(f"its environment:       source {folder / 'set_env.sh'}")
+    print(f"it will listen on:     http://127.0.0.1:{port}, model {host.model.name}", flush=True)
+    serve = command(host, port)
+    os.execve(serve[0], serve, host.environment(BEST))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
