@@ -12,7 +12,7 @@ from vllm.config import KVTransferConfig
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core.conftest import switch  # noqa: F401
-from vllm_ascend.core.connectors.connector_rules import knows_granules
+from vllm_ascend.core.connectors.connector_rules import check_row_layout, knows_granules
 from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
     config_data,
     pool_scheduler,
@@ -144,3 +144,34 @@ def test_engines_with_other_block_sizes_do_not_find_each_others_pages(switch):
 def test_a_hash_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"hash_block_size \(128\).*\(48\)"):
         config_data.get_block_hashes(HASHES, 48, 128)
+
+
+@pytest.mark.parametrize("inside_another", (False, True))
+@pytest.mark.parametrize(
+    "setting", ({"use_layerwise": True}, {"discard_partial_chunks": False}, {"prefill_pp_size": 2})
+)
+def test_what_a_connector_cannot_be_told_is_refused_by_its_name(setting, inside_another):
+    def check(told: dict[str, Any]) -> None:
+        store = {
+            "kv_connector": "AscendStoreConnector",
+            "kv_connector_module_path": (
+                "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector"
+            ),
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": told,
+        }
+        config = KVTransferConfig(**store)
+        if inside_another:
+            config = KVTransferConfig(
+                kv_connector="MultiConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config={"connectors": [store]},
+            )
+        check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
+
+    (key, value), backend = *setting.items(), {"backend": "mooncake"}
+    with pytest.raises(ValueError, match=f'AscendStoreConnector with "{key}": .* DeepSeek-V4'):
+        check(backend | setting)
+    opposite = 1 if key == "prefill_pp_size" else not value
+    for allowed in ({}, {key: opposite}):
+        check(backend | allowed)

@@ -8,11 +8,10 @@ Its layers, tables and kernels know 32, 64 and 128 rows; of ours is which size i
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from vllm.config import CacheConfig, KVTransferConfig, VllmConfig, set_current_vllm_config
+from vllm.config import CacheConfig, VllmConfig, set_current_vllm_config
 from vllm.v1.worker.utils import select_common_block_size
 
 import vllm_ascend.patch.platform
@@ -27,7 +26,6 @@ from tests.upstream.fixtures import (
 )
 from vllm_ascend.attention.context_parallel.dsa_cp import AscendDSACPMetadataBuilder
 from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAMetadataBuilder
-from vllm_ascend.core.connectors.connector_rules import check_row_layout
 from vllm_ascend.core.layout.dsv4_layout import A3 as A3_DEVICE
 from vllm_ascend.core.layout.dsv4_layout import A5 as A5_DEVICE
 from vllm_ascend.core.layout.dsv4_layout import dsv4_block_sizes
@@ -120,34 +118,3 @@ def test_the_kernels_take_every_block_whole(rows):
 @pytest.mark.parametrize("builder", (AscendDSAMetadataBuilder, AscendDSACPMetadataBuilder))
 def test_builders_split_slots_by_the_groups_block(builder, rows):
     splits_slots_by_the_groups_block(builder, rows)
-
-
-@pytest.mark.parametrize("inside_another", (False, True))
-@pytest.mark.parametrize(
-    "setting", ({"use_layerwise": True}, {"discard_partial_chunks": False}, {"prefill_pp_size": 2})
-)
-def test_what_a_connector_cannot_be_told_is_refused_by_its_name(setting, inside_another):
-    def check(told: dict[str, Any]) -> None:
-        store = {
-            "kv_connector": "AscendStoreConnector",
-            "kv_connector_module_path": (
-                "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector"
-            ),
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": told,
-        }
-        config = KVTransferConfig(**store)
-        if inside_another:
-            config = KVTransferConfig(
-                kv_connector="MultiConnector",
-                kv_role="kv_both",
-                kv_connector_extra_config={"connectors": [store]},
-            )
-        check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
-
-    (key, value), backend = *setting.items(), {"backend": "mooncake"}
-    with pytest.raises(ValueError, match=f'AscendStoreConnector with "{key}": .* DeepSeek-V4'):
-        check(backend | setting)
-    opposite = 1 if key == "prefill_pp_size" else not value
-    for allowed in ({}, {key: opposite}):
-        check(backend | allowed)

@@ -9,7 +9,7 @@ loaded are the right rows, and what was stored can be compared with the tokens o
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,6 +75,7 @@ def stand_in_for_hosts(monkeypatch: Any) -> None:
     """Replace what AscendStore takes from a running NPU worker, its sockets, and the store."""
     from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (
         ascend_store_connector,
+        pool_scheduler,
         pool_worker,
     )
 
@@ -88,7 +89,9 @@ def stand_in_for_hosts(monkeypatch: Any) -> None:
     }.items():
         monkeypatch.setattr(pool_worker, name, lambda value=value: value)
     # The shadow memory does not begin with a page of the device's.
-    monkeypatch.setattr(pool_worker.KVPoolWorker, "_align_kv_ptrs", lambda *_: None)
+    if hasattr(pool_worker.KVPoolWorker, "_align_kv_ptrs"):
+        monkeypatch.setattr(pool_worker.KVPoolWorker, "_align_kv_ptrs", lambda *_: None)
+    monkeypatch.setattr(pool_scheduler, "LookupKeyClient", lambda *_: None)
     monkeypatch.setattr(ascend_store_connector, "LookupKeyServer", lambda *_: None)
     pool = {"name": Pool.__name__, "path": __name__}
     monkeypatch.setitem(pool_worker.backend_map, "pool", pool)
@@ -124,12 +127,10 @@ class Instance(ConnectedEngine):
         store_scheduler.get_num_new_matched_tokens = note
 
     def _look_up(
-        self, token_len: int, hashes: Sequence[bytes], group_ids: list[int], hbm_hit_tokens: int
+        self, token_len: int, hashes: Sequence[bytes], group_ids: list[int], **others: int
     ) -> int:
         as_text = [name.hex() for name in hashes]
-        return self.pool_worker.lookup_scheduler(
-            token_len, as_text, group_ids, hbm_hit_tokens=hbm_hit_tokens
-        )
+        return self.pool_worker.lookup_scheduler(token_len, as_text, group_ids, **others)
 
     @property
     def num_loaded(self) -> int:
@@ -153,9 +154,8 @@ class Instance(ConnectedEngine):
             planes = [memory.rows[group_id]]
             if group_id in memory.draft_rows:
                 planes.append(memory.draft_rows[group_id])
-            caches[group.layer_names[0]] = tuple(
-                torch.from_numpy(plane.view(np.int64)) for plane in planes
-            )
+            tensors = tuple(torch.from_numpy(plane.view(np.int64)) for plane in planes)
+            caches |= dict.fromkeys(group.layer_names, tensors)  # they share what they have
         connector = ascend_store_connector.AscendStoreConnector(
             self.vllm_config, KVConnectorRole.WORKER, config
         )
@@ -180,9 +180,7 @@ class Instance(ConnectedEngine):
             for group_id, group in enumerate(self.worker._groups):
                 rules = group.rules
                 ratio = rules.ratio if rules.kind is Kind.FULL else 1
-                for start, end, key, _ in self.pool_worker.token_database.process_token_key_strings(
-                    request.num_tokens, request.block_hashes, kv_cache_group_id=group_id
-                ):
+                for start, end, key in self._keys(request, group_id):
                     if key not in Pool.pages:
                         continue
                     stored = np.frombuffer(Pool.pages[key][0], np.uint64)
@@ -190,6 +188,16 @@ class Instance(ConnectedEngine):
                     if not np.array_equal(stored, expected):
                         wrong.append(f"{request.request_id}, group {group_id}, rows {start}-{end}")
         return wrong
+
+    def _keys(self, request: Any, group_id: int) -> Iterator[tuple[int, int, str]]:
+        """Yield (first row, end, key) of a request's pages in a group."""
+        database = self.pool_worker.token_database
+        as_text = getattr(database, "process_token_key_strings", None)
+        process = as_text or database.process_tokens
+        for start, end, key, *_ in process(
+            request.num_tokens, request.block_hashes, kv_cache_group_id=group_id
+        ):
+            yield start, end, key if as_text else key.to_string()
 
 
 class Watched:

@@ -18,7 +18,6 @@ from vllm_ascend.prefix_cache_config import child_environment
 OF_RELEASE = {
     "0.20.2rc1": {"check_block_sizes.py"},
     "0.23.0.post1": {
-        "check_ascend_store_pool.py",
         "check_doctor.py",
         "check_own_block_sizes.py",
         "check_steps_in_flight.py",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.patch.table import Digests
-from vllm_ascend.releases.release import Release
+from vllm_ascend.releases.release import NeededSetting, Release
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -130,9 +130,12 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_scheduler": {
         "KVPoolScheduler.__init__": "ffdf7f3dd3fc352d",
+        "KVPoolScheduler.build_connector_meta": "e4a93c0aaea73059",
+        "KVPoolScheduler.get_num_new_matched_tokens": "52cb2bba85b52cbb",
     },
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker": {
         "KVPoolWorker.__init__": "17ce4ede492bc745",
+        "KVPoolWorker.lookup_scheduler": "d9ae547da751df02",
     },
     "vllm_ascend.models.layer.attention.layer": {
         "DSAAttention.get_kv_cache_spec": "acbaac96850e5432",
@@ -156,6 +159,20 @@ GROUPED_BY_KIND: Mapping[str, str] = {
 
 _STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 _STORE_ASKS_DATABASE = "hashes of groups are asked for by the database of keys, and where it stores"
+# What AscendStore must be told with DeepSeek-V4, here and in 0.23.0.
+ASCEND_STORE_SETTINGS: Mapping[str, Mapping[str, NeededSetting]] = {
+    "AscendStoreConnector": {
+        "use_layerwise": NeededSetting(
+            False, "its keys for single layers name neither the layout nor what windows hold"
+        ),
+        "discard_partial_chunks": NeededSetting(
+            True, "blocks filled in part would be stored under the keys of whole ones"
+        ),
+        "prefill_pp_size": NeededSetting(
+            1, "it deals a group's layers out as if the group held all of the model's"
+        ),
+    }
+}
 
 
 class Vllm0202(Release):
@@ -179,6 +196,7 @@ class Vllm0202(Release):
         "patch/worker/__init__.py": "vllm_ascend.patch.worker.patch_deepseek_compressor",
     }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
+    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = ASCEND_STORE_SETTINGS
     native: ClassVar[Mapping[str, str]] = GROUPED_BY_KIND
     absent: ClassVar[Mapping[str, str]] = {
         f"{_STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids": (
@@ -187,12 +205,6 @@ class Vllm0202(Release):
         f"{_STORE}.coordinator:get_block_hashes": _STORE_ASKS_DATABASE,
         f"{_STORE}.pool_scheduler:get_block_hashes": _STORE_ASKS_DATABASE,
         f"{_STORE}.pool_worker:get_block_hashes": _STORE_ASKS_DATABASE,
-        f"{_STORE}.pool_scheduler:KVPoolScheduler.build_connector_meta": (
-            "its look-up wants a page of every block of a window, left or not"
-        ),
-        f"{_STORE}.pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens": (
-            "what drafts read of a page is not proved there: a first guess may be worse"
-        ),
     }
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.patch.table import Digests
 from vllm_ascend.releases.release import NeededSetting, Release
-from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND
+from vllm_ascend.releases.v0_20_2 import ASCEND_STORE_SETTINGS, GROUPED_BY_KIND
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -156,19 +156,7 @@ class Vllm0230(Release):
     hooks: ClassVar[Mapping[str, str]] = {
         "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_utils",
     }
-    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {
-        "AscendStoreConnector": {
-            "use_layerwise": NeededSetting(
-                False, "its keys for single layers name neither the layout nor what windows hold"
-            ),
-            "discard_partial_chunks": NeededSetting(
-                True, "blocks filled in part would be stored under the keys of whole ones"
-            ),
-            "prefill_pp_size": NeededSetting(
-                1, "it deals a group's layers out as if the group held all of the model's"
-            ),
-        }
-    }
+    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = ASCEND_STORE_SETTINGS
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
         **GROUPED_BY_KIND,
@@ -203,6 +191,9 @@ class Vllm0230(Release):
         f"{_DSA_CP}.build_req_metadata": _WHOLE_TABLES,
         f"{_STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids": (
             "blocks come with keys that are strings already"
+        ),
+        f"{_STORE}.pool_worker:KVPoolWorker.lookup_scheduler": (
+            "its look-up asks for every group, and of windows for tails"
         ),
         f"{_STORE}.kv_transfer:get_block_hashes": "it takes hashes of groups from the database",
     }

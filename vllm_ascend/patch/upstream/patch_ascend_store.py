@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.utils.math_utils import round_up
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
@@ -22,10 +24,16 @@ from vllm_ascend.core.layout.specs import group_specs, is_compressed
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
+from vllm_ascend.patch.upstream.ascend_store_lookup import stored_tokens
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 # Attribute of a database of keys: whether requests' blocks may be null blocks.
 _HAS_NULL_BLOCKS = "has_null_blocks"
+_logger = init_logger("vllm.plugins.vllm_ascend_backport")
+# Attribute of a scheduler: whether there are drafts.
+_HAS_DRAFTS = "has_drafts"
+# Attribute of a hit: tokens up to the end of its last page.
+_WHOLE_PAGES = "kvpool_store_skip_tokens"
 _PLACE_DOMAIN = b"vllm-ascend-backport-place-in-granule\0"
 
 
@@ -37,7 +45,11 @@ def _change(name: str, **others: Any) -> Callable[[Callable], Wrap]:
 def wrap_scheduler_init(original: Callable) -> Callable:
     """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
     the granule."""
-    return _wrap_init(original, lambda *_: None)
+
+    def note_drafts(scheduler: Any, _: KVTransferContract, vllm_config: VllmConfig) -> None:
+        setattr(scheduler, _HAS_DRAFTS, vllm_config.speculative_config is not None)
+
+    return _wrap_init(original, note_drafts)
 
 
 @_change("pool_worker:KVPoolWorker.__init__")
@@ -50,14 +62,13 @@ def wrap_worker_init(original: Callable) -> Callable:
         worker.token_database.hash_block_size = contract.hash_block_size
         if worker.use_layerwise:  # the scheduler makes such keys itself
             return
-        name = f"@layout:{contract.digest}"
-        metadata = worker.metadata
-        # Of later releases. Their pages have no rows that windows had left, so they have names of
-        # their own; and a page has all layers that a rank has of a group, draft layers as well.
         if (coordinator := getattr(worker, "cache_coordinator", None)) is not None:
             coordinator.hash_block_size = contract.hash_block_size
-            drafts = vllm_config.speculative_config
-            name += f"@pp:{worker.pp_size}@drafts:{drafts.method if drafts else None}"
+        # A page has all layers that a rank has of a group, draft layers as well.
+        drafts = vllm_config.speculative_config
+        name = f"@layout:{contract.digest}@pp:{worker.pp_size}"
+        name += f"@drafts:{drafts.method if drafts else None}"
+        metadata = worker.metadata
         # The database makes its keys from the same objects.
         for group in metadata if isinstance(metadata, list) else [metadata]:
             group.model_name += name
@@ -174,6 +185,26 @@ def _without_null_blocks(original: Callable) -> Callable:
     return process
 
 
+@_change("pool_worker:KVPoolWorker.lookup_scheduler")
+def wrap_lookup_scheduler(original: Callable) -> Callable:
+    """It asks for the pages of windows alone, and of all that they have left: pages of other groups
+    that are gone from the pool were read as whatever stood in the block."""
+
+    def lookup_scheduler(
+        self, token_len, block_hashes, kv_cache_group_ids=None, use_layerwise=False
+    ) -> int:
+        """Return how many tokens can be loaded: every page that is read is there."""
+        if not self.use_hybrid or use_layerwise or any(self.group_uses_align_state):
+            return original(self, token_len, block_hashes, kv_cache_group_ids, use_layerwise)
+        try:
+            return stored_tokens(self, token_len, block_hashes)
+        except Exception:  # of a store's client, of any kind; without the store there are no hits
+            _logger.exception("the pool cannot be asked")
+            return 0
+
+    return lookup_scheduler
+
+
 @_change("pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens")
 def wrap_get_num_new_matched_tokens(original: Callable) -> Callable:
     """The last row that draft layers have of a prefix depends on the token behind it, which the key
@@ -182,10 +213,17 @@ def wrap_get_num_new_matched_tokens(original: Callable) -> Callable:
     def get_num_new_matched_tokens(self, request, num_computed_tokens) -> tuple[int, bool]:
         """Leave the last token of a hit to be computed where there are drafts."""
         num_tokens, is_async = original(self, request, num_computed_tokens)
-        if not num_tokens or not _reads_draft_rows(self):
+        if not num_tokens or not self.use_hybrid or self.use_layerwise:
             return num_tokens, is_async
         hit = self.load_specs[request.request_id]
-        if hit.kvpool_cached_tokens == hit.kvpool_store_skip_tokens:  # else it is left out already
+        if not hasattr(hit, _WHOLE_PAGES):  # earlier releases do not remember it
+            setattr(
+                hit,
+                _WHOLE_PAGES,
+                round_up(hit.kvpool_cached_tokens, self.cache_transfer_granularity),
+            )
+        is_whole = hit.kvpool_cached_tokens == getattr(hit, _WHOLE_PAGES)
+        if is_whole and _reads_draft_rows(self):  # else the last token is left out already
             hit.kvpool_cached_tokens -= 1
             num_tokens -= 1
         return num_tokens, is_async
@@ -195,10 +233,8 @@ def wrap_get_num_new_matched_tokens(original: Callable) -> Callable:
 
 def _reads_draft_rows(scheduler: Any) -> bool:
     """Whether drafts are made from rows that DeepSeek-V4 has in the pool."""
-    if not scheduler.use_hybrid or scheduler.use_layerwise:
-        return False
-    has_drafts = scheduler.vllm_config.speculative_config is not None
-    return has_drafts and any(map(is_compressed, group_specs(scheduler.kv_cache_config)))
+    specs = group_specs(scheduler.kv_cache_config)
+    return getattr(scheduler, _HAS_DRAFTS) and any(map(is_compressed, specs))
 
 
 @_change("pool_scheduler:KVPoolScheduler.build_connector_meta")
@@ -212,7 +248,7 @@ def wrap_build_connector_meta(original: Callable) -> Callable:
         if not self.use_hybrid or self.use_layerwise:
             return metadata
         for load in filter(None, (request.load_spec for request in metadata.requests)):
-            load.kvpool_cached_tokens = load.kvpool_store_skip_tokens
+            load.kvpool_cached_tokens = getattr(load, _WHOLE_PAGES)
         cached = scheduler_output.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         computed |= {
@@ -264,6 +300,7 @@ PATCHES: tuple[Patch, ...] = (
     wrap_get_block_hashes,
     wrap_process_tokens_with_block_ids,
     wrap_process_token_key_strings_with_block_ids,
+    wrap_lookup_scheduler,
     wrap_get_num_new_matched_tokens,
     wrap_build_connector_meta,
 )
