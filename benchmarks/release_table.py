@@ -105,6 +105,8 @@ def _replay(
         if result.returncode not in (0, EXIT_VIOLATION):
             raise SystemExit(f"the replay on vLLM {release.vllm} ended with {result.returncode}")
         report = json.loads((Path(folder) / "report.json").read_text())
+    if not report["complete"]:
+        raise SystemExit(f"a replay on vLLM {release.vllm} failed: see above")
     return [(work["workload"], run) for work in report["workloads"] for run in work["runs"]]
 
 

@@ -96,9 +96,10 @@ def test_another_release_is_taken_from_where_it_is_unpacked():
 def test_a_replay_that_finds_wrong_rows_is_read_and_one_that_fails_is_not(monkeypatch):
     """It ends with an exit code of its own for wrong rows, and its report has them."""
 
-    def ended(code: int):
+    def ended(code: int, *, complete: bool = True):
         def run(command, **_):
-            report = {"workloads": [{"workload": "W1", "runs": [run_of("best", 1, ("row 3",))]}]}
+            runs = [run_of("best", 1, ("row 3",))]
+            report = {"workloads": [{"workload": "W1", "runs": runs}], "complete": complete}
             (Path(command[-1]) / "report.json").write_text(json.dumps(report))
             return subprocess.CompletedProcess(command, code)
 
@@ -109,6 +110,9 @@ def test_a_replay_that_finds_wrong_rows_is_read_and_one_that_fails_is_not(monkey
     assert run["violations"] == ["row 3"]
     monkeypatch.setattr(subprocess, "run", ended(2))
     with pytest.raises(SystemExit, match=r"vLLM 0\.20\.2 ended with 2"):
+        release_table._replay(SUPPORTED[0], ("W1",), ())
+    monkeypatch.setattr(subprocess, "run", ended(EXIT_VIOLATION, complete=False))
+    with pytest.raises(SystemExit, match=r"on vLLM 0\.20\.2 failed"):
         release_table._replay(SUPPORTED[0], ("W1",), ())
 
 
