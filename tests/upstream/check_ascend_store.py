@@ -148,14 +148,12 @@ def test_a_hash_that_does_not_fit_is_refused():
         config_data.get_block_hashes(HASHES, 48, 128)
 
 
-@pytest.mark.parametrize("inside_another", (False, True))
+# A MultiConnector without hybrid allocation is refused whatever it holds.
+@pytest.mark.parametrize("inside_another", (False, True)[: 1 + supports_hma(MultiConnector)])
 @pytest.mark.parametrize(
     "setting", ({"use_layerwise": True}, {"discard_partial_chunks": False}, {"prefill_pp_size": 2})
 )
 def test_what_a_connector_cannot_be_told_is_refused_by_its_name(setting, inside_another):
-    if inside_another and not supports_hma(MultiConnector):
-        pytest.skip("this MultiConnector is refused whatever it holds")
-
     def check(told: dict[str, Any]) -> None:
         store = {
             "kv_connector": "AscendStoreConnector",

@@ -22,7 +22,8 @@ from vllm_ascend.metrics import prometheus as exporter
 OUR_GAUGES = {
     "vllm_ascend:kv_cache_blocks": {
         "tier": {"used", "scratch", "spare", "cached", "protected", "pinned"}
-    }
+    },
+    "vllm_ascend:eviction_rule": {"rule": {"lru", "protect", "learned"}},
 }
 OUR_COUNTERS = {
     "vllm_ascend:kv_cache_evictions_total": {"tier": {"spare", "cached", "protected", "pinned"}},
@@ -139,6 +140,7 @@ def test_our_names_and_label_values_are_those_exported():
     tiers = {**OUR_GAUGES, **OUR_COUNTERS}
     assert tiers["vllm_ascend:kv_cache_blocks"]["tier"] == set(exporter.TIERS)
     assert tiers["vllm_ascend:kv_cache_evictions_total"]["tier"] == set(exporter.EVICTED_TIERS)
+    assert tiers["vllm_ascend:eviction_rule"]["rule"] == set(exporter.RULE_NAMES)
     assert tiers["vllm_ascend:kept_boundaries_total"]["kind"] == set(exporter.KINDS)
 
 
