@@ -263,19 +263,19 @@ class RankedCaching:
         left: list[PlacedBlock] = []
         for group in self._groups.windowed:
             if group.is_retained:
-                left += leave_behind(group, record, request_id, settled, self._pool.null_block)
+                blocks = leave_behind(group, record, request_id, settled, self._pool.null_block)
+                self._classify(blocks, record, group.block_tokens)
+                left += blocks
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
         if left:
-            if self.learned is not None:
-                self.learned.classify(left, record)
-            blocks = deep_first(left)
+            freed = deep_first(left)
             # Most of what a window leaves behind can never be hit: it is handed out next.
-            scratch = [block for block in blocks if block._block_hash is None]
+            scratch = [block for block in freed if block._block_hash is None]
             self._pool.free_blocks(scratch, prepend=True)
-            if len(scratch) < len(blocks):
-                self._pool.free_blocks([b for b in blocks if b._block_hash is not None])
+            if len(scratch) < len(freed):
+                self._pool.free_blocks([b for b in freed if b._block_hash is not None])
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
@@ -297,17 +297,25 @@ class RankedCaching:
             if entry.block.ref_cnt == 0:
                 self._pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
+                self._classify(held[-1:], record, entry.num_tokens)
         protects = record is not None and record.rank is Rank.PROTECTED
         for group in self._groups.all:
             blocks = take_remaining_blocks(group, record, request_id, self._pool.null_block)
             if protects and group.is_downward_closed:
                 self._pool.protect(block for _, block in blocks)
+            self._classify(blocks, record, group.block_tokens)
             held += blocks
             group.manager.free(request_id)
         if self.learned is not None and record is not None:
-            self.learned.classify(held, record)
             self.learned.end(record)
         return deep_first(held)
+
+    def _classify(
+        self, blocks: list[PlacedBlock], record: RequestRecord | None, block_tokens: int
+    ) -> None:
+        """Say of what class blocks of a group are that are about to be freed, where it matters."""
+        if self.learned is not None and record is not None:
+            self.learned.classify(blocks, record, block_tokens)
 
     # Steps
 

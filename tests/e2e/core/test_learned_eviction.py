@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.core.configurations import PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
+from vllm_ascend.core.eviction.rules import BlockClass
 
 EVICTION = "VLLM_ASCEND_EVICTION"
 SHARED, OWN = 192, 8
@@ -48,3 +49,16 @@ def test_until_something_is_learned_returning_prompts_are_protected_if_asked_for
 ) -> None:
     bench = make_bench(make_engine, "gemma", **{PROTECT: "1"})
     assert bench.engine.manager.coordinator.caching.learned.rule.name == "protect"
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name.endswith("partial")])
+def test_a_block_is_worth_what_most_of_it_is(layout: str, make_engine: MakeEngine) -> None:
+    """All prompts begin alike: the blocks in which their own tokens follow wait with these."""
+    bench = make_bench(make_engine, layout)
+    shared, pool = bench.alignment, bench.engine.manager.block_pool
+    for number in range(4):
+        bench.hit(random_prompt(1, shared) + random_prompt(100 + number, 4 * shared))
+    own = [block_id for block_id, (_, known) in pool.granules.known.items() if len(known) > 2]
+    assert own and {pool.kept_order.queue_of[block_id] for block_id in own} == {
+        BlockClass(returning=False, reused=False).queue
+    }

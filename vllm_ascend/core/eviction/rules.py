@@ -47,6 +47,15 @@ def is_returning(seen_tokens: int, prompt_tokens: int) -> bool:
     return 100 * seen_tokens >= RETURNING_PERCENT * prompt_tokens
 
 
+def is_reused(start: int, end: int, seen_tokens: int) -> bool:
+    """Say whether most of what a block holds, ``[start, end)`` of a prompt, had come before.
+
+    One block of the 128:1 group holds a whole chat. It is not worth more than the rest of the chat
+    because of the few tokens that all chats begin with: each has a copy of those.
+    """
+    return seen_tokens - start > end - seen_tokens
+
+
 class EvictionRule(Protocol):
     """Picks the queue that gives up its head."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from vllm.v1.request import Request
 
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
-from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, is_returning
+from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, is_returning, is_reused
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.kept_queue import KeptOrder
@@ -41,12 +41,16 @@ class LearnedOrder:
         record.returning = is_returning(record.seen, request.num_prompt_tokens)
         self.rule.start(names, num_seen, returning=record.returning)
 
-    def classify(self, blocks: Iterable[PlacedBlock], record: RequestRecord) -> None:
-        """Say of what class a request's blocks are that are about to be freed."""
+    def classify(
+        self, blocks: Iterable[PlacedBlock], record: RequestRecord, block_tokens: int
+    ) -> None:
+        """Say of what class a request's blocks of a group are that are about to be freed."""
         seen, queue_of = record.seen, self._order.queue_of
         reused, new = (BlockClass(record.returning, flag).queue for flag in (True, False))
+        known = max(record.cached, seen)
         for start, block in blocks:
-            queue_of[block.block_id] = reused if start < seen else new
+            end = min(start + block_tokens, known)
+            queue_of[block.block_id] = reused if is_reused(start, end, seen) else new
 
     def end(self, record: RequestRecord) -> None:
         """A request ends or is preempted; its blocks are about to be freed."""

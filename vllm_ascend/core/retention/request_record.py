@@ -19,6 +19,7 @@ class TailBlock(NamedTuple):
     block: KVCacheBlock
     key: BlockHashWithGroupId
     start_token: int
+    num_tokens: int
 
     @property
     def is_intact(self) -> bool:

@@ -263,5 +263,6 @@ def _make_tail(boundary: int, tables: Iterable[tuple[Group, Sequence[KVCacheBloc
         for ordinal in group.tail(boundary):
             key = blocks[ordinal].block_hash
             assert key is not None, "it is in the index: entered before, or just now"
-            entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
+            tokens = group.block_tokens
+            entries.append(TailBlock(blocks[ordinal], key, ordinal * tokens, tokens))
     return Tail(boundary, tuple(entries))

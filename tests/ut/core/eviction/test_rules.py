@@ -21,6 +21,7 @@ from vllm_ascend.core.eviction.rules import (
     Lru,
     ProtectReturning,
     is_returning,
+    is_reused,
 )
 
 PROMPTS = st.lists(
@@ -54,6 +55,12 @@ def test_returning_prompts_have_half_of_what_waits_whatever_is_learned(heads, le
     for rule in RULES[1:]:
         victim = BlockClass(True, False).queue <= rule.victim(heads, lengths, 100)
         assert not victim or 2 * num_protected > sum(lengths)
+
+
+@given(start=st.integers(0, 9), size=st.integers(1, 9), seen=st.integers(0, 20))
+def test_a_block_is_reused_if_most_of_its_tokens_came_before(start, size, seen):
+    tokens = range(start, start + size)
+    assert is_reused(start, start + size, seen) == (2 * sum(t < seen for t in tokens) > size)
 
 
 @settings(max_examples=60, deadline=None)
