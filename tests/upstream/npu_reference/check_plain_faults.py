@@ -5,6 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.upstream.npu_reference.check_whole_runs_of_mooncake import (
+    decode,
+    pair,
+    pass_over_drafts,
+    prefill,
+)
 from tests.upstream.npu_reference.engine import Engine, answered, tokens_of
 from tests.upstream.npu_reference.tags import TagError
 
@@ -22,3 +28,14 @@ def test_drafts_behind_the_first_write_into_foreign_blocks():
     with pytest.raises(TagError, match=r"foreign block \[mtp\.0"):
         for _ in range(3):
             engine.answer(prompts)
+
+
+def test_with_drafts_blocks_of_other_tokens_are_pulled(tmp_path):
+    """Windows' blocks are counted from the end of a table that goes on behind the prompt."""
+    prompts = [prompt for prompt, _ in answered()]
+    sides = {"num_drafts": 3, "rows": 128}
+    with pair(tmp_path, sides, sides) as (producer, consumer):
+        consumer.call(pass_over_drafts)
+        prefilled = prefill(producer, prompts)
+        with pytest.raises(TagError, match="read another prefix"):
+            decode(consumer, prompts, prefilled)

@@ -34,11 +34,6 @@ from tests.upstream.npu_reference.tags import TagError
 PORTS = range(18100, 18150)
 PREFILLS = {"do_remote_decode": True}
 GROUPS = range(7)
-# With 32 rows hits beside a connector that brings something end at multiples of 128 * 32 tokens.
-WHOLE_BLOCKS = 4096
-TEXT = [(index * 37 + 11) % 1000 + 3 for index in range(4300)]
-# What requests of this process' engine were promised, in tokens.
-PROMISED: list[int] = []
 
 
 def free_port() -> int:
@@ -106,27 +101,9 @@ def decode(
     return consumer.ask(prompts, handed_over=[answer.handed_over for answer in prefilled])
 
 
-def num_pulled(engine: Engine) -> int:
-    """Return how many tokens the engine has been promised by its connector so far."""
-    return sum(PROMISED)
-
-
 def pass_over_drafts(engine: Engine) -> None:
     """Do not compare what the draft model reads."""
     engine.tagged.checks_drafts = False
-
-
-def note_promises() -> None:
-    """Note what requests are promised, in the process of the engine that decodes."""
-    from vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector import (  # type: ignore[import-not-found]
-        MooncakeConnectorScheduler,
-    )
-
-    def promised(original, scheduler, request, blocks, num_tokens):
-        PROMISED.append(num_tokens)
-        return original(scheduler, request, blocks, num_tokens)
-
-    wrap(MooncakeConnectorScheduler, "update_state_after_alloc", promised)
 
 
 @contextmanager
@@ -175,26 +152,12 @@ def test_two_turns_are_answered_as_by_one_engine(tmp_path, rows, decoding):
     assert [answer.tokens for answer in again] == without_cache(chats, rows=rows)
 
 
-def test_the_one_that_decodes_hits_whole_blocks(tmp_path):
-    """Of all groups, as beside any connector that brings something: it pulls what is behind."""
-    prompts = [TEXT, [*TEXT, *range(20, 260)]]
-    settings = {"max_model_len": 8192, "num_gpu_blocks_override": 6000}
-    expected = without_cache(prompts, rows=32, **settings)
-    decoding = {**settings, "fault": note_promises}
-    with pair(tmp_path, settings, decoding) as (producer, consumer):
-        pulled = []
-        for prompt, tokens in zip(prompts, expected, strict=True):
-            (prefilled,) = prefill(producer, [prompt])
-            (said,) = decode(consumer, [prompt], [prefilled])
-            assert said.tokens == tokens
-            pulled.append(consumer.call(num_pulled))
-    assert prefilled.num_cached == len(TEXT) // 128 * 128
-    assert pulled == [len(TEXT) - 1, len(TEXT) - 1 + len(prompts[1]) - 1 - WHOLE_BLOCKS]
-
-
 @pytest.mark.parametrize("num_drafts", [1, 3])
 def test_drafts_where_it_is_decoded(tmp_path, num_drafts):
-    """Draft rows are not compared there: the last one that is pulled is of another token."""
+    """The one that prefills has blocks for drafts behind a prompt that it computes in parts.
+
+    Draft rows are not compared: the last one that is pulled is of another token.
+    """
     prompts, expected = map(list, zip(*answered(), strict=True))
     sides = {"num_drafts": num_drafts}
     with pair(tmp_path, sides, sides) as (producer, consumer):
