@@ -122,6 +122,10 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheRecvingThread._transfer_kv_cache": "207375aff05d535f",
         "KVCacheRecvingThread._transfer_kv_cache_all_groups": "1b12f319a8e4e19d",
         "KVCacheSendingThread.__init__": "8772fc7217712f7c",
+        "MooncakeConnectorScheduler.request_finished_all_groups": (
+            "d40558644bb7a848",
+            "18ec1e904d85964c",
+        ),
         "MooncakeConnectorWorker.register_kv_caches": "30cf1f3b7c0ff1b6",
     },
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data": {

@@ -122,6 +122,7 @@ _LAYERS = "vllm.model_executor.layers"
 _DSA = "vllm_ascend.attention.dsa_v1"
 _DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
 _STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+_MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 _OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
 _OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
 _OWN_DRAFTS = "vllm-ascend looks drafts up in blocks of their own group"
@@ -184,6 +185,9 @@ class Vllm0230(Release):
         f"{_DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
         f"{_DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_DRAFTS,
         f"{_DSA_CP}.build_for_drafting": _OWN_DRAFTS,
+        f"{_MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": (
+            "vllm-ascend hands over the prompt's blocks alone"
+        ),
     }
     absent: ClassVar[Mapping[str, str]] = {
         f"{_DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,

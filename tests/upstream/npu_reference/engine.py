@@ -79,13 +79,28 @@ class Engine:
         num_tokens: int = NUM_ANSWERED,
         *,
         logprobs: int | None = None,
+        kv_transfer_params: Sequence[dict[str, Any]] | None = None,
     ) -> list[Any]:
-        """Return the outputs for prompts, all of them at once, sampled greedily."""
+        """Return the outputs for prompts, all of them at once, sampled greedily.
+
+        Args:
+            prompts: Their tokens.
+            num_tokens: To sample.
+            logprobs: How many to return for a token.
+            kv_transfer_params: For each prompt, what a connector is told.
+        """
         from vllm import SamplingParams
 
-        sampling = SamplingParams(
-            temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs
-        )
+        sampling = [
+            SamplingParams(
+                temperature=0,
+                max_tokens=num_tokens,
+                ignore_eos=True,
+                logprobs=logprobs,
+                extra_args=told and {"kv_transfer_params": told},
+            )
+            for told in kv_transfer_params or [None] * len(prompts)
+        ]
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return self.llm.generate(asked, sampling, use_tqdm=False)
 

@@ -19,7 +19,12 @@ class TaggedRunner:
 
     Args:
         runner: The real one, with its KV cache allocated.
+
+    Attributes:
+        checks_drafts: Whether what the draft model reads is checked.
     """
+
+    checks_drafts = True
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
@@ -31,8 +36,14 @@ class TaggedRunner:
         self._draft_positions: list[int] = []
         self._num_drafted = 0
         self._num_scheduled: dict[str, int] = {}
-        for layer, group, ratio, cache in _caches(runner):
-            self.memory.add(layer, group, ratio, cache)
+        caches = list(_caches(runner))
+        starts: dict[int, int] = {}
+        for *_, cache in caches:
+            storage, address = cache.untyped_storage().data_ptr(), cache.data_ptr()
+            starts[storage] = min(starts.get(storage, address), address)
+        for layer, group, ratio, cache in caches:
+            start = starts[cache.untyped_storage().data_ptr()]
+            self.memory.add(layer, group, ratio, cache, start)
         self._hook(runner, "_update_states", self._begin_step)
         self._hook(runner.model, "forward", self._forward)
         self._draft_caches: tuple[str, ...] = ()
@@ -135,7 +146,7 @@ class TaggedRunner:
             drafting.append(replace(request, prefixes=prefixes))
             tokens += [(index, position) for position in range(start, stop)]
             spans.append((start, stop))
-        checked = self._num_drafted == 1
+        checked = self.checks_drafts and self._num_drafted == 1
         return Call(drafting, tokens, spans, _prefix(layer), lookahead=1, checks_reads=checked)
 
 

@@ -131,10 +131,18 @@ class Memory:
     call: Call | None = None
     num_read: int = 0
 
-    def add(self, layer: str, group: int, ratio: int, cache: torch.Tensor) -> None:
-        """Begin a plane for a cache ``[blocks, rows, ...]``."""
+    def add(self, layer: str, group: int, ratio: int, cache: torch.Tensor, start: int) -> None:
+        """Begin a plane for a cache ``[blocks, rows, ...]``.
+
+        Args:
+            layer: The layer's name.
+            group: Its group.
+            ratio: Tokens of a row.
+            cache: The tensor.
+            start: The address of the first page: beside a connector the runner aligns it.
+        """
         page_bytes = cache.stride(0) * cache.element_size()
-        first = cache.storage_offset() * cache.element_size() % page_bytes
+        first = (cache.data_ptr() - start) % page_bytes
         end = first + cache.shape[1] * cache.stride(1) * cache.element_size()
         tags = torch.full(cache.shape[:2], UNWRITTEN, dtype=torch.long)
         plane = Plane(layer, group, ratio, tags, first, end, cache)
@@ -263,6 +271,11 @@ _memories: list[Memory] = []
 def begin(memory: Memory | None) -> None:
     """Check from now on, with this memory; None: check no longer."""
     _memories[:] = [memory] if memory else []
+
+
+def current() -> Memory | None:
+    """Return the memory that is checked with, if there is one."""
+    return _memories[0] if _memories else None
 
 
 def wrote(

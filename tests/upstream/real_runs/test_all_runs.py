@@ -24,6 +24,8 @@ def failures(answers: dict[str, Answer]) -> str:
     [
         "check_whole_runs.py",
         "check_whole_runs_of_schedulers.py",
+        "check_whole_runs_of_ascend_store.py",
+        "check_whole_runs_of_mooncake.py",
         "check_int8_weights.py",
         "check_planted_faults.py",
     ],

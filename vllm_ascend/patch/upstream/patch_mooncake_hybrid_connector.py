@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vllm-ascend's hybrid Mooncake connector: layouts are compared, failed pulls are told.
+"""vllm-ascend's hybrid Mooncake connector: layouts are compared, failed pulls are told, and the
+prompt's blocks alone are handed over.
 
 Its prefill side sends its metadata when a decode side asks for the first time; the description of
 the KV cache travels along. Both threads of the connector go on as they are.
@@ -15,11 +16,13 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from vllm.utils.math_utils import cdiv
 
 from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.core.connectors.contract_decoder import CONTRACT_FIELD, ContractDecoder
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
+from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 
@@ -111,6 +114,24 @@ def wrap_transfer(original: Callable) -> Callable:
     return transfer
 
 
+@_change("MooncakeConnectorScheduler.request_finished_all_groups")
+def wrap_request_finished(original: Callable) -> Callable:
+    """With drafts a request may hold blocks behind its prompt. Windows' blocks were counted from
+    the end of the table, and pulled into those of earlier tokens: wrong answers."""
+
+    def request_finished_all_groups(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]:
+        """Hand over blocks of the prompt alone."""
+        if self.use_hybrid:
+            specs = group_specs(self.kv_cache_config)
+            block_ids = tuple(
+                table[: cdiv(request.num_prompt_tokens, tokens_per_block(spec))]
+                for spec, table in zip(specs, block_ids, strict=True)
+            )
+        return original(self, request, block_ids)
+
+    return request_finished_all_groups
+
+
 def get_block_ids_with_load_errors(self) -> set[int]:
     """Return the blocks that could not be pulled since the last call; see vLLM's base class."""
     thread = self.connector_worker.kv_recv_thread
@@ -139,4 +160,5 @@ PATCHES: tuple[Patch, ...] = (
     wrap_receiving_thread_init,
     replace(wrap_transfer, target=f"{wrap_transfer.target}_all_groups"),
     wrap_transfer,
+    wrap_request_finished,
 )
