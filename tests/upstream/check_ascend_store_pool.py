@@ -8,7 +8,7 @@ A key names rows that exactly these tokens wrote, and rows that are loaded are t
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
@@ -147,6 +147,34 @@ def test_blocks_that_windows_have_left_are_not_stored(engine):
 def test_stored_blocks_that_windows_have_left_are_noticed(engine, monkeypatch):
     monkeypatch.setattr(patch_ascend_store, "_held_blocks", lambda _, tables, __: tables)
     assert store_behind_a_window(engine)
+
+
+def store_in_a_failed_step(engine: Instance) -> dict:
+    """Return what is stored when the first step fails, as vLLM's runner lets it go on then."""
+    connector = engine.worker.connector._connector
+    save, failure = connector.wait_for_save, RuntimeError("planted")
+
+    def fail() -> None:
+        with suppress(RuntimeError):
+            try:
+                raise failure
+            finally:
+                save()
+
+    connector.wait_for_save = fail
+    engine.add("fails", tokens(300), 3)
+    engine.step()
+    engine.wrong_pages()  # waits for what is being stored
+    return Pool.pages
+
+
+def test_of_a_failed_step_nothing_is_stored(engine):
+    assert not store_in_a_failed_step(engine)
+
+
+def test_a_stored_failed_step_is_noticed(engine, monkeypatch):
+    monkeypatch.setattr(patch_ascend_store, "_step_has_failed", lambda: False)
+    assert store_in_a_failed_step(engine)
 
 
 def test_blocks_filled_in_part_would_be_stored_as_whole_ones(switch):

@@ -140,6 +140,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker": {
         "KVPoolWorker.__init__": "17ce4ede492bc745",
         "KVPoolWorker.lookup_scheduler": "d9ae547da751df02",
+        "KVPoolWorker.wait_for_save": "690fd900fe5f17db",
     },
     "vllm_ascend.models.layer.attention.layer": {
         "DSAAttention.get_kv_cache_spec": "acbaac96850e5432",

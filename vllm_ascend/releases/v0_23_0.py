@@ -108,6 +108,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker": {
         "KVPoolWorker.__init__": "55b67f78e7d7801a",
+        "KVPoolWorker.wait_for_save": "102a94ba90bcae92",
     },
     "vllm_ascend.utils": {
         "refresh_block_size": "6ac7fb4ec557b8b7",

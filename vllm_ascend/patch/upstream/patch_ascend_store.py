@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -205,6 +206,26 @@ def wrap_lookup_scheduler(original: Callable) -> Callable:
     return lookup_scheduler
 
 
+@_change("pool_worker:KVPoolWorker.wait_for_save")
+def wrap_wait_for_save(original: Callable) -> Callable:
+    """vLLM lets it store while an exception ends the step: pages that were not computed, for every
+    engine of the pool to load."""
+
+    def wait_for_save(self, *args, **kwargs) -> Any:
+        """Store what the step has computed."""
+        if _step_has_failed():
+            _logger.error("AscendStore: the step has failed, nothing of it is stored")
+            return None
+        return original(self, *args, **kwargs)
+
+    return wait_for_save
+
+
+def _step_has_failed() -> bool:
+    # It is called in a `finally` around the step.
+    return sys.exc_info()[0] is not None
+
+
 @_change("pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens")
 def wrap_get_num_new_matched_tokens(original: Callable) -> Callable:
     """The last row that draft layers have of a prefix depends on the token behind it, which the key
@@ -301,6 +322,7 @@ PATCHES: tuple[Patch, ...] = (
     wrap_process_tokens_with_block_ids,
     wrap_process_token_key_strings_with_block_ids,
     wrap_lookup_scheduler,
+    wrap_wait_for_save,
     wrap_get_num_new_matched_tokens,
     wrap_build_connector_meta,
 )
