@@ -21,7 +21,7 @@ import torch
 
 from tests.upstream.npu_reference import operators, triton_module
 from tests.upstream.npu_reference.missing import missing
-from tests.upstream.npu_reference.releases import names_here
+from tests.upstream.npu_reference.releases import differences_here
 
 MEMORY_BYTES = 64 * 2**30
 _SOC_VERSION_OF_A3 = 250
@@ -203,7 +203,7 @@ def compute_in_fp32() -> None:
     beside_int8 = [*Int8.get_supported_act_dtypes(), torch.float32]
     Int8.get_supported_act_dtypes = classmethod(lambda cls: beside_int8)
 
-    module, name = names_here().window_cache
+    module, name = differences_here().window_cache
     window = getattr(importlib.import_module(module), name)
 
     def fp32_window(*args: Any, dtype: torch.dtype, **kwargs: Any) -> torch.nn.Module:

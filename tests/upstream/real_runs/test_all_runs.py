@@ -7,6 +7,7 @@ import pytest
 
 from tests.upstream.forks import Answer
 from tests.upstream.npu_reference.processes import LONG, names_of_tests, run_checks
+from tests.upstream.npu_reference.releases import differences_here
 
 
 def failures(answers: dict[str, Answer]) -> str:
@@ -26,6 +27,7 @@ def failures(answers: dict[str, Answer]) -> str:
         "check_whole_runs_of_schedulers.py",
         "check_int8_weights.py",
         "check_planted_faults.py",
+        differences_here().own_faults,
     ],
 )
 def test_the_overlaid_one(file, overlaid, tmp_path):
