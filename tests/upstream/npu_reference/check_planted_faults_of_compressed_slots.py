@@ -17,7 +17,7 @@ from tests.upstream.npu_reference.engine import Engine, answered
 from tests.upstream.npu_reference.tags import TagError
 
 FAULTS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "blocks of another size": lambda told: {"block_size": 2 * told.block_size},
+    "blocks of another size": lambda told: {"block_size": told.block_size // 2},
     "a start off by a block": lambda told: {"start_pos": told.start_pos + 128},
     "rows of other requests": lambda told: {"block_table": told.block_table.roll(1, 0)},
     "a block too far": lambda told: {"block_table": told.block_table + 1},
