@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.upstream.sources import checkout_here, copy_python
+from tests.upstream.npu_reference.releases import RELEASES
+from tests.upstream.sources import checkout_here, copy_python, release_here
 from vllm_ascend.overlay import apply, make_plan
-from vllm_ascend.releases import SUPPORTED, running_release
+from vllm_ascend.releases import running_release
 
 collect_ignore = []
 # Of a release without an overlay only its source distribution is looked at.
 if not running_release().takes_overlay:
     collect_ignore += ["test_real_checkout.py", "test_their_unit_tests.py"]
-# The reference operators are those that the first release's code calls.
-if running_release() is not SUPPORTED[0]:
+# The reference operators are those that the code of these releases calls.
+if release_here() not in RELEASES:
     collect_ignore += ["npu_reference", "real_runs"]
 
 

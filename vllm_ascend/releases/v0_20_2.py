@@ -202,7 +202,12 @@ class Vllm0202(Release):
     }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = ASCEND_STORE_SETTINGS
-    native: ClassVar[Mapping[str, str]] = GROUPED_BY_KIND
+    native: ClassVar[Mapping[str, str]] = {
+        **GROUPED_BY_KIND,
+        "vllm_ascend.worker.block_table:BlockTable.move_row": (
+            "our block table empties rows that moved"
+        ),
+    }
     absent: ClassVar[Mapping[str, str]] = {
         f"{_STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids": (
             "blocks come with keys that are no strings yet"

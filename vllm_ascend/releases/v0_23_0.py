@@ -113,6 +113,9 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm_ascend.utils": {
         "refresh_block_size": "6ac7fb4ec557b8b7",
     },
+    "vllm_ascend.worker.block_table": {
+        "BlockTable.move_row": "15f399eb0460010d",
+    },
     "vllm_ascend.worker.model_runner_v1": {
         "NPUModelRunner._allocate_kv_cache_tensors": "ccbc23ebbf4c713d",
     },

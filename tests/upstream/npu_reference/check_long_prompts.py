@@ -10,14 +10,22 @@ import pytest
 
 from tests.upstream.npu_reference.check_whole_runs import BEST, answers_twice
 from tests.upstream.npu_reference.engine import Engine
+from tests.upstream.npu_reference.releases import differences_here
 
 
 @pytest.mark.parametrize(("rows", "num_drafts"), [(32, 0), (128, 0), (64, 2)])
-def test_rows_of_state_tables_move_on(rows, num_drafts):
+def test_long_prompts(rows, num_drafts):
     settings = {"max_model_len": 8192, "num_gpu_blocks_override": 6000}
     engine = Engine(rows=rows, switches=BEST, num_drafts=num_drafts, **settings)
+    moved = noted_moves(engine) if differences_here().state_tables_move else None
+    answers_twice(engine, hits=True)
+    assert moved is None or len(set(moved)) > 2, "no row moved on twice"
+
+
+def noted_moves(engine: Engine) -> list[int]:
+    """Return a list that takes the tokens with which rows of the overlay's state tables begin."""
     window = engine.runner.input_batch.block_table.state_window
-    moved = []
+    moved: list[int] = []
     original = window.first_token_for
 
     def noted(row, end_token):
@@ -26,5 +34,4 @@ def test_rows_of_state_tables_move_on(rows, num_drafts):
         return first
 
     window.first_token_for = noted
-    answers_twice(engine, hits=True)
-    assert len(set(moved)) > 2, "no row moved on twice"
+    return moved

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.upstream.npu_reference.check_whole_runs_of_mooncake import (
-    decode,
-    pair,
-    pass_over_drafts,
-    prefill,
-)
+from tests.upstream.npu_reference.check_whole_runs_of_schedulers import SCHEDULERS
 from tests.upstream.npu_reference.engine import Engine, answered, tokens_of
+from tests.upstream.npu_reference.releases import differences_here
 from tests.upstream.npu_reference.tags import TagError
 
 
@@ -21,26 +17,11 @@ def test_tokens_are_those_of_hugging_face():
     assert tokens_of(engine.answer(prompts)) == list(expected)
 
 
-def test_drafts_behind_the_first_write_into_foreign_blocks():
+@pytest.mark.parametrize("scheduler", differences_here().gives_drafts_no_blocks)
+def test_drafts_behind_the_first_write_into_foreign_blocks(scheduler):
     """A request's first step has no blocks for drafts; its row of the table has those of others."""
-    engine = Engine(num_drafts=3)
+    engine = Engine(num_drafts=3, **SCHEDULERS[scheduler])
     prompts = [prompt for prompt, _ in answered()]
     with pytest.raises(TagError, match=r"foreign block \[mtp\.0"):
         for _ in range(3):
             engine.answer(prompts)
-
-
-@pytest.mark.parametrize("num_drafts", [0, 3])
-def test_with_drafts_blocks_of_other_tokens_are_pulled(tmp_path, num_drafts):
-    """Windows' blocks are counted from the end of a table that goes on behind the prompt."""
-    prompts, expected = map(list, zip(*answered(), strict=True))
-    sides = {"num_drafts": num_drafts, "rows": 128}
-    with pair(tmp_path, sides, sides) as (producer, consumer):
-        consumer.call(pass_over_drafts)
-        prefilled = prefill(producer, prompts)
-        if num_drafts:
-            with pytest.raises(TagError, match=r"read .*self_attn\.swa_cache"):
-                decode(consumer, prompts, prefilled)
-        else:
-            said = decode(consumer, prompts, prefilled)
-            assert [answer.tokens for answer in said] == expected

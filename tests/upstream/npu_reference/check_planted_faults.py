@@ -112,17 +112,6 @@ def test_a_start_that_is_off_by_a_block(engine, monkeypatch):
     assert "positions" in caught(engine)
 
 
-@pytest.mark.parametrize("num_tokens", [-128, 128])
-def test_rows_of_state_tables_that_begin_elsewhere_than_told(num_tokens):
-    from vllm_ascend.worker.state_window import StateWindow
-
-    wrap(StateWindow, "shift", lambda original, window, starts, first: starts.add_(num_tokens))
-    engine = Engine(rows=32, max_model_len=8192)
-    assert engine.runner.input_batch.block_table.state_window is not None
-    with pytest.raises(TagError, match="positions"):
-        engine.answer([prompt for prompt, _ in answered()])
-
-
 def test_state_blocks_of_another_request(engine):
     """The rows of the tables of state groups name the blocks behind a request's own."""
 

@@ -13,10 +13,12 @@ import pytest
 
 from tests.upstream.npu_reference.check_whole_runs import BEST, answers_twice
 from tests.upstream.npu_reference.engine import NUM_ANSWERED, Engine, answered, tokens_of
+from tests.upstream.npu_reference.releases import differences_here
 
 _RECOMPUTE = "vllm_ascend.core.recompute_scheduler"
-# What makes vLLM take a scheduler, by the name of its class.
+# What makes vLLM take a scheduler, by the name of its class; its own, first.
 SCHEDULERS: dict[str, dict[str, Any]] = {
+    "Scheduler": {},
     "BalanceScheduler": {"additional_config": {"enable_balance_scheduling": True}},
     "RecomputeScheduler": {"scheduler_cls": f"{_RECOMPUTE}.RecomputeScheduler"},
     "AsyncRecomputeScheduler": {
@@ -27,11 +29,20 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", [name for name, settings in SCHEDULERS.items() if settings])
 def test_a_scheduler_of_their_own(name, num_drafts):
     engine = Engine(rows=32, switches=BEST, num_drafts=num_drafts, **SCHEDULERS[name])
     assert type(engine.core.scheduler).__name__ == name
     answers_twice(engine, hits=True)
+
+
+@pytest.mark.parametrize("rows", [32, 128])
+@pytest.mark.parametrize("name", differences_here().gives_drafts_no_blocks)
+def test_drafts_of_a_first_step_reach_behind_its_blocks(name, rows):
+    """The row of the table may be one that moved, and drafts must find none of its blocks there."""
+    engine = Engine(rows=rows, num_drafts=3, **SCHEDULERS[name])
+    for _ in range(2):
+        answers_twice(engine, hits=False)
 
 
 def test_requests_that_a_decode_instance_gives_back():

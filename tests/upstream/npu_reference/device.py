@@ -21,6 +21,7 @@ import torch
 
 from tests.upstream.npu_reference import operators, triton_module
 from tests.upstream.npu_reference.missing import missing
+from tests.upstream.npu_reference.releases import differences_here
 
 MEMORY_BYTES = 64 * 2**30
 _SOC_VERSION_OF_A3 = 250
@@ -197,20 +198,26 @@ def compute_in_fp32() -> None:
     Beside int8 weights vllm-ascend takes 16 bits only, because its kernels do.
     """
     import vllm_ascend.attention.dsa_v1 as dsa_v1
-    import vllm_ascend.ops.dsa as dsa
     from vllm_ascend.quantization.modelslim_config import AscendModelSlimConfig as Int8
 
     beside_int8 = [*Int8.get_supported_act_dtypes(), torch.float32]
     Int8.get_supported_act_dtypes = classmethod(lambda cls: beside_int8)
 
-    window = dsa.DeepseekV4SWACache
+    module, name = differences_here().window_cache
+    window = getattr(importlib.import_module(module), name)
 
     def fp32_window(*args: Any, dtype: torch.dtype, **kwargs: Any) -> torch.nn.Module:
         return window(*args, dtype=torch.float32, **kwargs)
 
-    dsa.DeepseekV4SWACache = fp32_window
-    rotate = dsa_v1.rotate_activation
-    dsa_v1.rotate_activation = lambda x, hadamard: rotate(x, hadamard.to(x.dtype))
+    setattr(sys.modules[module], name, fp32_window)
+    for function in ("rotate_activation", "hadamard_linear"):
+        _rotate_in_own_type(dsa_v1, function)
+
+
+def _rotate_in_own_type(dsa_v1: types.ModuleType, name: str) -> None:
+    """Let a product with the Hadamard matrix, which is bf16, be one of the factor's type."""
+    rotate = getattr(dsa_v1, name)
+    setattr(dsa_v1, name, lambda x, hadamard: rotate(x, hadamard.to(x.dtype)))
 
 
 def _on_the_cpu() -> None:

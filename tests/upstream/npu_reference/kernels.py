@@ -46,7 +46,9 @@ def _compute_slot_mapping_kernel(
 ) -> None:
     """Write where every token's row lies, and the padding behind them.
 
-    Source: vLLM's ``v1/worker/block_table.py``.
+    Source: vLLM's ``v1/worker/block_table.py``. Behind a request's row of the table the kernel
+    reads on in the next ones; what lies behind the last one nobody knows, and is padding here.
+    vllm-ascend 0.23.0 asks for the slots of compressed groups like that, and uses none of them.
 
     Raises:
         ValueError: Contexts are shared between ranks.
@@ -54,13 +56,17 @@ def _compute_slot_mapping_kernel(
     if constants["TOTAL_CP_WORLD_SIZE"] != 1:
         raise ValueError("_compute_slot_mapping_kernel: only one rank is written")
     bounds = query_start_loc.tolist()
+    padding = constants["PAD_ID"]
     for index, (first, end) in enumerate(itertools.pairwise(bounds)):
         if first >= num_tokens:
             break
         places = positions[first:end].long()
-        blocks = block_table[index][places // block_size].long()
-        slot_mapping[first:end] = blocks * block_size + places % block_size
-    slot_mapping[num_tokens:max_num_tokens] = constants["PAD_ID"]
+        entries = index * stride + places // block_size
+        inside = entries < block_table.numel()
+        blocks = block_table.flatten()[entries.clamp(max=block_table.numel() - 1)].long()
+        slots = blocks * block_size + places % block_size
+        slot_mapping[first:end] = torch.where(inside, slots, padding)
+    slot_mapping[num_tokens:max_num_tokens] = padding
 
 
 def rejection_greedy_sample_spec_len_1_triton(

@@ -14,6 +14,7 @@ import torch
 from tests.upstream.npu_reference import (
     attention,
     compressor,
+    compressor_metadata,
     experts,
     hyper_connections,
     indexer,
@@ -49,6 +50,7 @@ C_ASCEND = _by_name(
     attention.npu_sparse_attn_sharedkv,
     attention.npu_sparse_attn_sharedkv_metadata,
     compressor.compressor,
+    compressor_metadata.compressor_metadata,
     experts.npu_moe_init_routing_custom,
     hyper_connections.npu_hc_post,
     hyper_connections.npu_hc_pre,
@@ -62,6 +64,12 @@ C_ASCEND = _by_name(
     routing.moe_gating_top_k_hash,
     scatter.npu_scatter_nd_update_v2,
 )
+# The same by other names: fused, or renamed.
+C_ASCEND |= {
+    "npu_hc_pre_v2": hyper_connections.npu_hc_pre,
+    "npu_vllm_quant_lightning_indexer": indexer.npu_quant_lightning_indexer,
+    "npu_vllm_quant_lightning_indexer_metadata": indexer.npu_quant_lightning_indexer_metadata,
+}
 
 _DEFINITION = re.compile(r'ops\.def\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 _LIBRARIES: list[torch.library.Library] = []
@@ -81,9 +89,10 @@ def register(torch_binding: Path) -> None:
     """Define all operators of a release, and let those that are written here run on the CPU."""
     library = torch.library.Library("_C_ascend", "DEF")
     _LIBRARIES.append(library)
+    defined = set()
     for schema in read_schemas(torch_binding):
         # Some of other models' operators have signatures that this torch cannot read.
         with contextlib.suppress(RuntimeError):
-            library.define(schema)
-    for name, function in C_ASCEND.items():
-        library.impl(name, function, "CompositeExplicitAutograd")
+            defined.add(library.define(schema))
+    for name in C_ASCEND.keys() & defined:
+        library.impl(name, C_ASCEND[name], "CompositeExplicitAutograd")

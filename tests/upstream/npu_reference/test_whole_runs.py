@@ -10,6 +10,8 @@ from tests.upstream.npu_reference.processes import CHECKS, run_checks
 QUICK = (
     "check_whole_runs.py::test_hits_change_no_token[32]",
     "check_whole_runs.py::test_drafts_change_no_token[3-32]",
+    "check_whole_runs_of_schedulers.py"
+    "::test_drafts_of_a_first_step_reach_behind_its_blocks[BalanceScheduler-32]",
     "check_planted_faults.py::test_a_copy_that_is_not_made",
     "check_missing.py",
 )

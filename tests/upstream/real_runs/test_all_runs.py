@@ -7,6 +7,7 @@ import pytest
 
 from tests.upstream.forks import Answer
 from tests.upstream.npu_reference.processes import LONG, names_of_tests, run_checks
+from tests.upstream.npu_reference.releases import differences_here
 
 
 def failures(answers: dict[str, Answer]) -> str:
@@ -24,10 +25,9 @@ def failures(answers: dict[str, Answer]) -> str:
     [
         "check_whole_runs.py",
         "check_whole_runs_of_schedulers.py",
-        "check_whole_runs_of_ascend_store.py",
-        "check_whole_runs_of_mooncake.py",
         "check_int8_weights.py",
         "check_planted_faults.py",
+        *differences_here().own_checks,
     ],
 )
 def test_the_overlaid_one(file, overlaid, tmp_path):
@@ -41,6 +41,7 @@ def test_the_overlaid_one_over_long_prompts(overlaid, tmp_path):
     assert answers and not failures(answers)
 
 
-def test_the_plain_one(plain, tmp_path):
-    answers = run_checks(plain, names_of_tests("check_plain_faults.py"), tmp_path)
+@pytest.mark.parametrize("file", ["check_plain_faults.py", *differences_here().own_plain_checks])
+def test_the_plain_one(file, plain, tmp_path):
+    answers = run_checks(plain, names_of_tests(file), tmp_path)
     assert answers and not failures(answers)

@@ -8,6 +8,7 @@ from pathlib import Path
 from vllm_ascend.patch.table import Patch, PatchError
 from vllm_ascend.patch.upstream import (
     patch_ascend_store,
+    patch_block_table,
     patch_dsa_attention,
     patch_model_runner,
     patch_mooncake_hybrid_connector,
@@ -21,6 +22,7 @@ from vllm_ascend.releases import running_release
 TABLE: tuple[Patch, ...] = (
     *patch_utils.PATCHES,
     *patch_dsa_attention.PATCHES,
+    *patch_block_table.PATCHES,
     *patch_recompute_scheduler.PATCHES,
     *patch_model_runner.PATCHES,
     *patch_mooncake_hybrid_connector.PATCHES,

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm_ascend/worker/block_table.py``: rows that moved are emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm_ascend.patch.features import CHECKOUT_CACHE
+from vllm_ascend.patch.table import Patch, changes
+
+
+@changes("vllm_ascend.worker.block_table:BlockTable.move_row", CHECKOUT_CACHE)
+def wrap_move_row(original: Callable) -> Callable:
+    """A row that moved keeps its blocks. The next request in it may have fewer, and where a
+    scheduler of vllm-ascend's gave it none for drafts yet, they overwrite rows of the one that
+    moved."""
+
+    def move_row(self, src: int, tgt: int) -> None:
+        original(self, src, tgt)
+        if src != tgt:
+            self.clear_row(src)
+
+    return move_row
+
+
+PATCHES: tuple[Patch, ...] = (wrap_move_row,)
