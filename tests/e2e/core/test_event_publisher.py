@@ -74,6 +74,10 @@ class PublishedEngine:
         self.last_ts = batch.ts
         self.publisher.publish(batch)
 
+    def wait_until_sent(self) -> None:
+        """Return once the publisher's thread has sent all that was published."""
+        self.publisher._event_queue.join()
+
     def subscribe(self) -> Subscriber:
         return Subscriber(self.endpoint, self.replay_endpoint, _decode, "kv@")
 
@@ -199,6 +203,8 @@ def test_a_router_that_missed_too_much_is_told_so_and_exact_after_a_reset(
     published = publish(_CELLS[1], buffer_steps=5)
     engine = published.engine
     serve(engine, _CELLS[1], 40, seed=1)
+    # Whoever asks before its thread is so far is in time for the first batches.
+    published.wait_until_sent()
     subscriber, index = published.subscribe(), PrefixIndex()
     with pytest.raises(MissedEventsError, match="batches 0 to"):
         follow(subscriber, index, published.last_ts)
