@@ -85,7 +85,7 @@ EVERY ?= 1
 ifeq ($(VLLM),)
 test: setup other-vllm upstream-sources lint  ## Lint, types, the test suite, soak, the check of speed; of another release: VLLM=0.23.0 (EVERY=3: a third).
 	$(BIN)/python -m pytest -n $(JOBS) tests $(SERVER_TESTS:%=--ignore=%) $(REAL_TESTS:%=--ignore=%)
-	$(MAKE) soak MINUTES=3 SEED=$(TEST_SEED)
+	$(MAKE) soak MINUTES=2 SEED=$(TEST_SEED)
 	$(MAKE) speed-check
 else
 test: setup upstream-sources
