@@ -80,16 +80,8 @@ def lru(trace: PrefixTrace, capacity_blocks: int) -> list[int]:
     Returns:
         Of every prompt the blocks at its start that were there.
     """
-    cached: OrderedDict[int, None] = OrderedDict()
-    hits = []
-    for blocks in trace.prompts:
-        hits.append(sum(1 for _ in takewhile(cached.__contains__, blocks)))
-        for block in reversed(blocks):
-            cached[block] = None
-            cached.move_to_end(block)
-        while len(cached) > capacity_blocks:
-            cached.popitem(last=False)
-    return hits
+    all_of_them = ([True] * len(blocks) for blocks in trace.prompts)
+    return _least_recently_used(trace, capacity_blocks, all_of_them)
 
 
 def knows_whether(trace: PrefixTrace, capacity_blocks: int) -> list[int]:
@@ -102,14 +94,22 @@ def knows_whether(trace: PrefixTrace, capacity_blocks: int) -> list[int]:
     Returns:
         Of every prompt the blocks at its start that were there.
     """
+    again = ([use < _NEVER for use in uses] for uses in _next_uses(trace))
+    return _least_recently_used(trace, capacity_blocks, again)
+
+
+def _least_recently_used(
+    trace: PrefixTrace, capacity_blocks: int, wanted: Iterable[Sequence[bool]]
+) -> list[int]:
+    """Give up blocks that are not wanted first, for every prompt one flag a block."""
     waiting: OrderedDict[int, None] = OrderedDict()
     useless: OrderedDict[int, None] = OrderedDict()
     hits = []
-    for blocks, uses in zip(trace.prompts, _next_uses(trace), strict=True):
+    for blocks, flags in zip(trace.prompts, wanted, strict=True):
         hits.append(sum(1 for _ in takewhile(waiting.__contains__, blocks)))
-        for block, use in zip(reversed(blocks), reversed(uses), strict=True):
+        for block, is_wanted in zip(reversed(blocks), reversed(flags), strict=True):
             waiting.pop(block, None)
-            (waiting if use < _NEVER else useless)[block] = None
+            (waiting if is_wanted else useless)[block] = None
         while len(waiting) + len(useless) > capacity_blocks:
             (useless or waiting).popitem(last=False)
     return hits
