@@ -87,16 +87,20 @@ class RankedCaching:
         )
         self._entered_in_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self.returning: ReturningPrompts | None = None
-        if plan.config.protect_returning and groups.prefix:
-            finest = min(groups.prefix, key=lambda group: group.block_tokens)
+        self.learned: LearnedOrder | None = None
+        if groups.prefix:
+            self._follow_prompts(min(groups.prefix, key=lambda group: group.block_tokens))
+        self._describe_events()
+
+    def _follow_prompts(self, finest: Group) -> None:
+        """Note who comes again, where somebody asks, by the names of a group's blocks."""
+        config, pool = self._plan.config, self._pool
+        if config.eviction == "learned":  # it remembers names itself
+            base = ProtectReturning() if config.protect_returning else Lru()
+            self.learned = LearnedOrder(pool, finest, base)
+        elif config.protect_returning:
             self.returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
             pool.given_up = self.returning.given_up
-        self.learned: LearnedOrder | None = None
-        if plan.config.eviction == "learned" and groups.prefix:
-            finest = min(groups.prefix, key=lambda group: group.block_tokens)
-            base = ProtectReturning() if plan.config.protect_returning else Lru()
-            self.learned = LearnedOrder(pool, finest, base)
-        self._describe_events()
 
     def _describe_events(self) -> None:
         """Tell those who follow the cache's events what a hit takes."""

@@ -17,16 +17,10 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 from vllm.v1.request import Request
 
+from vllm_ascend.core.eviction.rules import PROTECTED_PERCENT, is_returning
 from vllm_ascend.core.pool.block_names import BlockNames
 
-RETURNING_PERCENT = 75  # of a prompt
-PROTECTED_PERCENT = 50  # of the free memory
 REMEMBERED_NAMES = 2  # per block of the pool
-
-
-def is_returning(seen_tokens: int, prompt_tokens: int) -> bool:
-    """Say whether a prompt has come before, by how much of it has."""
-    return 100 * seen_tokens >= RETURNING_PERCENT * prompt_tokens
 
 
 def num_overflowing(num_protected: int, num_free: int) -> int:
