@@ -41,6 +41,7 @@ VARIANTS = (
     "pinned",
     "best",
     "best+protect:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_PROTECT_RETURNING=1",
+    "best+learned:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_EVICTION=learned",
     "best+pin:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_PIN_SWA_TOKENS=1",
 )
 _err = Console(stderr=True, emoji=False)

@@ -267,9 +267,7 @@ class RankedCaching:
         left: list[PlacedBlock] = []
         for group in self._groups.windowed:
             if group.is_retained:
-                blocks = leave_behind(group, record, request_id, settled, self._pool.null_block)
-                self._classify(blocks, record, group.block_tokens)
-                left += blocks
+                left += leave_behind(group, record, request_id, settled, self._pool.null_block)
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
@@ -279,7 +277,10 @@ class RankedCaching:
             scratch = [block for block in freed if block._block_hash is None]
             self._pool.free_blocks(scratch, prepend=True)
             if len(scratch) < len(freed):
-                self._pool.free_blocks([b for b in freed if b._block_hash is not None])
+                cached = [entry for entry in left if entry[1]._block_hash is not None]
+                # No more than a granule each, which came before as a whole or not at all.
+                self._classify(cached, record, block_tokens=1)
+                self._pool.free_blocks([block for _, block in cached])
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""

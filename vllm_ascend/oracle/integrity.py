@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import get_group_id
 
+from vllm_ascend.core.eviction.rules import NUM_QUEUES
 from vllm_ascend.oracle.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -89,19 +90,22 @@ def _check_free_queue(pool: BlockPool) -> set[int]:
 
 
 def _walk(queue: FreeKVCacheBlockQueue, num_blocks: int) -> list[int]:
-    """Return the ids in a linked queue; its links must agree in both directions."""
-    forward: list[int] = []
+    """Return the ids in a linked queue; its links must agree in both directions.
+
+    The nodes at its ends are no blocks, and have negative ids; others like them may lie between.
+    """
+    nodes: list[int] = []
     block = queue.fake_free_list_head
     while (following := block.next_free_block) is not None:
         if following.prev_free_block is not block:
             raise IntegrityError(f"free queue: block {following.block_id} has a wrong back link")
         block = following
-        forward.append(block.block_id)
-        if len(forward) > num_blocks + 1:
+        nodes.append(block.block_id)
+        if len(nodes) > num_blocks + 2 * NUM_QUEUES:
             raise IntegrityError("free queue: the links run in a circle")
     if block is not queue.fake_free_list_tail:
         raise IntegrityError(f"free queue: it ends at block {block.block_id}, not at its tail")
-    forward.pop()  # The tail is no block.
+    forward = [node for node in nodes if node >= 0]
     if len(forward) != queue.num_free_blocks:
         raise IntegrityError(f"free queue: {len(forward)} linked, {queue.num_free_blocks} counted")
     return forward

@@ -39,13 +39,16 @@ class ClassQueues(Generic[K]):
         if queue is not None:
             del self._queues[queue][key]
 
-    def give_up(self, count: int, rule: EvictionRule, now: int) -> list[K]:
-        """Take out the ``count`` keys that a rule gives up first; so many must wait."""
+    def give_up(self, count: int, rule: EvictionRule, room: int, now: int) -> list[K]:
+        """Take out the ``count`` keys that a rule gives up first; so many must wait.
+
+        ``room``: see :meth:`~vllm_ascend.core.eviction.rules.EvictionRule.victim`.
+        """
         given_up: list[K] = []
         queues = self._queues
         while (missing := count - len(given_up)) > 0:
             heads = [q[next(iter(q))] if q else EMPTY for q in queues]
-            victim = rule.victim(heads, [len(q) for q in queues], now)
+            victim = rule.victim(heads, [len(q) for q in queues], room, now)
             queue, time = queues[victim], heads[victim]
             # What was used at once is worth the same: nobody has to be asked again.
             for key in list(islice(queue, missing)):

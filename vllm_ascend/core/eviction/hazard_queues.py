@@ -37,12 +37,12 @@ class HazardQueues:
             self._indices[queue] = gittins_indices(hazards, self.bins.starts)
             table.fade(FADING)
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:
+    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
 
         def worth(queue: int) -> tuple[float, int]:
             head = heads[queue]
             return self._indices[queue][self.bins.bin(now - head)], head
 
-        queues = candidates(heads, lengths)
+        queues = candidates(heads, lengths, room)
         return min((q for q in queues if heads[q] != EMPTY), key=worth)

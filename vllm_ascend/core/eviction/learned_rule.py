@@ -63,9 +63,9 @@ class LearnedRule:
         """What decides now."""
         return self.in_force.name
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:
+    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
-        return self.in_force.victim(heads, lengths, now)
+        return self.in_force.victim(heads, lengths, room, now)
 
     def num_seen(self, names: Sequence[Hashable]) -> int:
         """Return how many names at a prompt's start came before and are remembered."""

@@ -35,7 +35,7 @@ class NameCache:
         for name, queue in zip(reversed(names), reversed(queues), strict=True):
             self._names.add(name, queue, now)
         if (excess := len(self._names) - self.capacity) > 0:
-            self._names.give_up(excess, self._rule, now)
+            self._names.give_up(excess, self._rule, self.capacity, now)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -38,7 +38,7 @@ class BlockClass(NamedTuple):
 
 
 NUM_QUEUES = 4
-_RETURNING_QUEUES = tuple(BlockClass(True, reused).queue for reused in (False, True))
+RETURNING_QUEUES = tuple(BlockClass(True, reused).queue for reused in (False, True))
 _OTHER_QUEUES = tuple(BlockClass(False, reused).queue for reused in (False, True))
 
 
@@ -63,27 +63,28 @@ class EvictionRule(Protocol):
     def name(self) -> str:
         """What the rule in force is called in logs and metrics."""
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:
+    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """Return a queue that is not empty.
 
         Args:
             heads: By queue, when its head was used last; :data:`EMPTY` if it has none. At least
                 one has.
             lengths: By queue, how many wait in it.
+            room: How many may wait: returning prompts are protected up to a share of it.
             now: The time; no head is later.
         """
 
 
-def candidates(heads: Sequence[int], lengths: Sequence[int]) -> Sequence[int]:
+def candidates(heads: Sequence[int], lengths: Sequence[int], room: int) -> Sequence[int]:
     """Return the queues that may give up a block while returning prompts are protected.
 
-    Theirs may once they are more than their share of all that waits, or nothing else does.
+    Theirs may once they have more than their share of the room, or nothing else waits.
     """
-    num_protected = sum(lengths[queue] for queue in _RETURNING_QUEUES)
-    if 100 * num_protected > PROTECTED_PERCENT * sum(lengths):
+    num_protected = sum(lengths[queue] for queue in RETURNING_QUEUES)
+    if 100 * num_protected > PROTECTED_PERCENT * room:
         return range(NUM_QUEUES)
     others = [queue for queue in _OTHER_QUEUES if heads[queue] != EMPTY]
-    return others or _RETURNING_QUEUES
+    return others or RETURNING_QUEUES
 
 
 def _oldest(heads: Sequence[int], queues: Sequence[int]) -> int:
@@ -96,18 +97,18 @@ class Lru:
 
     name = "lru"
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:
+    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """See :class:`EvictionRule`."""
         return _oldest(heads, range(NUM_QUEUES))
 
 
 class ProtectReturning:
-    """What prompts that came again leave goes last, as long as it is half of all that waits."""
+    """What prompts that came again leave goes last, as long as it has half of the room."""
 
     name = "protect"
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], now: int) -> int:
+    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """See :class:`EvictionRule`."""
-        queues = candidates(heads, lengths)
+        queues = candidates(heads, lengths, room)
         # Whoever has too much gives up his own.
-        return _oldest(heads, _RETURNING_QUEUES if len(queues) == NUM_QUEUES else queues)
+        return _oldest(heads, RETURNING_QUEUES if len(queues) == NUM_QUEUES else queues)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from vllm_ascend.core.eviction.class_queues import ClassQueues
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
+from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, RETURNING_QUEUES
 
 
 class KeptOrder:
@@ -16,7 +18,8 @@ class KeptOrder:
 
     Attributes:
         rule: Decides.
-        queue_of: By block id, the queue in which a block is to wait when it is free.
+        queue_of: By block id, the queue in which a block waits when it is free. It changes only
+            while the block is in use.
     """
 
     def __init__(self, rule: LearnedRule, num_blocks: int) -> None:
@@ -26,35 +29,81 @@ class KeptOrder:
 
 
 class KeptQueue(FreeKVCacheBlockQueue):
-    """vLLM's queue, least recently used first; what is handed out a rule picks.
+    """One of vLLM's queues for each class, least recently used first; a rule picks between them.
 
-    ``get_all_free_blocks`` returns the order of use, not that of the rule, which may change.
+    Their links make one chain, queue by queue, for those who walk it; between two queues it passes
+    nodes that are no blocks, as vLLM's own at both ends.
     """
 
     def __init__(self, order: KeptOrder, blocks: Sequence[KVCacheBlock]) -> None:
         """Start empty. All blocks that may come are among ``blocks``, with consecutive ids."""
         super().__init__([])
         self._order = order
-        self._blocks, self._first_id = blocks, blocks[0].block_id if blocks else 0
-        self._waiting: ClassQueues[int] = ClassQueues()
+        # How many waited when a prompt that came again last left something. What waits now would be
+        # less while a long prompt runs, and their share of it: a flood of such would get through.
+        self._room = 0
+        self._queues = [FreeKVCacheBlockQueue([]) for _ in range(NUM_QUEUES)]
+        self._times = [0] * (blocks[-1].block_id + 1 if blocks else 0)  # by block id
+        for queue, following in pairwise(self._queues):
+            queue.fake_free_list_tail.next_free_block = following.fake_free_list_head
+            following.fake_free_list_head.prev_free_block = queue.fake_free_list_tail
+        self.fake_free_list_head = self._queues[0].fake_free_list_head
+        self.fake_free_list_tail = self._queues[-1].fake_free_list_tail
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks behind all others of their classes."""
-        super().append_n(blocks)
-        queue_of, add, now = self._order.queue_of, self._waiting.add, self._order.rule.now
+        queue_of, times, now = self._order.queue_of, self._times, self._order.rule.now
+        by_queue: defaultdict[int, list[KVCacheBlock]] = defaultdict(list)
         for block in blocks:
-            add(block.block_id, queue_of[block.block_id], now)
+            block_id = block.block_id
+            times[block_id] = now
+            by_queue[queue_of[block_id]].append(block)
+        for queue, added in by_queue.items():
+            self._queues[queue].append_n(added)
+        self.num_free_blocks += len(blocks)
+        if not by_queue.keys().isdisjoint(RETURNING_QUEUES):
+            self._room = self.num_free_blocks
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block from wherever it is."""
-        super().remove(block)
-        self._waiting.discard(block.block_id)
+        self._queues[self._order.queue_of[block.block_id]].remove(block)
+        self.num_free_blocks -= 1
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take the ``n`` blocks that the rule gives up first; so many must be free."""
         rule = self._order.rule
-        given_up = self._waiting.give_up(n, rule, rule.now)
-        taken = [self._blocks[block_id - self._first_id] for block_id in given_up]
-        for block in taken:
-            super().remove(block)
+        taken: list[KVCacheBlock] = []
+        while missing := n - len(taken):
+            heads = [self._time_of_head(queue) for queue in self._queues]
+            lengths = [queue.num_free_blocks for queue in self._queues]
+            victim = rule.victim(heads, lengths, self._room, rule.now)
+            taken += self._queues[victim].popleft_n(self._num_alike(victim, missing))
+        self.num_free_blocks -= n
         return taken
+
+    def _time_of_head(self, queue: FreeKVCacheBlockQueue) -> int:
+        head = queue.fake_free_list_head.next_free_block
+        return self._times[head.block_id] if queue.num_free_blocks else EMPTY
+
+    def _num_alike(self, victim: int, most: int) -> int:
+        """Return how many blocks at a queue's head were used at once, up to ``most``.
+
+        They are worth the same, so nobody has to be asked again.
+        """
+        times, queue = self._times, self._queues[victim]
+        block = queue.fake_free_list_head.next_free_block
+        time, count = times[block.block_id], 0
+        most = min(most, queue.num_free_blocks)
+        while count < most and times[block.block_id] == time:
+            count, block = count + 1, block.next_free_block
+        return count
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Return all free blocks, queue by queue: which goes next changes with the rule."""
+        free: list[KVCacheBlock] = []
+        for queue in self._queues:
+            block = queue.fake_free_list_head.next_free_block
+            for _ in range(queue.num_free_blocks):
+                free.append(block)
+                block = block.next_free_block
+        return free

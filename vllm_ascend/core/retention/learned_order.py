@@ -17,6 +17,11 @@ from vllm_ascend.core.retention.freed_blocks import PlacedBlock
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 _SAMPLED_BLOCKS = 2048
+# By whether the prompt is returning: the queue of blocks that came before, and that of new ones.
+_QUEUES = {
+    returning: (BlockClass(returning, True).queue, BlockClass(returning, False).queue)
+    for returning in (False, True)
+}
 
 
 class LearnedOrder:
@@ -46,11 +51,15 @@ class LearnedOrder:
     ) -> None:
         """Say of what class a request's blocks of a group are that are about to be freed."""
         seen, queue_of = record.seen, self._order.queue_of
-        reused, new = (BlockClass(record.returning, flag).queue for flag in (True, False))
+        reused, new = _QUEUES[record.returning]
         known = max(record.cached, seen)
         for start, block in blocks:
-            end = min(start + block_tokens, known)
-            queue_of[block.block_id] = reused if is_reused(start, end, seen) else new
+            end = start + block_tokens
+            if start < seen < end:  # one of them at most
+                queue = reused if is_reused(start, min(end, known), seen) else new
+            else:
+                queue = reused if start < seen else new
+            queue_of[block.block_id] = queue
 
     def end(self, record: RequestRecord) -> None:
         """A request ends or is preempted; its blocks are about to be freed."""

@@ -43,18 +43,19 @@ def names_of(topic: int, shared: int, turn: int) -> list[tuple]:
 def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
     lengths = [0 if h == EMPTY else n for h, n in zip(heads, sizes, strict=True)]
     if any(lengths):
-        assert lengths[rule.victim(heads, lengths, 100)]
+        assert lengths[rule.victim(heads, lengths, sum(lengths), 100)]
 
 
 @given(
     heads=st.lists(st.integers(0, 90), min_size=4, max_size=4),
     lengths=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+    room=st.integers(1, 60),
 )
-def test_returning_prompts_have_half_of_what_waits_whatever_is_learned(heads, lengths):
+def test_returning_prompts_have_half_of_the_room_whatever_is_learned(heads, lengths, room):
     num_protected = lengths[2] + lengths[3]
     for rule in RULES[1:]:
-        victim = BlockClass(True, False).queue <= rule.victim(heads, lengths, 100)
-        assert not victim or 2 * num_protected > sum(lengths)
+        victim = BlockClass(True, False).queue <= rule.victim(heads, lengths, room, 100)
+        assert not victim or 2 * num_protected > room
 
 
 @given(start=st.integers(0, 9), size=st.integers(1, 9), seen=st.integers(0, 20))
@@ -96,7 +97,7 @@ def test_each_key_waits_once_and_is_given_up_once(steps, count):
             queues.add(key, queue, now)
             waiting.add(key)
     count = min(count, len(waiting))
-    given_up = queues.give_up(count, RULES[2], 100)
+    given_up = queues.give_up(count, RULES[2], len(queues), 100)
     assert len(set(given_up)) == count and set(given_up) <= waiting
     assert len(queues) == len(waiting) - count
     assert not any(key in queues for key in given_up)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
-from vllm_ascend.core.eviction.rules import NUM_QUEUES, Lru
+from vllm_ascend.core.eviction.rules import NUM_QUEUES, BlockClass, Lru, ProtectReturning
 from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue
 from vllm_ascend.core.pool.kept_queue import KeptOrder
 
@@ -54,9 +54,39 @@ class KeptMachine(RuleBasedStateMachine):
         self.out += taken
 
     @invariant()
-    def the_links_are_in_order_of_use(self) -> None:
-        assert self.queue.get_all_free_blocks() == self.model
+    def the_links_are_in_order_of_use_queue_by_queue(self) -> None:
+        queue_of = self.order.queue_of
+        expected = sorted(self.model, key=lambda block: queue_of[block.block_id])
+        assert self.queue.get_all_free_blocks() == expected
         assert self.queue.num_free_blocks == len(self.model)
+        assert self.walked() == expected
+
+    def walked(self) -> list[KVCacheBlock]:
+        """Return what vLLM's CPU offloading meets: it follows the links of the whole queue."""
+        met, node = [], self.queue.fake_free_list_head.next_free_block
+        while node is not self.queue.fake_free_list_tail:
+            met.append(node)
+            node = node.next_free_block
+        assert all(node.block_hash is None for node in met if node.block_id < 0)
+        return [node for node in met if node.block_id > 0]
+
+
+def test_returning_prompts_keep_their_half_while_long_prompts_hold_the_rest():
+    """Those of a flood: one runs, its predecessor's blocks wait, and few others."""
+    blocks = [KVCacheBlock(i) for i in range(1, 11)]
+    order = KeptOrder(LearnedRule(ProtectReturning(), 10), 11)
+    queue = TieredFreeQueue(blocks, kept_order=order)
+    taken = queue.popleft_n(10)
+    returning, others = taken[:5], taken[5:]
+    for block in returning:
+        order.queue_of[block.block_id] = BlockClass(returning=True, reused=True).queue
+    queue.append_n(others, Rank.KEPT)
+    queue.append_n(returning, Rank.KEPT)
+    assert queue.popleft_n(5) == others
+    for block in others:  # less than half of what waits now
+        queue.append_n([block], Rank.KEPT)
+        assert queue.popleft_n(1) == [block]
+    assert queue.popleft_n(5) == returning
 
 
 TestKept = KeptMachine.TestCase
