@@ -139,6 +139,9 @@ class RunResult(HitRates):
         num_requests_hit: Requests whose first scheduling had a hit.
         prompt_tokens: Prompt tokens of those requests.
         hit_tokens: Tokens that were hits at the first scheduling.
+        prompt_work: What all prompt tokens cost, as
+            :func:`~vllm_ascend.replay.prefill_work.prefill_work` counts it.
+        hit_work: What the hit tokens would have.
         num_preemptions: Preemptions.
         peak_used_blocks: Most blocks in use at once.
         num_cached_blocks_evicted: Cached blocks that were handed out anew.
@@ -169,6 +172,8 @@ class RunResult(HitRates):
     num_requests_hit: int
     prompt_tokens: int
     hit_tokens: int
+    prompt_work: float
+    hit_work: float
     num_preemptions: int
     peak_used_blocks: int
     num_cached_blocks_evicted: int
@@ -183,6 +188,15 @@ class RunResult(HitRates):
     violations: tuple[str, ...]
     verified: bool
     description: str = ""
+
+    @property
+    def saved_work(self) -> float:
+        """What hits save of the arithmetic of prefill, in percent."""
+        return 100.0 * self.hit_work / self.prompt_work if self.prompt_work else 0.0
+
+    def rates_in_json(self) -> dict[str, float]:
+        """Return the rates as reports name them."""
+        return {**super().rates_in_json(), "saved_work_percent": round(self.saved_work, 4)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunResult:

@@ -37,6 +37,8 @@ def make_run(variant: str = "retention-0", **changes) -> RunResult:
         num_requests_hit=3,
         prompt_tokens=4000,
         hit_tokens=1234,
+        prompt_work=4040.0,
+        hit_work=1010.0,
         num_preemptions=5,
         peak_used_blocks=6789,
         num_cached_blocks_evicted=77,
@@ -175,6 +177,7 @@ def test_json_round_trip(tmp_path):
     runs = data["workloads"][0]["runs"]
     assert tuple(map(RunResult.from_dict, runs)) == report.workloads[0].runs
     assert runs[1]["hit_rate_percent"] == 30.85
+    assert runs[1]["saved_work_percent"] == 25
     assert list(tmp_path.iterdir()) == [tmp_path / "report.json"]
 
 

@@ -61,6 +61,7 @@ HITS: tuple[Column[RunResult], ...] = (
 )
 CHECKED = Column("rows\nchecked", _checked)
 COSTS: tuple[Column[RunResult], ...] = (
+    Column("work\nsaved %", lambda run: f"{run.saved_work:.2f}"),
     Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
     Column("cached\nevicted", lambda run: f"{run.num_cached_blocks_evicted:,}"),
     Column("schedule() µs\np50 / p99", lambda run: _pair(run.schedule_us)),

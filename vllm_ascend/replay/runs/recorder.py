@@ -11,6 +11,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from vllm_ascend.replay.prefill_work import prefill_work
 from vllm_ascend.replay.results import Percentiles, RunResult, Sample, length_buckets
 from vllm_ascend.replay.runs.job import Job
 from vllm_ascend.replay.runs.sampling import SamplingPlan
@@ -120,6 +121,8 @@ class Recorder:
             num_requests_hit=sum(bool(seen.hit_tokens) for seen in scheduled),
             prompt_tokens=self._prompt_tokens,
             hit_tokens=self._hit_tokens,
+            prompt_work=sum(prefill_work(seen.prompt_tokens) for seen in scheduled),
+            hit_work=sum(prefill_work(seen.hit_tokens or 0) for seen in scheduled),
             num_preemptions=self._num_preemptions,
             peak_used_blocks=self._peak_used,
             num_cached_blocks_evicted=self._num_evicted,
