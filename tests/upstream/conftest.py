@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.upstream.npu_reference.releases import RELEASES
-from tests.upstream.sources import checkout_here, copy_python, release_here
+from tests.upstream.sources import checkout_here, copy_python, named_checkout, release_here
 from vllm_ascend.overlay import apply, make_plan
 from vllm_ascend.releases import running_release
 
@@ -19,6 +19,14 @@ if not running_release().takes_overlay:
 # The reference operators are those that the code of these releases calls.
 if release_here() not in RELEASES:
     collect_ignore += ["npu_reference", "real_runs"]
+
+
+def pytest_configure() -> None:
+    """Say in one sentence, before any test, what is wrong with the checkout that is named."""
+    try:
+        named_checkout()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")

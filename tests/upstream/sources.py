@@ -14,7 +14,10 @@ REPOSITORY = Path(__file__).parents[2]
 UNPACKED = REPOSITORY / ".upstream"
 # vLLM -> vllm-ascend's release for it.
 RELEASES = {"0.20.2": "0.20.2rc1", "0.23.0": "0.23.0.post1", "0.30.0": "0.30.0rc2"}
+# Another checkout for the vLLM that is installed, such as the one inside an image of vllm-ascend.
 VARIABLE = "VLLM_ASCEND_UPSTREAM"
+# What tests and servers read of one.
+_READ = ("vllm_ascend/platform.py", "csrc/torch_binding.cpp", "setup.py", "tests/ut")
 
 
 def unpacked(release: str) -> Path:
@@ -30,10 +33,41 @@ def release_here() -> str:
     return RELEASES[vllm.__version__.split("+")[0]]
 
 
-def checkout_here() -> Path:
-    """Return what the tests run over; it is only read."""
+def named_checkout() -> Path | None:
+    """Return the checkout that :data:`VARIABLE` names; ``None`` if it names none.
+
+    Raises:
+        ValueError: The folder lacks something that is read of a checkout, is overlaid, or is made
+            for another vLLM than the one that is installed.
+    """
+    # Checks import this module over a plain checkout, which has no overlay to import.
+    from vllm_ascend.overlay.known_heads import head_of
+    from vllm_ascend.overlay.release import read_release
+    from vllm_ascend.overlay.state import STATE_DIRECTORY
+
     named = os.environ.get(VARIABLE)
-    return Path(named) if named else unpacked(release_here())
+    if not named:
+        return None
+    root = Path(named).resolve()
+    for name in _READ:
+        if not (root / name).exists():
+            raise ValueError(f"{VARIABLE}={named} is not a checkout of vllm-ascend: no {name}")
+    if (root / STATE_DIRECTORY).exists():
+        raise ValueError(f"{VARIABLE}={named} is overlaid: name a copy from which it is reverted")
+    made_for = head_of(root / "vllm_ascend") or read_release(root)
+    here = vllm.__version__.split("+")[0]
+    if made_for.vllm not in (None, here):
+        raise ValueError(f"{VARIABLE}={named} is {made_for}; vLLM {here} is installed")
+    return root
+
+
+def checkout_here() -> Path:
+    """Return what the tests run over; it is only read.
+
+    Raises:
+        ValueError: See :func:`named_checkout`.
+    """
+    return named_checkout() or unpacked(release_here())
 
 
 def copy_python(source: Path, copy: Path) -> Path:

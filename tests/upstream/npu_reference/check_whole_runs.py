@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.upstream.npu_reference.engine import Engine, answered, tokens_of
+from tests.upstream.npu_reference.engine import NUM_ANSWERED, Engine, answered, tokens_of
 
 BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 
@@ -40,6 +40,19 @@ def test_prompts_are_cut_anywhere(num_tokens):
 @pytest.mark.parametrize(("num_drafts", "rows"), [(1, 64), (2, 128), (3, 32)])
 def test_drafts_change_no_token(num_drafts, rows):
     answers_twice(Engine(rows=rows, switches=BEST, num_drafts=num_drafts), hits=True)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_drafts_behind_the_longest_request(num_drafts):
+    """It ends with the model's length; its last steps would draft tokens that cannot be.
+
+    What drafts read is not compared: 0.20.2rc1 leaves out the drafts of all requests in such a
+    step, and with them rows of the draft layer. Where drafts write is.
+    """
+    longest = max(len(prompt) for prompt, _ in answered()) + NUM_ANSWERED
+    engine = Engine(rows=32, switches=BEST, num_drafts=num_drafts, max_model_len=longest)
+    engine.tagged.checks_drafts = False
+    answers_twice(engine, hits=True)
 
 
 def test_without_switches_as_with_them():

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.upstream.npu_reference.host import BEST, Host, make_host
+from tests.upstream.sources import named_checkout
 
 
 def command(host: Host, port: int, *options: str) -> list[str]:
@@ -35,6 +36,10 @@ def command(host: Host, port: int, *options: str) -> list[str]:
 def main(arguments: Sequence[str]) -> None:
     """Make the host, say what is to be known of it, and serve."""
     folder, port = Path(arguments[0]).resolve(), int(arguments[1])
+    try:
+        named_checkout()
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     host = make_host(folder)
     print(f"vllm-ascend, overlaid: {host.checkout}")
     print(f"its environment:       source {folder / 'set_env.sh'}")
