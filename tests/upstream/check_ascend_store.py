@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core.conftest import switch  # noqa: F401
+from tests.upstream.store_client import StoreClient
 from vllm_ascend.core.connectors.connector_rules import check_row_layout, knows_granules
 from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
     config_data,
@@ -35,15 +36,8 @@ _TRANSFER = KVTransferConfig(
 )
 
 
-class Nothing:
+class Nothing(StoreClient):
     """A store that is never asked."""
-
-    def __init__(self, parallel_config: Any, **_options: Any) -> None:
-        pass
-
-    @classmethod
-    def create_scheduler_client(cls, parallel_config: Any) -> None:
-        """Later releases have a client in the scheduler as well."""
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.core.configurations import Configuration
+from tests.upstream.store_client import StoreClient
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
 from vllm_ascend.oracle.contents import digests_of
 from vllm_ascend.oracle.groups import Kind
@@ -27,24 +28,10 @@ from vllm_ascend.oracle.groups import Kind
 MODULE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 
 
-class Pool:
-    """What all engines of a pool see: pages by key. Stands in for a store's client."""
+class Pool(StoreClient):
+    """What all engines of a pool see: pages by key."""
 
     pages: dict[str, tuple[bytes, ...]] = {}
-
-    def __init__(self, parallel_config: Any, **_options: Any) -> None:
-        pass
-
-    @classmethod
-    def create_scheduler_client(cls, parallel_config: Any) -> Pool:
-        """Return the scheduler's own client."""
-        return cls(parallel_config)
-
-    def register_buffer(self, addresses: Sequence[int], lengths: Sequence[int]) -> None:
-        """Any memory can be read."""
-
-    def set_device(self) -> None:
-        """There is none."""
 
     def exists(self, keys: Sequence[str]) -> list[int]:
         """Return 1 for a key that has a page, else 0."""

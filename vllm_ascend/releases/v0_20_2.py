@@ -128,7 +128,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         ),
         "MooncakeConnectorWorker.register_kv_caches": "30cf1f3b7c0ff1b6",
     },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector": {
+        "AscendStoreConnector.__init__": ("ff8feabbef801a8a", "5e62297377bd3d12"),
+    },
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data": {
+        "ChunkedTokenDatabase.prepare_value": "4ad9741d3182fcff",
         "ChunkedTokenDatabase.process_tokens_with_block_ids": "0d5030bddbfedf1e",
         "get_block_hashes": ("9899f77dd8865828", "5cf292f745ba86c9"),
     },

@@ -97,7 +97,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheSendingThread.__init__": "8772fc7217712f7c",
         "MooncakeConnectorWorker.register_kv_caches": "5c83e7d3834a5512",
     },
+    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector": {
+        "AscendStoreConnector.__init__": "a43744abd97a77f7",
+    },
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data": {
+        "ChunkedTokenDatabase.prepare_value": "e84f838101da716e",
         "ChunkedTokenDatabase.process_token_key_strings_with_block_ids": "232ced3d4984dfed",
         "get_block_hashes": "a0bdd75aebca952b",
     },

@@ -62,7 +62,10 @@ def engine_of_pool(
         fault()
     extra |= {"backend": file_store.BACKEND, "lookup_rpc_port": name}
     transfer = KVTransferConfig(
-        kv_connector="AscendStoreConnector", kv_role="kv_both", kv_connector_extra_config=extra
+        kv_connector="AscendStoreConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config=extra,
+        kv_load_failure_policy="recompute",
     )
     return Engine(
         switches=BEST,
@@ -177,19 +180,100 @@ def load_late() -> None:
 
 def promise_all() -> None:
     """Let the look-up promise all pages, without asking whether they are there."""
-    from vllm_ascend.patch.upstream import patch_ascend_store
+    from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker import KVPoolWorker
 
-    def all_tokens(worker, num_tokens, block_hashes):
+    def all_tokens(original, worker, num_tokens, *_, **__):
         step = worker.cache_transfer_granularity
         return num_tokens // step * step
 
-    patch_ascend_store.stored_tokens = all_tokens
+    wrap(KVPoolWorker, "lookup_scheduler", all_tokens)
+
+
+def promise_and_miss_nothing() -> None:
+    """The same, and take all of them for loaded."""
+    from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore
+
+    promise_all()
+    wrap(CheckedStore, "_missing", lambda original, *pages: original(*pages) and ())
+
+
+def lose_pages() -> None:
+    """Let pages of two groups be gone when they are to be loaded, once."""
+    lost: list[int] = []
+
+    def get(original, store, keys, *places):
+        for group in {0, 2}.difference(lost):
+            FileStore.path(next(key for key in keys if group_of(key) == group)).unlink()
+            lost.append(group)
+        return original(store, keys, *places)
+
+    wrap(FileStore, "get", get)
+
+
+def lose_pages_unsaid() -> None:
+    """The same, of a client that does not say which pages it has loaded, as 0.20.2rc1's."""
+    lose_pages()
+    wrap(FileStore, "get", lambda original, *pages: original(*pages) and None)
+
+
+def lose_pages_in_the_step() -> None:
+    """The same; what the step reads in their place is not checked, since its answer is dropped."""
+    from tests.upstream.npu_reference.tags import Memory
+    from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore
+
+    lost: list[int] = []
+
+    def missing(original, *pages):
+        lost.extend(found := original(*pages))
+        return found
+
+    def take_lost(original, store):
+        lost.clear()
+        return original(store)
+
+    lose_pages()
+    wrap(CheckedStore, "_missing", missing)
+    wrap(CheckedStore, "take_lost", take_lost)
+    wrap(Memory, "read", lambda original, *read, **how: lost or original(*read, **how))
+
+
+def store_behind_lost_pages() -> None:
+    """The same, and store what the step leaves all the same."""
+    from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore
+
+    lose_pages_in_the_step()
+    CheckedStore.lost = frozenset()  # type: ignore[assignment,method-assign]
+
+
+def store_null_blocks() -> None:
+    """Let blocks that windows have left be stored as if they were the request's."""
+    from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data import (  # type: ignore[import-not-found]
+        ChunkedTokenDatabase,
+    )
+
+    # Its worker says of every database whether there are null blocks.
+    ChunkedTokenDatabase.has_null_blocks = property(lambda _: False, lambda *_: None)
 
 
 def store(folder: Path, fault: Callable[[], None] | None = None) -> list[int]:
     """Let an engine that ends then store a prompt, and return its answer."""
     with instances(lambda: engine_of_pool(folder, "a", fault)) as (engine,):
         return engine.ask([STORED])[0].tokens
+
+
+def store_what_was_lost(folder: Path, fault: Callable[[], None] | None = None) -> None:
+    """Let an engine store a prompt that it has itself, and that is gone from the pool.
+
+    Of the prompt's first boundary in the pool its windows have left the tail by then.
+    """
+    prompt = TEXT[: 2 * WHOLE_BLOCKS + 100]
+    with instances(lambda: engine_of_pool(folder, "a", fault)) as (engine,):
+        engine.ask([prompt])
+        for page in (folder / "pool").iterdir():
+            page.unlink()
+        (again,) = engine.ask([prompt])
+    assert again.num_cached >= 2 * WHOLE_BLOCKS
+    assert file_store.keys_in(folder / "pool")
 
 
 def load(folder: Path, fault: Callable[[], None] | None = None) -> list[int]:
@@ -223,7 +307,7 @@ def test_pages_that_are_stored_wrong(tmp_path):
 
 
 def test_a_page_that_is_gone_from_the_pool(tmp_path):
-    """The look-up asks for all that is read; upstream's asked for the pages of windows alone."""
+    """The look-up asks for all that is read; 0.20.2rc1's own, for the pages of windows alone."""
     right = store(tmp_path)
     (gone, *_) = (key for key in file_store.keys_in(tmp_path / "pool") if group_of(key) == 0)
     FileStore.folder = tmp_path / "pool"
@@ -231,4 +315,37 @@ def test_a_page_that_is_gone_from_the_pool(tmp_path):
     assert load(tmp_path) == right  # it computes the page, and stores it again
     FileStore.path(gone).unlink()
     with pytest.raises(TagError, match=r"read .*, group 0,"):
-        load(tmp_path, promise_all)
+        load(tmp_path, promise_and_miss_nothing)
+
+
+@pytest.mark.parametrize(
+    ("client", "load_async"),
+    [(lose_pages, True), (lose_pages_unsaid, True), (lose_pages_in_the_step, False)],
+)
+def test_pages_that_vanish_before_they_are_loaded(tmp_path, client, load_async):
+    """The prompt is computed then, and stored as it is computed."""
+    right = store(tmp_path)
+    makers = [lambda: engine_of_pool(tmp_path, "b", client, load_async=load_async)]
+    with instances(*makers) as (engine,):
+        (answer,) = engine.ask([STORED])
+        assert answer.tokens == right
+        assert forgets(engine)
+    assert load(tmp_path) == right
+
+
+def test_pages_behind_lost_ones_that_are_stored(tmp_path):
+    """The engine itself finds them there when it starts anew."""
+    store(tmp_path)
+    with pytest.raises(TagError, match="read"):
+        load(tmp_path, store_behind_lost_pages)
+
+
+@pytest.mark.parametrize("fault", [None, store_null_blocks], ids=["right", "null blocks"])
+def test_pages_that_a_hit_has_no_blocks_of(tmp_path, fault):
+    """Behind an engine's own hit windows have null blocks: no pages of what is stored."""
+    store_what_was_lost(tmp_path, fault)
+    if fault is None:
+        assert [load(tmp_path)] == without_cache([STORED], **SETTINGS)
+        return
+    with pytest.raises(TagError, match="read"):
+        load(tmp_path)

@@ -12,15 +12,15 @@ import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.upstream.npu_reference import transfers
+from tests.upstream.store_client import StoreClient
 
 BACKEND = "files"
 _MISSING = -1
 
 
-class FileStore:
+class FileStore(StoreClient):
     """Pages by key, of all engines that have the folder.
 
     Attributes:
@@ -30,20 +30,6 @@ class FileStore:
 
     folder: Path
     loaded: list[str] = []
-
-    def __init__(self, parallel_config: Any, **_options: Any) -> None:
-        pass
-
-    @classmethod
-    def create_scheduler_client(cls, parallel_config: Any) -> FileStore:
-        """Return the scheduler's own client."""
-        return cls(parallel_config)
-
-    def register_buffer(self, addresses: Sequence[int], lengths: Sequence[int]) -> None:
-        """Any memory can be read."""
-
-    def set_device(self) -> None:
-        """There is one only."""
 
     def exists(self, keys: Sequence[str]) -> list[int]:
         """Return 1 for a key that has a page, else 0."""

@@ -7,7 +7,7 @@ import pytest
 
 from tests.upstream.forks import Answer
 from tests.upstream.npu_reference.processes import LONG, names_of_tests, run_checks
-from tests.upstream.npu_reference.releases import differences_here
+from tests.upstream.npu_reference.releases import differences_here, own_plain_checks_here
 
 
 def failures(answers: dict[str, Answer]) -> str:
@@ -25,6 +25,8 @@ def failures(answers: dict[str, Answer]) -> str:
     [
         "check_whole_runs.py",
         "check_whole_runs_of_schedulers.py",
+        "check_whole_runs_of_ascend_store.py",
+        "check_whole_runs_of_mooncake.py",
         "check_int8_weights.py",
         "check_planted_faults.py",
         *differences_here().own_checks,
@@ -41,7 +43,7 @@ def test_the_overlaid_one_over_long_prompts(overlaid, tmp_path):
     assert answers and not failures(answers)
 
 
-@pytest.mark.parametrize("file", ["check_plain_faults.py", *differences_here().own_plain_checks])
+@pytest.mark.parametrize("file", ["check_plain_faults.py", *own_plain_checks_here()])
 def test_the_plain_one(file, plain, tmp_path):
     answers = run_checks(plain, names_of_tests(file), tmp_path)
     assert answers and not failures(answers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -20,11 +20,13 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
+from vllm_ascend.core.connectors.failed_loads import is_affected
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.core.layout.specs import group_specs, is_compressed
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
+from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore, PageAddresses
 from vllm_ascend.patch.upstream.ascend_store_lookup import stored_tokens
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
@@ -63,6 +65,7 @@ def wrap_worker_init(original: Callable) -> Callable:
         worker.token_database.hash_block_size = contract.hash_block_size
         if worker.use_layerwise:  # the scheduler makes such keys itself
             return
+        worker.m_store = CheckedStore(worker.m_store)
         if (coordinator := getattr(worker, "cache_coordinator", None)) is not None:
             coordinator.hash_block_size = contract.hash_block_size
         # A page has all layers that a rank has of a group, draft layers as well.
@@ -206,17 +209,58 @@ def wrap_lookup_scheduler(original: Callable) -> Callable:
     return lookup_scheduler
 
 
+@_change("config_data:ChunkedTokenDatabase.prepare_value")
+def wrap_prepare_value(original: Callable) -> Callable:
+    """A store's client is told addresses; which block has lost its page is not known from them."""
+
+    def prepare_value(self, *args, **kwargs) -> tuple[PageAddresses, list[int], int]:
+        addresses, sizes, block_id = original(self, *args, **kwargs)
+        return PageAddresses(addresses, block_id), sizes, block_id
+
+    return prepare_value
+
+
+@_change("ascend_store_connector:AscendStoreConnector.__init__")
+def wrap_connector_init(original: Callable) -> Callable:
+    """A page that could not be loaded is logged at most, where there are several groups, and its
+    block is read: vLLM would end the engine. The scheduler takes such requests back here."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        worker = getattr(self, "connector_worker", None)  # the scheduler's own has none
+        store = getattr(worker, "m_store", None)
+        if not isinstance(store, CheckedStore):
+            return
+        known = self.get_block_ids_with_load_errors
+
+        def get_block_ids_with_load_errors() -> set[int]:
+            """Return the blocks whose page could not be loaded since the last call."""
+            return known() | store.take_lost()
+
+        # Of 0.20.2rc's connector it is vLLM's, for all connectors.
+        self.get_block_ids_with_load_errors = get_block_ids_with_load_errors
+
+    return __init__
+
+
 @_change("pool_worker:KVPoolWorker.wait_for_save")
 def wrap_wait_for_save(original: Callable) -> Callable:
     """vLLM lets it store while an exception ends the step: pages that were not computed, for every
-    engine of the pool to load."""
+    engine of the pool to load. Nor may be stored what was computed behind a page that was lost."""
 
-    def wait_for_save(self, *args, **kwargs) -> Any:
+    def wait_for_save(self, connector_metadata) -> Any:
         """Store what the step has computed."""
         if _step_has_failed():
             _logger.error("AscendStore: the step has failed, nothing of it is stored")
             return None
-        return original(self, *args, **kwargs)
+        if isinstance(self.m_store, CheckedStore) and self.m_store.lost:
+            for request in connector_metadata.requests:
+                if is_affected(request.block_ids_by_group, self.m_store.lost):
+                    # It is still told that the request has been dealt with.
+                    request.block_ids_by_group = [
+                        [NULL_BLOCK_ID] * len(table) for table in request.block_ids_by_group
+                    ]
+        return original(self, connector_metadata)
 
     return wait_for_save
 
@@ -265,6 +309,7 @@ def wrap_build_connector_meta(original: Callable) -> Callable:
     that ends before a page does loaded part of the page."""
 
     def build_connector_meta(self, scheduler_output) -> Any:
+        _forget_tables_of_resumed(self, scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         metadata = original(self, scheduler_output)
         if not self.use_hybrid or self.use_layerwise:
             return metadata
@@ -284,6 +329,17 @@ def wrap_build_connector_meta(original: Callable) -> Callable:
         return metadata
 
     return build_connector_meta
+
+
+def _forget_tables_of_resumed(scheduler: Any, resumed: Iterable[str]) -> None:
+    """Let requests that start anew be known as preempted, whose blocks are all new.
+
+    vLLM tells of those that it preempts in a step, not of one whose load has failed between two.
+    """
+    for request_id in resumed:
+        if request_id not in scheduler._preempted_req_ids:
+            scheduler._preempted_req_ids.add(request_id)
+            scheduler._request_trackers.pop(request_id, None)
 
 
 def _held_blocks(
@@ -322,6 +378,8 @@ PATCHES: tuple[Patch, ...] = (
     wrap_process_tokens_with_block_ids,
     wrap_process_token_key_strings_with_block_ids,
     wrap_lookup_scheduler,
+    wrap_prepare_value,
+    wrap_connector_init,
     wrap_wait_for_save,
     wrap_get_num_new_matched_tokens,
     wrap_build_connector_meta,
