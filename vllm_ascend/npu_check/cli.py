@@ -29,7 +29,7 @@ from vllm_ascend.replay.trace import BadInputError
 
 _EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.SKIPPED: 3}
 _COLORS = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.SKIPPED: "yellow"}
-_NO_NPU = "torch_npu finds no NPU here"
+_NO_NPU = "torch_npu or vLLM finds no NPU here"
 
 _Url = Annotated[
     str | None,

@@ -10,6 +10,7 @@ import importlib.util
 from functools import partial
 
 import torch
+from vllm.platforms import current_platform
 
 from vllm_ascend.core.layout.units import BlockId
 from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
@@ -29,12 +30,13 @@ _OUR_TABLES = "worker/block_table.py"
 
 
 def npu() -> torch.device | None:
-    """Return the NPU that this process may use, ``None`` without one."""
+    """Return the NPU that this process may use, ``None`` if vLLM would serve on none."""
     if importlib.util.find_spec("torch_npu") is None:
         return None
     importlib.import_module("torch_npu")  # makes torch.npu
+    serves_on_npu = current_platform.device_type == "npu"
 
-    return torch.device("npu") if torch.npu.is_available() else None
+    return torch.device("npu") if serves_on_npu and torch.npu.is_available() else None
 
 
 def device_checks(device: torch.device) -> list[Check]:

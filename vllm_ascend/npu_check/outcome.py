@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 
 class Verdict(str, Enum):
@@ -49,7 +51,7 @@ class Check:
     Attributes:
         name: Short.
         shows: What would be wrong if it failed.
-        run: Returns what was measured; raises ``CheckFailedError``.
+        run: Returns what was measured; raises ``CheckFailedError``, or what a device raises.
     """
 
     name: str
@@ -64,8 +66,16 @@ class Check:
             numbers = self.run()
         except CheckFailedError as error:
             verdict, detail = Verdict.FAILED, str(error)
+        except Exception as error:  # of a device, of any kind; the other checks are to be run
+            verdict, detail = Verdict.FAILED, _in_a_line(error)
         seconds = round(time.perf_counter() - start, 1)
         return Outcome(self.name, self.shows, verdict, detail, numbers, seconds)
+
+
+def _in_a_line(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    message = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {message} ({Path(place.filename).name}:{place.lineno})"
 
 
 def summed_up(outcomes: Iterable[Outcome]) -> Verdict:

@@ -58,6 +58,8 @@ class Host(NamedTuple):
         path = (self.site, self.checkout, REPOSITORY, *filter(None, [os.environ.get("PYTHONPATH")]))
         return {
             "PYTHONPATH": os.pathsep.join(map(str, path)),
+            # Nor does ``python -m vllm_ascend`` take the repository's in the folder of that.
+            "PYTHONSAFEPATH": "1",
             "VLLM_PLUGINS": ",".join(PLUGINS),
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",  # it would compile for the NPU

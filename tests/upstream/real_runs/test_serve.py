@@ -123,18 +123,22 @@ def server(
     end(running)
 
 
-def run(server: Server, host: Host, *arguments: str) -> str:
-    """Run one of the project's commands on the host, and return what it said."""
+def run(host: Host, *arguments: str, exit_code: int = 0) -> str:
+    """Run one of the project's commands on the host, and return what it said.
+
+    In the repository's folder, as the documentation has it: the host's package is to be found, not
+    the one that lies there.
+    """
     result = subprocess.run(
         [sys.executable, "-m", "vllm_ascend", *arguments],
         env=host.environment(BEST) | {"COLUMNS": "300"},
-        cwd=server.log.parent,
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=_PATIENCE_S,
         check=False,
     )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert result.returncode == exit_code, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout + result.stderr
 
 
@@ -156,7 +160,7 @@ def test_hits_change_no_token(server, without_cache):
 def test_the_replay_over_http(server, host):
     """Of 1,000 tokens 900 are shared: 7 granules of 128, in 11 prompts of 12."""
     arguments = ("--workload", "12:1000:900:4", "--concurrency", "1")
-    said = run(server, host, "replay", "--url", server.url, *arguments)
+    said = run(host, "replay", "--url", server.url, *arguments)
     assert "12 of 12 requests answered" in said
     assert f"{100 * 11 * 896 / 12_000:.1f} %" in said
 
@@ -165,19 +169,25 @@ def test_regress(server, host, tmp_path):
     """Measured, and judged against itself."""
     arguments = ("regress", "--url", server.url, "--out", str(tmp_path / "out"), *LOAD)
     baseline = str(tmp_path / "baseline.json")
-    said = run(server, host, *arguments, "--save-baseline", baseline)
+    said = run(host, *arguments, "--save-baseline", baseline)
     assert "measured; there is no baseline to compare with" in said
     report = json.loads((tmp_path / "out" / "regress.json").read_text())
     (load,) = report["performance"]["loads"]
     # The first prompt is sent twice; the others share 900 tokens, more or less.
     assert 7 * 768 + 896 <= load["cache"]["hit_tokens"] <= 7 * 896 + 1024
-    said = run(server, host, *arguments, "--rejudge", "--baseline", baseline)
+    said = run(host, *arguments, "--rejudge", "--baseline", baseline)
     assert "no regression in 7 metrics" in said
+
+
+def test_npu_check_finds_no_npu(host):
+    """Whatever torch_npu says here: vLLM serves on the CPU."""
+    said = run(host, "npu-check", exit_code=2)
+    assert "finds no NPU here, and --url names no server" in said
 
 
 def test_doctor(server, host):
     arguments = ("--model", str(host.model), "--block-size", "128")
-    said = run(server, host, "doctor", *arguments)
+    said = run(host, "doctor", *arguments)
     assert "this project lies over the checkout, whole" in said
     assert "serving would be right (0 wrong" in said
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +24,19 @@ def verdicts() -> dict[str, Verdict]:
 
 def test_without_torch_npu_there_is_no_npu():
     assert device_checks.npu() is None
+
+
+@pytest.mark.parametrize(("served_on", "expected"), [("npu", "npu"), ("cpu", None)])
+def test_the_npu_is_the_one_that_vllm_serves_on(served_on, expected, monkeypatch):
+    torch_npu = ModuleType("torch_npu")
+    torch_npu.__spec__ = ModuleSpec("torch_npu", None)
+    monkeypatch.setitem(sys.modules, "torch_npu", torch_npu)
+    found = SimpleNamespace(is_available=lambda: True)
+    monkeypatch.setattr(torch, "npu", found, raising=False)
+    platform = SimpleNamespace(device_type=served_on)
+    monkeypatch.setattr(device_checks, "current_platform", platform)
+    monkeypatch.setattr(torch, "device", str)  # PyTorch knows no device of this name here
+    assert device_checks.npu() == expected
 
 
 def test_all_pass_where_everything_is_done_at_once():
