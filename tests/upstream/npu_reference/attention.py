@@ -100,25 +100,48 @@ def npu_sparse_attn_sharedkv(
         if end == first:
             continue
         positions = torch.arange(length - (end - first), length)
-        tags.computes(ori_kv, index, length - (end - first), length)
-        oldest = max(int(positions[0]) - ori_win_left, 0)
-        keys = _rows(ori_kv, ori_block_table, index, oldest, length, 1)
-        age = positions[:, None] - torch.arange(oldest, length)[None]
-        seen = (age >= 0) & (age <= ori_win_left)
+        tags.computes(ori_kv, index, int(positions[0]), length)
+        keys, seen = _window(ori_kv, ori_block_table, index, positions, ori_win_left)
         if cmp_kv is not None:
             assert cmp_block_table is not None
-            num_closed = (positions + 1) // cmp_ratio
-            selected = torch.arange(length // cmp_ratio)[None] < num_closed[:, None]
-            if cmp_sparse_indices is not None:
-                selected &= _named(cmp_sparse_indices[first:end, 0], selected.shape[1])
-            rows = torch.zeros(selected.shape[1], keys.shape[1], dtype=keys.dtype)
-            used = selected.any(0).nonzero().flatten()
-            rows[used] = _rows(
-                cmp_kv, cmp_block_table, index, 0, selected.shape[1], cmp_ratio, used
+            named = None if cmp_sparse_indices is None else cmp_sparse_indices[first:end, 0]
+            rows, selected = _compressed(
+                cmp_kv, cmp_block_table, index, positions, cmp_ratio, named
             )
             keys, seen = torch.cat([keys, rows]), torch.cat([seen, selected], dim=1)
         output[first:end] = _attend(q[first:end], keys, seen, sinks, softmax_scale)
     return output, q.new_empty(0, dtype=torch.float32)
+
+
+def _window(
+    cache: torch.Tensor, block_table: torch.Tensor, index: int, positions: torch.Tensor, left: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens that the queries of a request see, and which query sees which."""
+    oldest, length = max(int(positions[0]) - left, 0), int(positions[-1]) + 1
+    age = positions[:, None] - torch.arange(oldest, length)[None]
+    keys = _rows(cache, block_table, index, oldest, length, 1)
+    return keys, (age >= 0) & (age <= left)
+
+
+def _compressed(
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    index: int,
+    positions: torch.Tensor,
+    ratio: int,
+    named: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the compressed rows of a request, and which query sees which; those that none sees are
+    not read."""
+    num_closed = (positions + 1) // ratio
+    num_rows = int(num_closed[-1])
+    seen = torch.arange(num_rows)[None] < num_closed[:, None]
+    if named is not None:
+        seen &= _named(named, num_rows)
+    used = seen.any(0).nonzero().flatten()
+    rows = torch.zeros(num_rows, cache.shape[-1])
+    rows[used] = _rows(cache, block_table, index, 0, num_rows, ratio, used)
+    return rows, seen
 
 
 def _rows(

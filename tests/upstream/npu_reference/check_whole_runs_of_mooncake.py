@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.upstream.npu_reference.tags import TagError
 PORTS = range(18100, 18500)
 PREFILLS = {"do_remote_decode": True}
 GROUPS = range(7)
+_STEPS_TO_HEAR = 60
 
 
 def free_port() -> int:
@@ -119,9 +121,16 @@ def pair(folder: Path, prefilling: dict[str, Any], decoding: dict[str, Any]) -> 
 
 
 def all_free(producer: Instance, consumer: Instance) -> bool:
-    """Return whether nothing holds a block, once the one that prefills has heard of all pulls."""
-    producer.ask([[1, 2, 3]], num_tokens=1)
-    return producer.call(empty_cache) and consumer.call(empty_cache)
+    """Return whether nothing holds a block, once the one that prefills has heard of all pulls.
+
+    It is told of them by a message, and hears of it in a step.
+    """
+    for _ in range(_STEPS_TO_HEAR):
+        producer.ask([[1, 2, 3]], num_tokens=1)
+        if producer.call(empty_cache):
+            return consumer.call(empty_cache)
+        time.sleep(0.5)
+    return False
 
 
 @pytest.mark.parametrize(

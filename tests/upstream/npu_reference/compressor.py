@@ -81,15 +81,12 @@ def compressor(
     for index, (first, end, start) in enumerate(bounds):
         biases = ape.float()[torch.arange(start, start + end - first) % cmp_ratio]
         states[first:end, coff * width :] += biases
-        stop = start + end - first
-        tags.computes(state_cache, index, start, stop)
-        if start // cmp_ratio == stop // cmp_ratio:
-            continue
-        oldest = max((start // cmp_ratio - (coff - 1)) * cmp_ratio, 0)
-        blocks, rows = places(state_block_table[index], oldest, start, state_cache.shape[1])
-        tags.read(state_cache, blocks, rows, index, torch.arange(oldest, start))
-        tokens = torch.cat([state_cache[blocks, rows], states[first:end]])
-        closed.append(_windows(tokens, oldest, start, stop, cmp_ratio, coff))
+        tags.computes(state_cache, index, start, start + end - first)
+        if start // cmp_ratio < (start + end - first) // cmp_ratio:
+            block_table = state_block_table[index]
+            closed.append(
+                _closed(states[first:end], state_cache, block_table, index, start, cmp_ratio, coff)
+            )
     for index, (first, end, start) in enumerate(bounds):
         stop = start + end - first
         blocks, rows = places(state_block_table[index], start, stop, state_cache.shape[1])
@@ -104,6 +101,23 @@ def compressor(
         turned.copy_(npu_rotary_mul(turned, rope_cos[:count], rope_sin[:count], "interleave"))
         result[:count] = pooled.to(x.dtype)
     return result
+
+
+def _closed(
+    states: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    index: int,
+    start: int,
+    ratio: int,
+    coff: int,
+) -> torch.Tensor:
+    """Return a row for every window that a request's step closes, with what the cache has of it."""
+    oldest = max((start // ratio - (coff - 1)) * ratio, 0)
+    blocks, rows = places(block_table, oldest, start, cache.shape[1])
+    tags.read(cache, blocks, rows, index, torch.arange(oldest, start))
+    tokens = torch.cat([cache[blocks, rows], states])
+    return _windows(tokens, oldest, start, start + len(states), ratio, coff)
 
 
 def _windows(

@@ -85,21 +85,38 @@ def npu_quant_lightning_indexer(
     first = 0
     ends = zip(actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist(), strict=True)
     for index, (end, length) in enumerate(ends):
-        num_rows = length // cmp_ratio if end > first else 0
         tags.computes(key, index, length - (end - first), length)
-        blocks, rows = places(block_table[index], 0, num_rows, key.shape[1])
-        ordinals = (torch.arange(num_rows) + 1) * cmp_ratio - 1
-        for cache in (key, key_dequant_scale):
-            tags.read(cache, blocks, rows, index, ordinals)
-        keys = key[blocks, rows, 0].float() * key_dequant_scale[blocks, rows].float()
+        num_rows = length // cmp_ratio if end > first else 0
+        keys = _keys(key, key_dequant_scale, block_table[index], index, num_rows, cmp_ratio)
         queries = query[first:end].float() * query_dequant_scale[first:end].float()[..., None]
         scores = torch.einsum("qhd,rd->qhr", queries, keys).relu()
         scores = (scores * weights[first:end].float()[..., None]).sum(1)
         positions = torch.arange(length - (end - first), length)
-        closed = torch.arange(num_rows)[None] < ((positions + 1) // cmp_ratio)[:, None]
-        scores = scores.masked_fill(~closed, float("-inf"))
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :sparse_count]
-        best = torch.where(closed.gather(1, best), best, -1)
+        best = _best(scores, (positions + 1) // cmp_ratio, sparse_count)
         chosen[first:end, 0, : best.shape[1]] = best.int()
         first = end
     return chosen, query.new_empty(0, dtype=torch.float32)
+
+
+def _keys(
+    key: torch.Tensor,
+    scale: torch.Tensor,
+    block_table: torch.Tensor,
+    index: int,
+    num_rows: int,
+    ratio: int,
+) -> torch.Tensor:
+    """Return ``[rows, width]`` of a request, fp32."""
+    blocks, rows = places(block_table, 0, num_rows, key.shape[1])
+    ordinals = (torch.arange(num_rows) + 1) * ratio - 1
+    for cache in (key, scale):
+        tags.read(cache, blocks, rows, index, ordinals)
+    return key[blocks, rows, 0].float() * scale[blocks, rows].float()
+
+
+def _best(scores: torch.Tensor, num_closed: torch.Tensor, count: int) -> torch.Tensor:
+    """Return ``[queries, count or fewer]``: rows by score, -1 behind those that a query sees."""
+    closed = torch.arange(scores.shape[1])[None] < num_closed[:, None]
+    scores = scores.masked_fill(~closed, float("-inf"))
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return torch.where(closed.gather(1, best), best, -1)
