@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import partial
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 from vllm_ascend.releases import describe_supported
@@ -88,10 +88,10 @@ class _LazyCommands(typer.core.TyperGroup):
 
 
 def _exists(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+    """Whether a module is there; packages on the way to it are vllm-ascend's own over a checkout,
+    import vLLM, and let it log in front of what a command says."""
+    path = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    return path.with_suffix(".py").is_file()
 
 
 def _is_ours(error: ModuleNotFoundError) -> bool:

@@ -49,6 +49,21 @@ def test_no_command_offers_shell_completion():
             assert "--install-completion" not in help_text, path
 
 
+def test_to_see_which_commands_there_are_imports_none_of_their_packages():
+    """Over a checkout one of them is vllm-ascend's own, which imports vLLM: that logs to standard
+    output, in front of the JSON that was asked for."""
+    code = """
+import sys, typer
+from vllm_ascend.__main__ import COMMANDS, app
+assert typer.main.get_command(app).list_commands(None) == list(COMMANDS)
+packages = {target.split(".")[1] for target in COMMANDS.values()}
+print({package for package in packages if f"vllm_ascend.{package}" in sys.modules})
+"""
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout == "set()\n", result.stdout + result.stderr
+
+
 @pytest.mark.parametrize(
     ("lacking", "command", "told"),
     [
