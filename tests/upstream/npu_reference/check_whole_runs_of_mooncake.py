@@ -121,14 +121,16 @@ def pair(folder: Path, prefilling: dict[str, Any], decoding: dict[str, Any]) -> 
 
 
 def all_free(producer: Instance, consumer: Instance) -> bool:
-    """Return whether nothing holds a block, once the one that prefills has heard of all pulls.
+    """Return whether nothing holds a block, once both have heard of all pulls."""
+    return becomes_free(producer) and becomes_free(consumer)
 
-    It is told of them by a message, and hears of it in a step.
-    """
+
+def becomes_free(instance: Instance) -> bool:
+    """Return whether nothing holds a block after some steps: in them it hears of what is done."""
     for _ in range(_STEPS_TO_HEAR):
-        producer.ask([[1, 2, 3]], num_tokens=1)
-        if producer.call(empty_cache):
-            return consumer.call(empty_cache)
+        instance.ask([[1, 2, 3]], num_tokens=1)
+        if instance.call(empty_cache):
+            return True
         time.sleep(0.5)
     return False
 
