@@ -17,7 +17,7 @@ TEST_SEED := 20261121
 PORT ?= 8000
 # Tests that start whole servers: minutes, behind which little stands that others do not tell.
 SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
-# Whole runs of the real vllm-ascend over reference operators: minutes. Some are in `make test`.
+# Whole runs of the real vllm-ascend over reference operators: most of an hour. Some are in `make test`.
 REAL_TESTS := tests/upstream/real_runs
 # vLLM releases that the patch table is planned against, beside the installed one.
 OTHER_VLLM := 0.19.1 0.21.0 0.23.0 0.30.0
@@ -95,7 +95,7 @@ endif
 test-servers: setup  ## The tests that start whole servers; CI runs them behind make test.
 	$(BIN)/python -m pytest -n $(JOBS) $(SERVER_TESTS)
 
-test-real: setup upstream-sources  ## The real vllm-ascend on the CPU: all whole runs, planted faults, servers: more than 20 minutes.
+test-real: setup upstream-sources  ## The real vllm-ascend on the CPU: all whole runs, planted faults, servers: most of an hour.
 	$(BIN)/python -m pytest -n $(JOBS) $(REAL_TESTS)
 
 test-fast: setup  ## The unit tests alone.
