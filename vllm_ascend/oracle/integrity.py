@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import get_group_id
 
-from vllm_ascend.core.eviction.rules import NUM_QUEUES
+from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
 from vllm_ascend.oracle.errors import IntegrityError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import pytest
 from tests.e2e.core.configurations import PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
-from vllm_ascend.core.eviction.rules import BlockClass
+from vllm_ascend.core.eviction.block_classes import BlockClass
+from vllm_ascend.core.pool.free_queue import Rank
 
 EVICTION = "VLLM_ASCEND_EVICTION"
 SHARED, OWN = 192, 8
@@ -59,6 +60,29 @@ def test_a_block_is_worth_what_most_of_it_is(layout: str, make_engine: MakeEngin
     for number in range(4):
         bench.hit(random_prompt(1, shared) + random_prompt(100 + number, 4 * shared))
     own = [block_id for block_id, (_, known) in pool.granules.known.items() if len(known) > 2]
-    assert own and {pool.kept_order.queue_of[block_id] for block_id in own} == {
-        BlockClass(returning=False, reused=False).queue
-    }
+    assert own and {pool.kept_order.queue_of[block_id] for block_id in own} == {BlockClass.NEW}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_given_up_and_comes_again_waits_as_one(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """The start of it, that came before, could not be hit without the tails at its end."""
+    bench = make_bench(make_engine, layout)
+    prompt = random_prompt(1, SHARED)
+    bench.hit(prompt)
+    pool = bench.engine.manager.block_pool
+    for block in pool.free_block_queue.get_all_free_blocks():
+        pool.give_up(block)
+    own = random_prompt(2, SHARED // 8)
+    assert bench.hit(prompt + own) == 0
+    queue_of, queue = pool.kept_order.queue_of, pool.free_block_queue.tier(Rank.KEPT)
+    waiting = {block.block_id for block in queue.get_all_free_blocks()}
+    returning = {block_id for block_id in waiting if queue_of[block_id] == BlockClass.RETURNING}
+    hit = bench.hit(prompt + own)
+    assert hit >= SHARED and returning
+    # Nothing of it waits elsewhere: with the others gone it is hit as before.
+    for block in queue.get_all_free_blocks():
+        if block.block_id not in returning:
+            pool.give_up(block)
+    assert bench.hit(prompt + own) == hit

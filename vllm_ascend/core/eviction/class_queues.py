@@ -8,7 +8,8 @@ from collections.abc import Hashable
 from itertools import islice
 from typing import Generic, TypeVar
 
-from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, EvictionRule
+from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
+from vllm_ascend.core.eviction.rules import EMPTY, EvictionRule
 
 K = TypeVar("K", bound=Hashable)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_ascend.core.eviction.block_classes import NUM_QUEUES, BlockClass
 from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
-from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, candidates
+from vllm_ascend.core.eviction.rules import EMPTY, candidates
 
 # What a count is worth at the next update: half of it after 34.
 FADING = 0.98
@@ -36,6 +37,10 @@ class HazardQueues:
             hazards = table.hazards(waiting[queue], prior=_PRIOR_LIVES)
             self._indices[queue] = gittins_indices(hazards, self.bins.starts)
             table.fade(FADING)
+        # A prompt's own blocks are worth nothing without what it hit: that must not go first.
+        rests_on_it = (self._indices[BlockClass.LONG], self._indices[BlockClass.NEW])
+        hit = self._indices[BlockClass.HIT]
+        self._indices[BlockClass.HIT] = list(map(max, hit, *rests_on_it))
 
     def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""

@@ -16,11 +16,12 @@ Caching", ISCA 2007.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import compress
 
 from vllm_ascend.core.eviction.hazard_queues import FADING, HazardQueues
 from vllm_ascend.core.eviction.name_cache import NameCache
 from vllm_ascend.core.eviction.reuse_history import ReuseHistory
-from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, Lru, ProtectReturning
+from vllm_ascend.core.eviction.rules import EvictionRule, Lru, ProtectReturning
 
 # By name, whatever may be in force.
 RULE_NAMES = (Lru.name, ProtectReturning.name, HazardQueues.name)
@@ -71,21 +72,26 @@ class LearnedRule:
         """Return how many names at a prompt's start came before and are remembered."""
         return self._history.num_seen(names)
 
-    def start(self, names: Sequence[Hashable], num_seen: int, *, returning: bool) -> None:
-        """A prompt comes, the first ``num_seen`` of whose blocks came before."""
+    def start(self, names: Sequence[Hashable], num_seen: int, queues: Sequence[int]) -> None:
+        """A prompt comes, the first ``num_seen`` of whose blocks came before.
+
+        Args:
+            names: Of all its blocks.
+            num_seen: As :meth:`num_seen` says.
+            queues: Of all its blocks, where they will wait.
+        """
         self._history.take(names[:num_seen], self.now)
         now = self.now + len(names)
-        followed = [name for name in names if hash(name) % _FOLLOWED == 0]
-        num_reused = sum(hash(name) % _FOLLOWED == 0 for name in names[:num_seen])
-        queues = queues_of(len(followed), num_reused, returning=returning)
+        is_followed = [hash(name) % _FOLLOWED == 0 for name in names]
+        followed = list(compress(names, is_followed))
+        queues = list(compress(queues, is_followed))
         for i, cache in enumerate(self._caches):
             self._hits[i] += _FOLLOWED * cache.num_cached(followed)
             cache.use(followed, queues, now)
 
-    def end(self, names: Sequence[Hashable], num_seen: int, *, returning: bool) -> bool:
+    def end(self, names: Sequence[Hashable], queues: Sequence[int]) -> bool:
         """Its blocks are not used any more; return whether it is time for an update."""
         self.now += len(names)
-        queues = queues_of(len(names), num_seen, returning=returning)
         self._history.put_back(names, queues, self.now)
         return self.now >= self._next_update
 
@@ -111,10 +117,3 @@ class LearnedRule:
         self._history.clear()
         for cache in self._caches:
             cache.clear()
-
-
-def queues_of(num_blocks: int, num_seen: int, *, returning: bool) -> list[int]:
-    """Return the queues of a prompt's blocks, of which the first ``num_seen`` came before."""
-    num_reused = min(num_seen, num_blocks)
-    reused, new = (BlockClass(returning, flag).queue for flag in (True, False))
-    return [reused] * num_reused + [new] * (num_blocks - num_reused)

@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
 from vllm_ascend.core.eviction.hazard_queues import HazardQueues
-from vllm_ascend.core.eviction.rules import NUM_QUEUES
 
 
 class _Use(NamedTuple):

@@ -11,49 +11,16 @@ Example: two queues whose heads were used last at 40 and 10, now 50. LRU picks t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from vllm_ascend.core.eviction.block_classes import NUM_QUEUES, BlockClass
 
 EMPTY = -1
 """The time of the head of an empty queue."""
 
-RETURNING_PERCENT = 75  # of a prompt
 PROTECTED_PERCENT = 50  # of the free memory
-
-
-class BlockClass(NamedTuple):
-    """What is known of a block when it is used.
-
-    Attributes:
-        returning: Most of the prompt had come before.
-        reused: The block itself had.
-    """
-
-    returning: bool
-    reused: bool
-
-    @property
-    def queue(self) -> int:
-        """The queue of the class. Of one prompt, the part that is new (and deep) comes first."""
-        return 2 * self.returning + self.reused
-
-
-NUM_QUEUES = 4
-RETURNING_QUEUES = tuple(BlockClass(True, reused).queue for reused in (False, True))
-_OTHER_QUEUES = tuple(BlockClass(False, reused).queue for reused in (False, True))
-
-
-def is_returning(seen_tokens: int, prompt_tokens: int) -> bool:
-    """Say whether a prompt has come before, by how much of it has."""
-    return 100 * seen_tokens >= RETURNING_PERCENT * prompt_tokens
-
-
-def is_reused(start: int, end: int, seen_tokens: int) -> bool:
-    """Say whether most of what a block holds, ``[start, end)`` of a prompt, had come before.
-
-    One block of the 128:1 group holds a whole chat. It is not worth more than the rest of the chat
-    because of the few tokens that all chats begin with: each has a copy of those.
-    """
-    return seen_tokens - start > end - seen_tokens
+RETURNING_QUEUES: Sequence[int] = (int(BlockClass.RETURNING),)
+_OTHER_QUEUES = tuple(int(c) for c in BlockClass if c not in RETURNING_QUEUES)
 
 
 class EvictionRule(Protocol):

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
+from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
-from vllm_ascend.core.eviction.rules import EMPTY, NUM_QUEUES, RETURNING_QUEUES
+from vllm_ascend.core.eviction.rules import EMPTY, RETURNING_QUEUES
 
 
 class KeptOrder:

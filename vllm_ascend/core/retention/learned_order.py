@@ -7,8 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from vllm.v1.request import Request
 
+from vllm_ascend.core.eviction.block_classes import (
+    BlockClass,
+    PromptLengths,
+    is_mostly_hit,
+    is_returning,
+    queues_of,
+)
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
-from vllm_ascend.core.eviction.rules import BlockClass, EvictionRule, is_returning, is_reused
+from vllm_ascend.core.eviction.rules import EvictionRule
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.kept_queue import KeptOrder
@@ -17,11 +24,8 @@ from vllm_ascend.core.retention.freed_blocks import PlacedBlock
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 _SAMPLED_BLOCKS = 2048
-# By whether the prompt is returning: the queue of blocks that came before, and that of new ones.
-_QUEUES = {
-    returning: (BlockClass(returning, True).queue, BlockClass(returning, False).queue)
-    for returning in (False, True)
-}
+# As a plain int: see the pool's ranks.
+_HIT = int(BlockClass.HIT)
 
 
 class LearnedOrder:
@@ -35,6 +39,7 @@ class LearnedOrder:
         """Let what is learned decide in ``pool``, and ``base`` until then."""
         self._pool, self._group = pool, group
         self.rule = LearnedRule(base, pool.num_gpu_blocks)
+        self._lengths = PromptLengths()
         self._order = KeptOrder(self.rule, pool.num_gpu_blocks)
         pool.keep_by(self._order)
 
@@ -43,22 +48,26 @@ class LearnedOrder:
         names, block_tokens = self._names(request, request.num_prompt_tokens), self._block_tokens
         num_seen = max(self.rule.num_seen(names), min(record.matched // block_tokens, len(names)))
         record.seen = max(num_seen * block_tokens, record.matched)
-        record.returning = is_returning(record.seen, request.num_prompt_tokens)
-        self.rule.start(names, num_seen, returning=record.returning)
+        is_long = self._lengths.is_long(request.num_prompt_tokens)
+        if is_returning(record.seen, request.num_prompt_tokens):
+            record.rest = BlockClass.RETURNING
+        else:
+            record.found = record.matched
+            record.rest = BlockClass.LONG if is_long else BlockClass.NEW
+        self.rule.start(names, num_seen, self._queues(names, record))
 
     def classify(
         self, blocks: Iterable[PlacedBlock], record: RequestRecord, block_tokens: int
     ) -> None:
         """Say of what class a request's blocks of a group are that are about to be freed."""
-        seen, queue_of = record.seen, self._order.queue_of
-        reused, new = _QUEUES[record.returning]
-        known = max(record.cached, seen)
+        found, rest, queue_of = record.found, int(record.rest), self._order.queue_of
+        known = max(record.cached, record.seen)
         for start, block in blocks:
             end = start + block_tokens
-            if start < seen < end:  # one of them at most
-                queue = reused if is_reused(start, min(end, known), seen) else new
+            if start < found < end:  # one of them at most
+                queue = _HIT if is_mostly_hit(start, min(end, known), found) else rest
             else:
-                queue = reused if start < seen else new
+                queue = _HIT if start < found else rest
             queue_of[block.block_id] = queue
 
     def end(self, record: RequestRecord) -> None:
@@ -66,8 +75,7 @@ class LearnedOrder:
         if record.request is None:
             return
         names = self._names(record.request, max(record.cached, record.seen))
-        num_seen = record.seen // self._block_tokens
-        if self.rule.end(names, num_seen, returning=record.returning):
+        if self.rule.end(names, self._queues(names, record)):
             self.rule.update(self._capacity())
 
     @property
@@ -77,6 +85,9 @@ class LearnedOrder:
     def _names(self, request: Request, num_tokens: int) -> Sequence[bytes]:
         names = BlockNames(request.block_hashes, self._pool.hash_block_size, self._block_tokens)
         return names.first(num_tokens // self._block_tokens)
+
+    def _queues(self, names: Sequence[bytes], record: RequestRecord) -> list[int]:
+        return queues_of(len(names), record.found // self._block_tokens, record.rest)
 
     def _capacity(self) -> int:
         """Return about how many names the pool holds once all of its memory is used."""

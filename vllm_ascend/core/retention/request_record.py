@@ -9,6 +9,7 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
+from vllm_ascend.core.eviction.block_classes import BlockClass
 from vllm_ascend.core.layout.units import Granule, GroupId, Ordinal
 from vllm_ascend.core.pool.tiered_block_pool import Rank
 
@@ -44,7 +45,8 @@ class RequestRecord:
         junction: A boundary at which this request was seen to leave a cached prefix, 0 if none.
         rank: Why its tails are kept, and so how long.
         seen: How much of its prompt had come before; 0 where nobody asks.
-        returning: That is most of it.
+        found: How much of it is of class HIT; 0 where nobody asks.
+        rest: Of which class its blocks behind that are.
         matched: How far its last look-up found the rows of full and compressed groups.
         hit: What its last look-up found, ``None`` if it never looked.
         missed_junction: That look-up found no tail where the request leaves the cached prefix.
@@ -63,7 +65,8 @@ class RequestRecord:
     junction: int = 0
     rank: Rank = Rank.KEPT
     seen: int = 0
-    returning: bool = False
+    found: int = 0
+    rest: BlockClass = BlockClass.NEW
     matched: int = 0
     hit: int | None = None
     missed_junction: bool = False

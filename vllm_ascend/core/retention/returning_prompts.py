@@ -17,7 +17,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 from vllm.v1.request import Request
 
-from vllm_ascend.core.eviction.rules import PROTECTED_PERCENT, is_returning
+from vllm_ascend.core.eviction.block_classes import is_returning
+from vllm_ascend.core.eviction.rules import PROTECTED_PERCENT
 from vllm_ascend.core.pool.block_names import BlockNames
 
 REMEMBERED_NAMES = 2  # per block of the pool

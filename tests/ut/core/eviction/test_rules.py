@@ -9,24 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_ascend.core.eviction.class_queues import ClassQueues
-from vllm_ascend.core.eviction.hazard_queues import HazardQueues
-from vllm_ascend.core.eviction.learned_rule import LearnedRule, queues_of
-from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
-from vllm_ascend.core.eviction.name_cache import NameCache
-from vllm_ascend.core.eviction.rules import (
-    EMPTY,
+from vllm_ascend.core.eviction.block_classes import (
     NUM_QUEUES,
     BlockClass,
-    Lru,
-    ProtectReturning,
+    PromptLengths,
+    is_mostly_hit,
     is_returning,
-    is_reused,
+    queues_of,
 )
+from vllm_ascend.core.eviction.class_queues import ClassQueues
+from vllm_ascend.core.eviction.hazard_queues import HazardQueues
+from vllm_ascend.core.eviction.learned_rule import LearnedRule
+from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
+from vllm_ascend.core.eviction.name_cache import NameCache
+from vllm_ascend.core.eviction.rules import EMPTY, Lru, ProtectReturning
 
 PROMPTS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=60
 )
+NUM_BINS = len(HazardQueues(4, 40).bins)
+NUM_COUNTS = 2 * NUM_QUEUES * NUM_BINS
 RULES = [Lru(), ProtectReturning(), HazardQueues(2, 100)]
 
 
@@ -52,16 +54,47 @@ def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
     room=st.integers(1, 60),
 )
 def test_returning_prompts_have_half_of_the_room_whatever_is_learned(heads, lengths, room):
-    num_protected = lengths[2] + lengths[3]
     for rule in RULES[1:]:
-        victim = BlockClass(True, False).queue <= rule.victim(heads, lengths, room, 100)
-        assert not victim or 2 * num_protected > room
+        if rule.victim(heads, lengths, room, 100) == BlockClass.RETURNING:
+            assert 2 * lengths[BlockClass.RETURNING] > room
 
 
-@given(start=st.integers(0, 9), size=st.integers(1, 9), seen=st.integers(0, 20))
-def test_a_block_is_reused_if_most_of_its_tokens_came_before(start, size, seen):
+@given(start=st.integers(0, 9), size=st.integers(1, 9), hit=st.integers(0, 20))
+def test_a_block_is_what_most_of_its_tokens_are(start, size, hit):
     tokens = range(start, start + size)
-    assert is_reused(start, start + size, seen) == (2 * sum(t < seen for t in tokens) > size)
+    assert is_mostly_hit(start, start + size, hit) == (2 * sum(t < hit for t in tokens) > size)
+
+
+@given(num_blocks=st.integers(0, 9), num_hit=st.integers(0, 12))
+def test_behind_what_it_hit_a_prompt_is_of_one_class(num_blocks, num_hit):
+    queues = queues_of(num_blocks, num_hit, BlockClass.LONG)
+    behind = queues[num_hit:]
+    assert len(queues) == num_blocks and set(behind) <= {BlockClass.LONG}
+    assert set(queues[:num_hit]) <= {BlockClass.HIT}
+
+
+def test_long_is_what_is_long_beside_others():
+    lengths = PromptLengths()
+    assert [lengths.is_long(n) for n in (1000, 1000, 1501, 1000)] == [False, False, True, False]
+    assert not any([lengths.is_long(100_000) for _ in range(200)][100:])
+    assert not any(lengths.is_long(0) for _ in range(3))
+
+
+@given(counts=st.lists(st.integers(0, 9), min_size=NUM_COUNTS, max_size=NUM_COUNTS))
+def test_what_a_prompt_hit_never_goes_before_what_rests_on_it(counts):
+    """Both were used at once, so both are of one age."""
+    rule, by_queue = (
+        HazardQueues(4, 40),
+        [counts[first : first + NUM_BINS] for first in range(0, NUM_COUNTS, NUM_BINS)],
+    )
+    for table, reused in zip(rule.tables, by_queue[:NUM_QUEUES], strict=True):
+        table.reused = list(reused)
+    rule.update(by_queue[NUM_QUEUES:])
+    for rest in (BlockClass.LONG, BlockClass.NEW):
+        for age in range(60):
+            heads = [EMPTY] * NUM_QUEUES
+            heads[BlockClass.HIT] = heads[rest] = 100 - age
+            assert rule.victim(heads, [int(h != EMPTY) for h in heads], 2, 100) == rest
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,8 +104,9 @@ def test_lru_over_queues_is_lru_over_one_list(prompts, capacity):
     cache, model = NameCache(Lru(), capacity), OrderedDict()
     for now, prompt in enumerate(prompts, 1):
         names = names_of(*prompt)
-        num_seen = sum(name in model for name in names)
-        cache.use(names, queues_of(len(names), num_seen, returning=now % 2 == 0), now)
+        rest = BlockClass(now % NUM_QUEUES)
+        num_hit = 0 if rest is BlockClass.RETURNING else cache.num_cached(names)
+        cache.use(names, queues_of(len(names), num_hit, rest), now)
         for name in reversed(names):
             model.pop(name, None)
             model[name] = None
@@ -140,10 +174,11 @@ def test_an_index_is_no_more_than_the_best_bin_behind(hazards):
 def follow(rule: LearnedRule, cache: NameCache, names: list) -> int:
     """Let a prompt come and end; return its hits."""
     hits, num_seen = cache.num_cached(names), rule.num_seen(names)
-    returning = is_returning(num_seen, len(names))
-    rule.start(names, num_seen, returning=returning)
-    due = rule.end(names, num_seen, returning=returning)
-    cache.use(names, queues_of(len(names), num_seen, returning=returning), rule.now)
+    returns = is_returning(num_seen, len(names))
+    queues = queues_of(len(names), hits, BlockClass.RETURNING if returns else BlockClass.NEW)
+    rule.start(names, num_seen, queues)
+    due = rule.end(names, queues)
+    cache.use(names, queues, rule.now)
     if due:
         rule.update(cache.capacity)
     return hits
@@ -171,5 +206,3 @@ def test_any_traffic_can_be_followed(prompts):
     for prompt in prompts:
         follow(rule, cache, names_of(*prompt))
         assert len(cache) <= 8
-    assert len(queues_of(5, 9, returning=True)) == 5
-    assert NUM_QUEUES == 4

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from vllm_ascend.core.eviction.block_classes import NUM_QUEUES, BlockClass
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
-from vllm_ascend.core.eviction.rules import NUM_QUEUES, BlockClass, Lru, ProtectReturning
+from vllm_ascend.core.eviction.rules import Lru, ProtectReturning
 from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue
 from vllm_ascend.core.pool.kept_queue import KeptOrder
 
@@ -79,7 +80,7 @@ def test_returning_prompts_keep_their_half_while_long_prompts_hold_the_rest():
     taken = queue.popleft_n(10)
     returning, others = taken[:5], taken[5:]
     for block in returning:
-        order.queue_of[block.block_id] = BlockClass(returning=True, reused=True).queue
+        order.queue_of[block.block_id] = BlockClass.RETURNING
     queue.append_n(others, Rank.KEPT)
     queue.append_n(returning, Rank.KEPT)
     assert queue.popleft_n(5) == others
