@@ -6,8 +6,8 @@ prompt is cut into classes where it left the cache, and nowhere else: the tail o
 kept. If the end of a prompt were given up and the rest had no tail, nobody could hit the rest.
 
 Example: a prompt of 40 blocks, 10 of which were in the cache; another 5 had come before, and were
-given up. 15 of 40 are no return: 10 are of class HIT, 30 of class NEW, or of LONG if the prompts
-before had 26 blocks on average or less.
+given up. 15 of 40 are no return: 10 blocks are of class HIT, 30 of NEW, or of LONG if the prompts
+before had 26 on average or less. Had 30 come before, they would be RETURNING_HIT and RETURNING.
 """
 
 from __future__ import annotations
@@ -31,9 +31,17 @@ class BlockClass(IntEnum):
     NEW = 1
     """Of another prompt, behind what it hit."""
     HIT = 2
-    """What such prompts hit."""
+    """What these prompts hit."""
     RETURNING = 3
-    """Of a prompt most of which had come before, all of it."""
+    """Of a prompt most of which had come before, behind what it hit."""
+    RETURNING_HIT = 4
+    """What such prompts hit."""
+
+    @property
+    def hit(self) -> BlockClass:
+        """The class of what a prompt hit, by that of the rest of it."""
+        returns = self in (BlockClass.RETURNING, BlockClass.RETURNING_HIT)
+        return BlockClass.RETURNING_HIT if returns else BlockClass.HIT
 
 
 NUM_QUEUES = len(BlockClass)
@@ -76,4 +84,4 @@ def queues_of(num_blocks: int, num_hit: int, rest: BlockClass) -> list[int]:
         rest: The class of the others.
     """
     num_hit = min(num_hit, num_blocks)
-    return [int(BlockClass.HIT)] * num_hit + [int(rest)] * (num_blocks - num_hit)
+    return [int(rest.hit)] * num_hit + [int(rest)] * (num_blocks - num_hit)

@@ -37,10 +37,10 @@ class HazardQueues:
             hazards = table.hazards(waiting[queue], prior=_PRIOR_LIVES)
             self._indices[queue] = gittins_indices(hazards, self.bins.starts)
             table.fade(FADING)
-        # A prompt's own blocks are worth nothing without what it hit: that must not go first.
-        rests_on_it = (self._indices[BlockClass.LONG], self._indices[BlockClass.NEW])
-        hit = self._indices[BlockClass.HIT]
-        self._indices[BlockClass.HIT] = list(map(max, hit, *rests_on_it))
+        # What a prompt added is worth nothing without what it hit: that must not go first.
+        for rest in (BlockClass.LONG, BlockClass.NEW, BlockClass.RETURNING):
+            hit = rest.hit
+            self._indices[hit] = list(map(max, self._indices[hit], self._indices[rest]))
 
     def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""

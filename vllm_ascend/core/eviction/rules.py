@@ -19,7 +19,7 @@ EMPTY = -1
 """The time of the head of an empty queue."""
 
 PROTECTED_PERCENT = 50  # of the free memory
-RETURNING_QUEUES: Sequence[int] = (int(BlockClass.RETURNING),)
+RETURNING_QUEUES = (int(BlockClass.RETURNING), int(BlockClass.RETURNING_HIT))
 _OTHER_QUEUES = tuple(int(c) for c in BlockClass if c not in RETURNING_QUEUES)
 
 

@@ -24,8 +24,6 @@ from vllm_ascend.core.retention.freed_blocks import PlacedBlock
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 _SAMPLED_BLOCKS = 2048
-# As a plain int: see the pool's ranks.
-_HIT = int(BlockClass.HIT)
 
 
 class LearnedOrder:
@@ -48,11 +46,11 @@ class LearnedOrder:
         names, block_tokens = self._names(request, request.num_prompt_tokens), self._block_tokens
         num_seen = max(self.rule.num_seen(names), min(record.matched // block_tokens, len(names)))
         record.seen = max(num_seen * block_tokens, record.matched)
+        record.found = record.matched
         is_long = self._lengths.is_long(request.num_prompt_tokens)
         if is_returning(record.seen, request.num_prompt_tokens):
             record.rest = BlockClass.RETURNING
         else:
-            record.found = record.matched
             record.rest = BlockClass.LONG if is_long else BlockClass.NEW
         self.rule.start(names, num_seen, self._queues(names, record))
 
@@ -60,14 +58,16 @@ class LearnedOrder:
         self, blocks: Iterable[PlacedBlock], record: RequestRecord, block_tokens: int
     ) -> None:
         """Say of what class a request's blocks of a group are that are about to be freed."""
-        found, rest, queue_of = record.found, int(record.rest), self._order.queue_of
+        # As plain ints: see the pool's ranks.
+        found, hit, rest = record.found, int(record.rest.hit), int(record.rest)
+        queue_of = self._order.queue_of
         known = max(record.cached, record.seen)
         for start, block in blocks:
             end = start + block_tokens
             if start < found < end:  # one of them at most
-                queue = _HIT if is_mostly_hit(start, min(end, known), found) else rest
+                queue = hit if is_mostly_hit(start, min(end, known), found) else rest
             else:
-                queue = _HIT if start < found else rest
+                queue = hit if start < found else rest
             queue_of[block.block_id] = queue
 
     def end(self, record: RequestRecord) -> None:

@@ -45,7 +45,7 @@ class RequestRecord:
         junction: A boundary at which this request was seen to leave a cached prefix, 0 if none.
         rank: Why its tails are kept, and so how long.
         seen: How much of its prompt had come before; 0 where nobody asks.
-        found: How much of it is of class HIT; 0 where nobody asks.
+        found: How much of it was in the cache when it came; 0 where nobody asks.
         rest: Of which class its blocks behind that are.
         matched: How far its last look-up found the rows of full and compressed groups.
         hit: What its last look-up found, ``None`` if it never looked.

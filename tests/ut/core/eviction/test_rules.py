@@ -22,11 +22,12 @@ from vllm_ascend.core.eviction.hazard_queues import HazardQueues
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
 from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
 from vllm_ascend.core.eviction.name_cache import NameCache
-from vllm_ascend.core.eviction.rules import EMPTY, Lru, ProtectReturning
+from vllm_ascend.core.eviction.rules import EMPTY, RETURNING_QUEUES, Lru, ProtectReturning
 
 PROMPTS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=60
 )
+RESTS = (BlockClass.LONG, BlockClass.NEW, BlockClass.RETURNING)
 NUM_BINS = len(HazardQueues(4, 40).bins)
 NUM_COUNTS = 2 * NUM_QUEUES * NUM_BINS
 RULES = [Lru(), ProtectReturning(), HazardQueues(2, 100)]
@@ -39,8 +40,10 @@ def names_of(topic: int, shared: int, turn: int) -> list[tuple]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @given(
-    heads=st.lists(st.one_of(st.just(EMPTY), st.integers(0, 90)), min_size=4, max_size=4),
-    sizes=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+    heads=st.lists(
+        st.one_of(st.just(EMPTY), st.integers(0, 90)), min_size=NUM_QUEUES, max_size=NUM_QUEUES
+    ),
+    sizes=st.lists(st.integers(1, 9), min_size=NUM_QUEUES, max_size=NUM_QUEUES),
 )
 def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
     lengths = [0 if h == EMPTY else n for h, n in zip(heads, sizes, strict=True)]
@@ -49,14 +52,14 @@ def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
 
 
 @given(
-    heads=st.lists(st.integers(0, 90), min_size=4, max_size=4),
-    lengths=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+    heads=st.lists(st.integers(0, 90), min_size=NUM_QUEUES, max_size=NUM_QUEUES),
+    lengths=st.lists(st.integers(1, 9), min_size=NUM_QUEUES, max_size=NUM_QUEUES),
     room=st.integers(1, 60),
 )
 def test_returning_prompts_have_half_of_the_room_whatever_is_learned(heads, lengths, room):
     for rule in RULES[1:]:
-        if rule.victim(heads, lengths, room, 100) == BlockClass.RETURNING:
-            assert 2 * lengths[BlockClass.RETURNING] > room
+        if rule.victim(heads, lengths, room, 100) in RETURNING_QUEUES:
+            assert 2 * sum(lengths[queue] for queue in RETURNING_QUEUES) > room
 
 
 @given(start=st.integers(0, 9), size=st.integers(1, 9), hit=st.integers(0, 20))
@@ -67,10 +70,10 @@ def test_a_block_is_what_most_of_its_tokens_are(start, size, hit):
 
 @given(num_blocks=st.integers(0, 9), num_hit=st.integers(0, 12))
 def test_behind_what_it_hit_a_prompt_is_of_one_class(num_blocks, num_hit):
-    queues = queues_of(num_blocks, num_hit, BlockClass.LONG)
-    behind = queues[num_hit:]
-    assert len(queues) == num_blocks and set(behind) <= {BlockClass.LONG}
-    assert set(queues[:num_hit]) <= {BlockClass.HIT}
+    for rest in RESTS:
+        queues = queues_of(num_blocks, num_hit, rest)
+        assert len(queues) == num_blocks and set(queues[num_hit:]) <= {rest}
+        assert set(queues[:num_hit]) <= {rest.hit}
 
 
 def test_long_is_what_is_long_beside_others():
@@ -90,10 +93,10 @@ def test_what_a_prompt_hit_never_goes_before_what_rests_on_it(counts):
     for table, reused in zip(rule.tables, by_queue[:NUM_QUEUES], strict=True):
         table.reused = list(reused)
     rule.update(by_queue[NUM_QUEUES:])
-    for rest in (BlockClass.LONG, BlockClass.NEW):
+    for rest in RESTS:
         for age in range(60):
             heads = [EMPTY] * NUM_QUEUES
-            heads[BlockClass.HIT] = heads[rest] = 100 - age
+            heads[rest.hit] = heads[rest] = 100 - age
             assert rule.victim(heads, [int(h != EMPTY) for h in heads], 2, 100) == rest
 
 
@@ -104,9 +107,8 @@ def test_lru_over_queues_is_lru_over_one_list(prompts, capacity):
     cache, model = NameCache(Lru(), capacity), OrderedDict()
     for now, prompt in enumerate(prompts, 1):
         names = names_of(*prompt)
-        rest = BlockClass(now % NUM_QUEUES)
-        num_hit = 0 if rest is BlockClass.RETURNING else cache.num_cached(names)
-        cache.use(names, queues_of(len(names), num_hit, rest), now)
+        num_hit = cache.num_cached(names)
+        cache.use(names, queues_of(len(names), num_hit, RESTS[now % len(RESTS)]), now)
         for name in reversed(names):
             model.pop(name, None)
             model[name] = None
