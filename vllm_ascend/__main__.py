@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -150,5 +151,14 @@ def _commands(
     """A group has to have a function."""
 
 
+def main() -> None:
+    """Run the command that the command line names."""
+    try:
+        app(prog_name="python -m vllm_ascend")
+    finally:
+        # All is said: an impatient Ctrl-C while Python shuts down must not change the exit code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 if __name__ == "__main__":
-    app(prog_name="python -m vllm_ascend")
+    main()

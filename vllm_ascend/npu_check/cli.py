@@ -25,6 +25,7 @@ from vllm_ascend.replay.commands import EXIT_INTERRUPTED, bad_input_ends
 from vllm_ascend.replay.http.access import ApiKey, HttpAccess, Insecure
 from vllm_ascend.replay.http.client import ServerError, base_url
 from vllm_ascend.replay.http.prompts import MIN_VOCABULARY
+from vllm_ascend.replay.interrupts import no_interrupts
 from vllm_ascend.replay.trace import BadInputError
 
 _EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.SKIPPED: 3}
@@ -74,8 +75,11 @@ def npu_check(
         planned = [*_of_device(), *_of_server(server, vocab_size, margin)]
         if all(isinstance(check, Outcome) for check in planned):
             raise BadInputError(f"{_NO_NPU}, and --url names no server: nothing can be checked")
-    outcomes, is_whole = _run(planned)
-    typer.echo(json.dumps(_document(described, server, outcomes), indent=1))
+    console = Console(stderr=True, emoji=False)
+    outcomes, is_whole = _run(planned, console)
+    with no_interrupts():
+        console.print(_table(outcomes))
+        typer.echo(json.dumps(_document(described, server, outcomes), indent=1))
     raise typer.Exit(_EXIT_CODES[summed_up(outcomes)] if is_whole else EXIT_INTERRUPTED)
 
 
@@ -126,9 +130,8 @@ def _skipped(name: str, shows: str, why: str) -> Outcome:
     return Outcome(name, shows, Verdict.SKIPPED, why)
 
 
-def _run(planned: list[Check | Outcome]) -> tuple[list[Outcome], bool]:
+def _run(planned: list[Check | Outcome], console: Console) -> tuple[list[Outcome], bool]:
     """Return what became of the checks, and whether all were run: an interrupt loses nothing."""
-    console = Console(stderr=True, emoji=False)
     outcomes: list[Outcome] = []
     is_whole = True
     with console.status("") as status:
@@ -138,7 +141,6 @@ def _run(planned: list[Check | Outcome]) -> tuple[list[Outcome], bool]:
                 outcomes.append(check if isinstance(check, Outcome) else check.outcome())
         except KeyboardInterrupt:
             is_whole = False
-    console.print(_table(outcomes))
     return outcomes, is_whole
 
 

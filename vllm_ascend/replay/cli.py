@@ -37,6 +37,7 @@ from vllm_ascend.replay.http.options import (
     check_together,
 )
 from vllm_ascend.replay.http.prompts import PromptShape
+from vllm_ascend.replay.interrupts import no_interrupts
 from vllm_ascend.replay.options import (
     Concurrency,
     Eviction,
@@ -56,7 +57,6 @@ from vllm_ascend.replay.outputs import prepare_folder
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
 from vllm_ascend.replay.results import ReplayReport
 from vllm_ascend.replay.runs.job import CLOSED_LOOP, TIMESTAMPS, CostModel, RunSettings
-from vllm_ascend.replay.runs.runner import no_interrupts
 from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import BadInputError
 from vllm_ascend.replay.variants import (

@@ -30,6 +30,7 @@ from vllm_ascend.replay.curves.lines import (
     policy_lines,
 )
 from vllm_ascend.replay.curves.policies import PrefixTrace
+from vllm_ascend.replay.interrupts import no_interrupts
 from vllm_ascend.replay.options import (
     MAX_KV_GIB,
     Concurrency,
@@ -50,7 +51,6 @@ from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import curve_png, print_curve, write_json
 from vllm_ascend.replay.results import ReplayReport
 from vllm_ascend.replay.runs.job import Job, RunSettings
-from vllm_ascend.replay.runs.runner import no_interrupts
 from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import Workload
 from vllm_ascend.replay.variants import (

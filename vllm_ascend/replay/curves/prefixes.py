@@ -19,6 +19,7 @@ from vllm_ascend.replay.commands import (
     write_and_end,
 )
 from vllm_ascend.replay.curves.lines import PrefixCurve
+from vllm_ascend.replay.interrupts import no_interrupts
 from vllm_ascend.replay.options import (
     Concurrency,
     Jobs,
@@ -33,7 +34,6 @@ from vllm_ascend.replay.options import (
 from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import prefix_curve_png, print_prefix_curve, write_json
 from vllm_ascend.replay.runs.job import RunSettings
-from vllm_ascend.replay.runs.runner import no_interrupts
 from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.variants import BUILT_IN_NAMES, check_layout, parse_variant
 

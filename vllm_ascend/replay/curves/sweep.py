@@ -24,6 +24,7 @@ from vllm_ascend.replay.commands import (
     write_and_end,
 )
 from vllm_ascend.replay.curves.grid import UNSET, Grid, Row, SweepReport
+from vllm_ascend.replay.interrupts import no_interrupts
 from vllm_ascend.replay.options import (
     Concurrency,
     Jobs,
@@ -40,7 +41,6 @@ from vllm_ascend.replay.options import (
 from vllm_ascend.replay.outputs import prepare_files
 from vllm_ascend.replay.report import print_sweep, write_json, write_sweep_markdown
 from vllm_ascend.replay.runs.job import Job, RunSettings
-from vllm_ascend.replay.runs.runner import no_interrupts
 from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.variants import ASCEND_LAYOUT
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -30,10 +30,10 @@ from vllm_ascend.replay.http.player import Played, Player
 from vllm_ascend.replay.http.prompts import FittedWorkload, fit, only
 from vllm_ascend.replay.http.refusals import choose_model, explain
 from vllm_ascend.replay.http.results import HttpReport, HttpRun, HttpWorkload, count
+from vllm_ascend.replay.interrupts import interrupts_call, no_interrupts
 from vllm_ascend.replay.outputs import check_folder, prepare_folder, spare_finished
 from vllm_ascend.replay.report.http import http_png, print_http_report, write_http_html
 from vllm_ascend.replay.report.json_file import write_json
-from vllm_ascend.replay.runs.runner import no_interrupts
 from vllm_ascend.replay.sources import WorkloadSource
 from vllm_ascend.replay.trace import Workload
 
@@ -77,12 +77,15 @@ async def _play_all(
     """Return what came of the workloads that were begun."""
     client = HttpClient(url, timeout_s=options.timeout_s, access=options.access)
     outcomes: list[Played] = []
-    with _cancelled_by_signals():
+    task = asyncio.current_task()
+    assert task is not None
+    cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+    with interrupts_call(cancel, _SIGNALS):
         try:
             for fitted in workloads:
                 workload = fitted.workload
-                task = progress.add_task(workload.name, total=workload.num_requests, hits="")
-                player = Player(client, model, _shower(progress, task))
+                bar = progress.add_task(workload.name, total=workload.num_requests, hits="")
+                player = Player(client, model, _shower(progress, bar))
                 outcomes.append(player.played)
                 await player.play(workload, options.speed if options.is_open_loop else None)
                 _say_done(progress.console, workload, player.played)
@@ -93,21 +96,6 @@ async def _play_all(
             outcomes[-1].interrupted = True
     await client.close()
     return outcomes
-
-
-@contextlib.contextmanager
-def _cancelled_by_signals() -> Iterator[None]:
-    """Let the user cancel this task; behind it, an impatient one changes nothing."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, lambda: None)
 
 
 def _progress() -> Progress:

@@ -15,9 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Protocol
 
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend.replay.interrupts import interrupts_call
 from vllm_ascend.replay.results import RunResult
 from vllm_ascend.replay.runs import fork_server
 from vllm_ascend.replay.runs.job import Job
@@ -42,16 +44,6 @@ class Watcher(Protocol):
 
 def _raise_refusal(index: int, reason: str) -> None:
     raise BadInputError(reason)
-
-
-@contextlib.contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Finish what takes seconds: an impatient second Ctrl-C must not cost the results."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,8 @@ class Runner:
     def run(self, jobs: Sequence[Job]) -> Outcome:
         """Run all jobs. A keyboard interrupt stops them; what they measured so far is kept.
 
-        Further interrupts change nothing; a process that does not answer in time is ended.
+        Further interrupts change nothing, until our process ends; a process of the runs that does
+        not answer in time is ended.
 
         Raises:
             BadInputError: A job cannot be run, and nobody said what to do then; the others are
@@ -107,33 +100,23 @@ class Runner:
         self._jobs = jobs
         with _started() as server:
             lines = _Lines(server)
-            with self._interrupts_stop(server, lines):
+            with interrupts_call(partial(self._stop, server, lines)):
                 _send(server, fork_server.request(jobs, self._num_parallel))
                 for line in lines:
                     self._hear(line)
-            if server.wait() and not self._interrupted:
+                exit_code = server.wait()
+            if exit_code and not self._interrupted:
                 self._failures.append(
-                    f"the process of all runs ended with exit code {server.returncode}:\n"
+                    f"the process of all runs ended with exit code {exit_code}:\n"
                     f"{''.join(self._said)}"
                 )
         results = [self._results[index] for index in sorted(self._results)]
         return Outcome(results, self._interrupted, tuple(self._failures))
 
-    @contextlib.contextmanager
-    def _interrupts_stop(self, server: subprocess.Popen[str], lines: _Lines) -> Iterator[None]:
-        """Let the first interrupt end all runs and others do nothing; none breaks into the code."""
-
-        def stop(*_: object) -> None:
-            if not self._interrupted:
-                self._interrupted = True
-                server.send_signal(signal.SIGINT)
-                lines.end_by(time.monotonic() + _GRACE_SECONDS)
-
-        previous = signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
+    def _stop(self, server: subprocess.Popen[str], lines: _Lines) -> None:
+        self._interrupted = True
+        server.send_signal(signal.SIGINT)
+        lines.end_by(time.monotonic() + _GRACE_SECONDS)
 
     def _hear(self, line: str) -> None:
         if not line.startswith(fork_server.EVENT):

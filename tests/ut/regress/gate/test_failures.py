@@ -100,14 +100,6 @@ def test_an_interrupted_load_leaves_no_process(tmp_path, monkeypatch):
     assert str(runs) not in listing
 
 
-@pytest.fixture
-def interruptible():
-    """A shell may have started the tests in the background, where it ignores interruptions."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_an_interruption_among_questions(tmp_path, interruptible):
     def answer(number):
         if number == 3:
