@@ -79,7 +79,15 @@ class RankedCaching:
         self.records: dict[str, RequestRecord] = {}
         is_eagle = any(group.is_eagle for group in groups.all)
         lookahead = plan.hash_tokens if is_eagle else 0
-        self.tails = TailCache(pool, groups.retained, plan, lookahead=lookahead, stats=stats)
+        self.tails = TailCache(
+            pool,
+            groups.retained,
+            plan,
+            lookahead=lookahead,
+            # Somewhere inside of all blocks.
+            least_gain=groups.tokens_for_a_tail(plan.whole_blocks + plan.alignment),
+            stats=stats,
+        )
         self.sparse_state = SparseState(pool, groups.all, self.tails, self.records, plan)
         self.partial_hits = PartialHits(pool, groups, plan)
         self.allocation = BlockAllocation(

@@ -119,6 +119,7 @@ def _ranked_caching(kv_cache_manager: KVCacheManager) -> Any:
 # What each tier behind the scratch blocks is called, and the ranks whose blocks it holds.
 _TIERS = {
     "spare": {"SPARE"},
+    "marginal": {"MARGINAL"},
     "cached": {"KEPT", "ROLLING"},
     "protected": {"PROTECTED"},
     "pinned": {"PINNED"},

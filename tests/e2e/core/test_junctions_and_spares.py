@@ -91,6 +91,37 @@ def test_a_spare_tail_that_is_hit_is_kept(layout: str, make_engine: MakeEngine) 
     assert bench.hit(branch(prompt, 3 * unit, number + 1)) == 3 * unit
 
 
+@pytest.mark.parametrize("layout", FINE)
+def test_the_end_of_a_prompt_goes_before_what_is_kept_shortly_before_it(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """A tail takes memory of rows; one that makes hits a little longer has idle memory only."""
+    bench = Bench(
+        make_engine,
+        layout,
+        "auto",
+        max_num_batched_tokens=8 * LAYOUTS[layout][1],
+        num_blocks=500,
+        switches={SPARE: "1"},
+    )
+    unit = bench.alignment
+    prompt = random_prompt(1, 6 * unit + 1)
+    bench.hit(prompt)
+    number = 2
+    while bench.is_cached(prompt, 6 * unit):
+        bench.hit(random_prompt(number, 6 * unit + 1))
+        number += 1
+        assert number < 200, "its tail is never given up"
+    assert bench.hit(prompt) == 4 * unit, "the fallback boundary"
+
+    bench.fresh()
+    bench.hit(prompt)
+    assert bench.hit(prompt) == 6 * unit, "the replay boundary, kept from now on"
+    for other in range(2, number):
+        bench.hit(random_prompt(other, 6 * unit + 1))
+    assert bench.hit(prompt) == 6 * unit
+
+
 @pytest.mark.parametrize(("least", "expected"), [(0, 160), (32, 160), (33, 128), (1000, 128)])
 def test_a_small_gain_is_not_worth_a_copy(
     least: int, expected: int, make_engine: MakeEngine

@@ -102,6 +102,13 @@ class Groups:
         """Those of them whose tails retention decides about."""
         return tuple(group for group in self.all if group.is_retained)
 
+    def tokens_for_a_tail(self, boundary: int) -> int:
+        """Return how many tokens' rows take as many blocks as a boundary's tail; 0 if none do."""
+        if not self.prefix:
+            return 0
+        num_blocks = sum(len(group.tail(boundary)) for group in self.retained)
+        return int(num_blocks / sum(1 / group.block_tokens for group in self.prefix))
+
 
 def describe_groups(
     managers: Sequence[SingleTypeKVCacheManager], draft_groups: Set[int], plan: CachePlan

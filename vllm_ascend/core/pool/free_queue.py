@@ -16,24 +16,28 @@ class Rank(IntEnum):
 
     SCRATCH = 0  # nothing is lost
     SPARE = 1  # a tail that nothing asked to keep, first in first out
-    ROLLING = 2  # a tail at which a running request would be resumed, were it to end now
-    KEPT = 3  # a prefix or a kept tail, least recently used first
-    PROTECTED = 4  # the same of a prompt that came again, least recently used first
-    PINNED = 5  # a window that was left in the middle of a prompt, oldest first
+    MARGINAL = 2  # a tail that makes hits a little longer than a kept one, first in first out
+    ROLLING = 3  # a tail at which a running request would be resumed, were it to end now
+    KEPT = 4  # a prefix or a kept tail, least recently used first
+    PROTECTED = 5  # the same of a prompt that came again, least recently used first
+    PINNED = 6  # a window that was left in the middle of a prompt, oldest first
 
 
-# One queue of free blocks for each. Rolling tails wait with kept ones: most become such.
+# What is counted. Marginal tails are counted as spare ones.
 TIERS = (Rank.SCRATCH, Rank.SPARE, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
-_TIER_OF = tuple(TIERS.index(Rank.KEPT if r is Rank.ROLLING else r) for r in Rank)
+# One queue of free blocks for each. Rolling tails wait with kept ones: most become such.
+_QUEUES = (Rank.SCRATCH, Rank.SPARE, Rank.MARGINAL, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
+_QUEUE_OF = tuple(_QUEUES.index(Rank.KEPT if r is Rank.ROLLING else r) for r in Rank)
+_TIER_OF_QUEUE = tuple(TIERS.index(Rank.SPARE if r is Rank.MARGINAL else r) for r in _QUEUES)
 
 
 def shares_tier(one: int, other: int) -> bool:
     """Whether free blocks of two ranks wait in the same queue."""
-    return _TIER_OF[one] == _TIER_OF[other]
+    return _QUEUE_OF[one] == _QUEUE_OF[other]
 
 
 class TieredFreeQueue(FreeKVCacheBlockQueue):
-    """vLLM's free queue in tiers, one for each of :data:`TIERS`. Operations are O(1) per block.
+    """vLLM's free queue in several, given up one after another. Operations are O(1) per block.
 
     Attributes:
         num_free_blocks: Free blocks over all tiers; pinned ones count, so that nobody waits for
@@ -55,12 +59,12 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         ``kept_order``: which kept block goes first; ``None``: the least recently used one.
         """
         self.num_handed_out = num_handed_out or [0] * len(TIERS)
-        scratch, others = FreeKVCacheBlockQueue(list(blocks)), TIERS[1:]
+        scratch, others = FreeKVCacheBlockQueue(list(blocks)), _QUEUES[1:]
         self.tiers = [scratch, *(FreeKVCacheBlockQueue([]) for _ in others)]
         if kept_order is not None:
-            self.tiers[_TIER_OF[Rank.KEPT]] = KeptQueue(kept_order, blocks)
+            self.tiers[_QUEUE_OF[Rank.KEPT]] = KeptQueue(kept_order, blocks)
         self._first_id = blocks[0].block_id if blocks else 0
-        self._tier_of = bytearray(len(blocks))
+        self._queue_of = bytearray(len(blocks))
         self.num_free_blocks = len(blocks)
         # vLLM's CPU offloading walks a queue from its head, in search of hashed blocks.
         self.fake_free_list_head = self.tier(Rank.KEPT).fake_free_list_head
@@ -68,17 +72,20 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
 
     def tier(self, rank: Rank) -> FreeKVCacheBlockQueue:
         """The queue in which free blocks of a rank wait."""
-        return self.tiers[_TIER_OF[rank]]
+        return self.tiers[_QUEUE_OF[rank]]
 
     @property
     def num_expendable_blocks(self) -> int:
         """Free blocks that can be handed out without losing anything kept."""
-        return self.tiers[0].num_free_blocks + self.tiers[1].num_free_blocks
+        return sum(tier.num_free_blocks for tier in self.tiers[: _QUEUE_OF[Rank.KEPT]])
 
     @property
     def num_free_by_tier(self) -> list[int]:
-        """Free blocks of every tier, the one given up first at the front."""
-        return [tier.num_free_blocks for tier in self.tiers]
+        """Free blocks by tier as counted, the one given up first at the front."""
+        counts = [0] * len(TIERS)
+        for index, tier in zip(_TIER_OF_QUEUE, self.tiers, strict=True):
+            counts[index] += tier.num_free_blocks
+        return counts
 
     def popleft(self) -> KVCacheBlock:
         """Take the block that is given up first; ``ValueError`` if none is free."""
@@ -91,7 +98,7 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         assert self.num_free_blocks >= n
         self.num_free_blocks -= n
         taken: list[KVCacheBlock] = []
-        for index, tier in enumerate(self.tiers):
+        for index, tier in zip(_TIER_OF_QUEUE, self.tiers, strict=True):
             wanted = min(n - len(taken), tier.num_free_blocks)
             if wanted:
                 taken += tier.popleft_n(wanted)
@@ -100,7 +107,7 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block from wherever it is."""
-        self.tiers[self._tier_of[block.block_id - self._first_id]].remove(block)
+        self.tiers[self._queue_of[block.block_id - self._first_id]].remove(block)
         self.num_free_blocks -= 1
 
     def append(self, block: KVCacheBlock) -> None:
@@ -125,8 +132,8 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
 
     def note_lost(self, rank: Rank, num_demoted: int) -> None:
         """Count blocks that were demoted to be handed out at once as what they were."""
-        self.num_handed_out[_TIER_OF[rank]] += num_demoted
-        self.num_handed_out[_TIER_OF[Rank.KEPT]] -= num_demoted
+        self.num_handed_out[TIERS.index(rank)] += num_demoted
+        self.num_handed_out[TIERS.index(Rank.KEPT)] -= num_demoted
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks to be handed out next, ``blocks[0]`` first."""
@@ -138,7 +145,7 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         return [block for tier in self.tiers for block in tier.get_all_free_blocks()]
 
     def _note_tier(self, blocks: Sequence[KVCacheBlock], rank: Rank) -> None:
-        tier = _TIER_OF[rank]
+        queue = _QUEUE_OF[rank]
         for block in blocks:
-            self._tier_of[block.block_id - self._first_id] = tier
+            self._queue_of[block.block_id - self._first_id] = queue
         self.num_free_blocks += len(blocks)

@@ -29,6 +29,7 @@ def ranked_boundaries(
     alignment: int,
     kept: Sequence[int],
     rolling: Iterable[int],
+    marginal: Iterable[int] = (),
     keeps_spares: bool,
     rank: Rank = Rank.KEPT,
 ) -> dict[Rank, list[int]]:
@@ -38,6 +39,7 @@ def ranked_boundaries(
     rank                 boundaries, each once, ascending
     ===================  ==========================================================
     ``SPARE``            all multiples of ``alignment`` that are none of the others
+    ``MARGINAL``         ``marginal``, but for those rolling or kept
     ``ROLLING``          ``rolling``, but for those kept
     ``rank``             ``kept``
     ===================  ==========================================================
@@ -45,16 +47,18 @@ def ranked_boundaries(
     Args:
         kept: See :func:`~vllm_ascend.core.retention.boundaries.kept_boundaries`.
         rolling: Boundaries at which the request would be resumed, were it to end now.
-        keeps_spares: Whether there are spare tails; without them the first row is missing.
+        marginal: Boundaries shortly behind a kept one.
+        keeps_spares: Whether there are spare tails; without them the first two rows are missing.
         rank: That of kept boundaries.
     """
     behind = [b for b in rolling if start < b <= end and b not in kept]
     ranked = {Rank.ROLLING: behind, rank: list(kept)}
     if not keeps_spares:
         return ranked
+    close = sorted({b for b in marginal if start < b <= end}.difference(kept, behind))
     first = align_down(start, alignment) + alignment
-    spares = set(range(first, end + 1, alignment)).difference(kept, behind)
-    return {Rank.SPARE: sorted(spares), **ranked}
+    spares = set(range(first, end + 1, alignment)).difference(kept, behind, close)
+    return {Rank.SPARE: sorted(spares), Rank.MARGINAL: close, **ranked}
 
 
 def tail_ordinals(

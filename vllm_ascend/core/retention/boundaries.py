@@ -88,6 +88,14 @@ def finish_boundary(num_tokens: int, alignment: int, lookahead: int) -> int:
     return align_down(max(num_tokens - lookahead, 0), alignment)
 
 
+def is_worth_a_tail(boundary: int, kept: Iterable[int], least_gain: int) -> bool:
+    """Whether hits that end at a boundary are ``least_gain`` tokens longer than at those kept.
+
+    With none kept before it, they are worth it: ``kept`` may have a 0, which is none.
+    """
+    return not any(max(boundary - least_gain, 0) < other < boundary for other in kept)
+
+
 def kept_boundaries(
     start: int,
     end: int,

@@ -4,6 +4,11 @@
 Entered are the tails of kept boundaries, of the boundary at which the request would be resumed if
 it ended now (it rolls along), and with spare tails of every other boundary as well. With pinning,
 the window that a request leaves by a whole chunk stays longest of all.
+
+A tail takes memory of rows. So where a fallback boundary and spare tails are kept, the tail of a
+boundary shortly behind a kept one is marginal, however it was singled out: it makes hits longer by
+fewer tokens than that memory has rows for, and goes before the rows of others. Whoever hits it
+while it is there keeps it.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from vllm_ascend.core.retention.boundaries import (
     align_down,
     fallback_boundary,
     finish_boundary,
+    is_worth_a_tail,
     kept_boundaries,
     replay_boundary,
 )
@@ -51,9 +57,15 @@ class TailCache:
         plan: CachePlan,
         *,
         lookahead: int,
+        least_gain: int,
         stats: CacheStats,
     ) -> None:
-        """Retain tails; draft layers need ``lookahead`` tokens behind a boundary, others 0."""
+        """Retain tails.
+
+        Args:
+            lookahead: Draft layers need so many tokens behind a boundary, others 0.
+            least_gain: So many tokens' rows take the memory of a tail.
+        """
         self._pool = pool
         self._groups = groups
         self._plan, self._alignment = plan, plan.alignment
@@ -61,6 +73,7 @@ class TailCache:
         self._windows = [(group.window, group.block_tokens) for group in groups]
         self._num_kept = stats.kept
         self.keeps_spares = plan.keeps_spares
+        self._least_gain = least_gain if plan.keeps_spares and plan.keeps_fallback else 0
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
@@ -78,6 +91,12 @@ class TailCache:
             return {replay}
         return {replay, fallback_boundary(replay, self._alignment, self.lookahead)}
 
+    def _marginal(self, record: RequestRecord) -> set[int]:
+        """Return the boundaries of a prompt that are singled out and not worth a tail."""
+        replay = self._replay(record)
+        close = {b for b in replay if not is_worth_a_tail(b, replay, self._least_gain)}
+        return close - {record.junction}
+
     def rolling(self, end: int) -> range:
         """Return the boundaries at which a request that ends around ``end`` may be resumed."""
         first = max(finish_boundary(end, self._alignment, self.lookahead), self._alignment)
@@ -85,12 +104,13 @@ class TailCache:
 
     def ranked(self, record: RequestRecord, start: int, end: int) -> dict[Rank, list[int]]:
         """Return the boundaries in ``(start, end]`` that have tails, by rank, lowest first."""
+        marginal = self._marginal(record)
         kept = kept_boundaries(
             start,
             end,
             alignment=self._alignment,
             interval=self._plan.tails_interval,
-            singled_out=self.singled_out(record),
+            singled_out=self.singled_out(record) - marginal,
         )
         return ranked_boundaries(
             start,
@@ -98,6 +118,7 @@ class TailCache:
             alignment=self._alignment,
             kept=kept,
             rolling=self.rolling(end),
+            marginal=marginal,
             keeps_spares=self.keeps_spares,
             rank=record.rank,
         )
@@ -195,34 +216,43 @@ class TailCache:
             return
         record.rolling = [tail for tail in record.rolling if tail.boundary >= finish]
         needed = {b.block.block_id for tail in record.rolling for b in tail.blocks}
+        marginal = self._marginal(record)
         for tail in left:
-            self._let_go(tail, needed)
+            rank = Rank.MARGINAL if tail.boundary in marginal else Rank.SPARE
+            self._let_go(tail, rank, needed)
 
-    def _let_go(self, tail: Tail, needed: Iterable[int] = ()) -> None:
-        """Make a rolling tail spare, or scratch; what somebody else keeps or needs stays."""
+    def _let_go(self, tail: Tail, rank: Rank, needed: Iterable[int] = ()) -> None:
+        """Lower the rank of a rolling tail; what somebody else keeps or needs stays.
+
+        Without spare tails it is scratch.
+        """
         for entry in tail.blocks:
             block = entry.block
             is_ours = entry.is_intact and self._pool.rank(block) is Rank.ROLLING
             if not is_ours or block.block_id in needed:
                 continue
             if self.keeps_spares:
-                self._pool.set_rank(block, Rank.SPARE)
+                self._pool.set_rank(block, rank)
             else:
                 self._pool.give_up(block)
 
     def finish(self, record: RequestRecord) -> list[TailBlock]:
-        """Keep the finish boundary's tail; return the blocks of all tails the request keeps.
+        """Keep the finish boundary's tail, if it is worth it; return the blocks of all kept tails.
 
         Called when the request ends or is preempted, before its blocks are freed.
         """
         boundary = finish_boundary(record.cached, self._alignment, self.lookahead)
+        kept = [t.boundary for t in record.kept if all(b.is_intact for b in t.blocks)]
+        is_worth_it = is_worth_a_tail(boundary, kept, self._least_gain)
         for tail in record.rolling:
-            if tail.boundary == boundary:
+            if tail.boundary != boundary:
+                self._let_go(tail, Rank.SPARE)
+            elif is_worth_it:
                 self._raise(tail, record.rank)
                 record.kept.append(tail)
                 self._num_kept[BoundaryKind.FINISH] += 1
             else:
-                self._let_go(tail)
+                self._let_go(tail, Rank.MARGINAL)
         record.rolling.clear()
         blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
         return list(blocks.values())

@@ -10,6 +10,7 @@ from tests.e2e.core import layouts
 from tests.ut.core.real_groups import compressed, full, make_groups, window
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.core.layout.groups import (
+    Groups,
     find_draft_groups,
     hits_end_inside,
     tail_length,
@@ -44,6 +45,13 @@ def test_the_blocks_of_deepseek_v4s_tails_at_token_1024():
     assert window_group.tail(1024) == range(7, 8)
     assert c4_state.tail(1024) == range(127, 128)
     assert len(c128_state.tail(1024)) == 0
+
+
+def test_the_tokens_whose_rows_take_the_memory_of_a_tail():
+    """Two blocks: 992 tokens have 1.94 blocks of 512 tokens, and 0.06 of 16,384."""
+    groups = Groups(tuple(make_groups(*dsv4_specs(), alignment=128)))
+    assert groups.tokens_for_a_tail(16_512) == 992
+    assert Groups(tuple(make_groups(window(4, 10), alignment=4))).tokens_for_a_tail(40) == 0
 
 
 @pytest.mark.parametrize(

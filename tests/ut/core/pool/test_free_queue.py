@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from vllm_ascend.core.pool.free_queue import TIERS, Rank, TieredFreeQueue
+from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue
 
-_APPENDABLE = [Rank.SPARE, Rank.ROLLING, Rank.KEPT, Rank.PROTECTED, Rank.PINNED]
+QUEUES = (Rank.SCRATCH, Rank.SPARE, Rank.MARGINAL, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
+_APPENDABLE = [Rank.SPARE, Rank.MARGINAL, Rank.ROLLING, Rank.KEPT, Rank.PROTECTED, Rank.PINNED]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -21,13 +22,13 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         blocks = [KVCacheBlock(i) for i in range(1, 11)]
         self.queue = TieredFreeQueue(blocks)
-        self.model: dict[Rank, list[KVCacheBlock]] = {tier: [] for tier in TIERS}
+        self.model: dict[Rank, list[KVCacheBlock]] = {tier: [] for tier in QUEUES}
         self.model[Rank.SCRATCH] = list(blocks)
         self.out: list[KVCacheBlock] = []
 
     @property
     def order(self) -> list[KVCacheBlock]:
-        return [block for tier in TIERS for block in self.model[tier]]
+        return [block for tier in QUEUES for block in self.model[tier]]
 
     def forget(self, taken: list[KVCacheBlock]) -> None:
         for blocks in self.model.values():
@@ -82,9 +83,9 @@ class QueueMachine(RuleBasedStateMachine):
     def same_order_and_counts(self) -> None:
         assert self.queue.get_all_free_blocks() == self.order
         assert self.queue.num_free_blocks == len(self.order)
-        expendable = len(self.model[Rank.SCRATCH]) + len(self.model[Rank.SPARE])
+        expendable = sum(len(self.model[tier]) for tier in QUEUES[:3])
         assert self.queue.num_expendable_blocks == expendable
-        for tier in TIERS:
+        for tier in QUEUES:
             assert self.queue.tier(tier).num_free_blocks == len(self.model[tier])
 
 
@@ -93,14 +94,17 @@ TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 
 
 def test_the_order_is_scratch_spare_cached_protected_and_pinned_oldest_first():
-    blocks = [KVCacheBlock(i) for i in range(1, 11)]
+    blocks = [KVCacheBlock(i) for i in range(1, 13)]
     queue = TieredFreeQueue(blocks)
-    queue.popleft_n(10)
-    for tier in (Rank.PINNED, Rank.PROTECTED, Rank.KEPT, Rank.SPARE):
+    queue.popleft_n(12)
+    for tier in (Rank.PINNED, Rank.PROTECTED, Rank.KEPT, Rank.MARGINAL, Rank.SPARE):
         queue.append_n([blocks.pop()], tier)
         queue.append_n([blocks.pop()], tier)
     queue.prepend_n(blocks)
-    assert [block.block_id for block in queue.popleft_n(10)] == [1, 2, 4, 3, 6, 5, 8, 7, 10, 9]
+    assert [block.block_id for block in queue.popleft_n(12)] == [
+        *(1, 2, 4, 3, 6, 5),
+        *(8, 7, 10, 9, 12, 11),
+    ]
 
 
 @pytest.mark.parametrize("size", [100, 10_000])
@@ -130,6 +134,17 @@ def test_an_empty_queue_says_so():
     queue.popleft()
     with pytest.raises(ValueError, match="No free blocks"):
         queue.popleft()
+
+
+def test_marginal_blocks_are_counted_as_spare_ones():
+    blocks = [KVCacheBlock(i) for i in range(3)]
+    queue = TieredFreeQueue(blocks)
+    queue.popleft_n(3)
+    queue.append_n(blocks[:2], Rank.MARGINAL)
+    queue.append_n(blocks[2:], Rank.SPARE)
+    assert queue.num_free_by_tier == [0, 3, 0, 0, 0]
+    assert queue.popleft_n(2) == [blocks[2], blocks[0]]
+    assert queue.num_handed_out == [3, 2, 0, 0, 0]
 
 
 def test_what_is_handed_out_is_counted_by_tier():

@@ -28,6 +28,7 @@ def test_boundaries_have_the_rank_of_what_asks_for_them():
     )
     assert ranked == {
         Rank.SPARE: [6144, 10_240],
+        Rank.MARGINAL: [],
         Rank.ROLLING: [12_288],
         Rank.KEPT: [8192],
     }
@@ -51,12 +52,19 @@ def test_kept_boundaries_do_not_roll_and_old_ones_are_left_alone():
     length=st.integers(0, 20),
     kept=st.sets(st.integers(1, 10)),
     rolling=st.sets(st.integers(1, 10)),
+    marginal=st.sets(st.integers(1, 10)),
 )
-def test_every_boundary_has_one_rank(start, length, kept, rolling):
+def test_every_boundary_has_one_rank(start, length, kept, rolling, marginal):
     end = start + length
     inside = [4 * b for b in sorted(kept) if start < 4 * b <= end]
     ranked = ranked_boundaries(
-        start, end, alignment=4, kept=inside, rolling=[4 * b for b in rolling], keeps_spares=True
+        start,
+        end,
+        alignment=4,
+        kept=inside,
+        rolling=[4 * b for b in sorted(rolling)],
+        marginal=[4 * b for b in marginal],
+        keeps_spares=True,
     )
     found = sorted(itertools.chain.from_iterable(ranked.values()))
     assert found == [b for b in range(4, end + 1, 4) if b > start]

@@ -10,6 +10,7 @@ from vllm_ascend.core.retention.boundaries import (
     contiguous_blocks_for_hit,
     fallback_boundary,
     finish_boundary,
+    is_worth_a_tail,
     kept_boundaries,
     replay_boundary,
     resolve_retention_interval,
@@ -62,6 +63,17 @@ def test_fallback_boundary_lies_shortly_before_the_replay_boundary():
     # A request that leaves at 13,824 can hit 13,696 if a draft layer looks a granule ahead.
     assert fallback_boundary(13_824, 128, 128) == 13_696
     assert fallback_boundary(128, 128, 128) == 0
+
+
+def test_a_tail_is_worth_it_where_hits_get_longer_by_so_much():
+    assert is_worth_a_tail(13_952, [13_824], 128)
+    assert not is_worth_a_tail(13_952, [13_824], 129)
+    assert not is_worth_a_tail(13_952, [512, 13_824, 32_768], 1489)
+
+
+def test_a_tail_is_worth_it_if_no_other_is_kept_before_it():
+    assert is_worth_a_tail(128, [], 1489)
+    assert is_worth_a_tail(128, [0, 128, 256], 1489), "0 is none"
 
 
 @given(

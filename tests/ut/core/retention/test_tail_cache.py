@@ -30,19 +30,29 @@ class OnItsWay:
     Hits are multiples of 8, so the replay boundary is 56.
     """
 
-    def __init__(self, *, spare_tails: bool = False, **config: Any) -> None:
+    def __init__(
+        self,
+        *,
+        spare_tails: bool = False,
+        fallback: bool = False,
+        least_gain: int = 0,
+        **config: Any,
+    ) -> None:
         self.pool = AscendBlockPool(60, True, GRANULE)
         spec = window(4, 9)
         groups = make_groups(spec, alignment=8, pool=self.pool)
         plan = replace(
             make_plan(spec, alignment=8, hash_tokens=GRANULE),
             interval=0,
+            keeps_fallback=fallback,
             config=PrefixCacheConfig(retention=0, spare_tails=spare_tails, **config),
         )
         self.blocks = self.pool.get_new_blocks(16)
         groups[0].manager.req_to_blocks["r"] = self.blocks
         self.record = RequestRecord(request=PROMPT)
-        self.tails = TailCache(self.pool, groups, plan, lookahead=0, stats=CacheStats())
+        self.tails = TailCache(
+            self.pool, groups, plan, lookahead=0, least_gain=least_gain, stats=CacheStats()
+        )
 
     def ranks(self) -> str:
         """One letter for each block, by ordinal: its rank, or a dot if it is not cached."""
@@ -66,6 +76,40 @@ def test_spare_tails_are_entered_at_every_boundary():
     assert on.ranks() == "SSSSSSRR........"
     on.tails.advance(on.record, 64)
     assert on.ranks() == "SSSSSSSSSSSSKKRR"
+
+
+def test_a_boundary_shortly_behind_a_kept_one_is_marginal():
+    """Of 64 tokens the fallback boundary is 32, and the replay boundary 24 tokens behind it."""
+    on = OnItsWay(spare_tails=True, fallback=True, least_gain=24)
+    on.tails.advance(on.record, 64)
+    assert on.ranks() == "SSSSSSKKSSSSKKRR"
+    on = OnItsWay(spare_tails=True, fallback=True, least_gain=25)
+    on.tails.advance(on.record, 64)
+    assert on.ranks() == "SSSSSSKKSSSSMMRR"
+
+
+def test_without_spare_tails_what_was_singled_out_is_kept():
+    on = OnItsWay(fallback=True, least_gain=25)
+    on.tails.advance(on.record, 64)
+    assert on.ranks() == "......KK....KKRR"
+
+
+def test_an_end_shortly_behind_a_kept_boundary_is_marginal():
+    for least_gain, ranks in ((32, "SSSSSSKKSSSSMMKK"), (33, "SSSSSSKKSSSSMMMM")):
+        on = OnItsWay(spare_tails=True, fallback=True, least_gain=least_gain)
+        on.tails.advance(on.record, 64)
+        on.record.cached = 64
+        on.tails.finish(on.record)
+        assert on.ranks() == ranks
+
+
+def test_an_end_is_kept_if_the_boundary_before_it_was_given_up():
+    on = OnItsWay(spare_tails=True, fallback=True, least_gain=33)
+    on.tails.advance(on.record, 64)
+    on.pool.give_up(on.blocks[6])
+    on.record.cached = 64
+    on.tails.finish(on.record)
+    assert on.ranks() == "SSSSSS.KSSSSMMKK"
 
 
 def test_a_junction_is_kept():
