@@ -62,7 +62,9 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         scratch, others = FreeKVCacheBlockQueue(list(blocks)), _QUEUES[1:]
         self.tiers = [scratch, *(FreeKVCacheBlockQueue([]) for _ in others)]
         if kept_order is not None:
-            self.tiers[_QUEUE_OF[Rank.KEPT]] = KeptQueue(kept_order, blocks)
+            self.tiers[_QUEUE_OF[Rank.KEPT]] = KeptQueue(
+                kept_order, blocks, lambda: self.num_free_blocks
+            )
         self._first_id = blocks[0].block_id if blocks else 0
         self._queue_of = bytearray(len(blocks))
         self.num_free_blocks = len(blocks)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
@@ -36,11 +36,20 @@ class KeptQueue(FreeKVCacheBlockQueue):
     nodes that are no blocks, as vLLM's own at both ends.
     """
 
-    def __init__(self, order: KeptOrder, blocks: Sequence[KVCacheBlock]) -> None:
-        """Start empty. All blocks that may come are among ``blocks``, with consecutive ids."""
+    def __init__(
+        self, order: KeptOrder, blocks: Sequence[KVCacheBlock], num_free: Callable[[], int]
+    ) -> None:
+        """Start empty.
+
+        Args:
+            order: Decides who goes next.
+            blocks: All that may come are among them, with consecutive ids.
+            num_free: How many blocks are free, here and elsewhere.
+        """
         super().__init__([])
         self._order = order
-        # How many waited when a prompt that came again last left something. What waits now would be
+        self._num_free = num_free
+        # How many were free when a prompt that came again last left something. What is free now is
         # less while a long prompt runs, and their share of it: a flood of such would get through.
         self._room = 0
         self._queues = [FreeKVCacheBlockQueue([]) for _ in range(NUM_QUEUES)]
@@ -63,7 +72,7 @@ class KeptQueue(FreeKVCacheBlockQueue):
             self._queues[queue].append_n(added)
         self.num_free_blocks += len(blocks)
         if not by_queue.keys().isdisjoint(RETURNING_QUEUES):
-            self._room = self.num_free_blocks
+            self._room = self._num_free()
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block from wherever it is."""

@@ -92,3 +92,20 @@ def test_returning_prompts_keep_their_half_while_long_prompts_hold_the_rest():
 
 TestKept = KeptMachine.TestCase
 TestKept.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_returning_prompts_have_half_of_all_that_is_free():
+    """Four of ten free blocks, four of the six that are kept."""
+    blocks = [KVCacheBlock(i) for i in range(1, 11)]
+    order = KeptOrder(LearnedRule(ProtectReturning(), 10), 11)
+    queue = TieredFreeQueue(blocks, kept_order=order)
+    queue.popleft_n(10)
+    spare, returning, new = blocks[:4], blocks[4:8], blocks[8:]
+    for block in returning:
+        order.queue_of[block.block_id] = BlockClass.RETURNING
+    for block in new:
+        order.queue_of[block.block_id] = BlockClass.NEW
+    queue.append_n(spare, Rank.SPARE)
+    queue.append_n(new)
+    queue.append_n(returning)
+    assert queue.popleft_n(6) == spare + new
