@@ -131,6 +131,7 @@ bench: setup  ## What the scheduler spends: ours beside stock, and what single f
 	$(BIN)/python -m benchmarks.microscope
 	$(BIN)/python -m benchmarks.unset_overhead
 	$(BIN)/python -m benchmarks.metrics_cost
+	$(BIN)/python -m benchmarks.eviction_cost
 	$(BIN)/python -m benchmarks.pinned_overhead
 
 ledger: setup  ## Write docs/patches.md from the patch tables.

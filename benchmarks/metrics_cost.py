@@ -14,7 +14,6 @@ part of schedule().
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import os
 import random
@@ -23,8 +22,9 @@ import time
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
+
+from benchmarks.paired_steps import in_turns
 
 SWITCHES = {
     "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
@@ -123,19 +123,10 @@ def measure(num_requests: int, num_steps: int, *, off_first: bool) -> Rows:
     off, on = schedulers if off_first else schedulers[::-1]
     take_counting_out(off)
     pair = (timed_steps(off, num_requests), timed_steps(on, num_requests))
-    for _ in track(range(_WARM_UP_STEPS), "warming up"):
-        for steps in pair:
-            next(steps)
-    gc.collect()
-    gc.disable()
     rows: Rows = {_DECODES: [], _LOOK_UPS: []}
-    for step in track(range(num_steps), "measuring"):
-        # The one that comes second finds a warmer machine.
-        first, second = pair if step % 2 else pair[::-1]
-        one, two = next(first), next(second)
-        (kind, *off_times), (_, *on_times) = (one, two) if step % 2 else (two, one)
+    for one, two in in_turns(*pair, num_steps=num_steps, num_warm_up=_WARM_UP_STEPS):
+        (kind, *off_times), (_, *on_times) = one, two
         rows[kind].append(dict(zip(PARTS, zip(off_times, on_times, strict=True), strict=True)))
-    gc.enable()
     return rows
 
 

@@ -45,9 +45,8 @@ class HazardQueues:
     def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
 
-        def worth(queue: int) -> tuple[float, int]:
-            head = heads[queue]
-            return self._indices[queue][self.bins.bin(now - head)], head
-
-        queues = candidates(heads, lengths, room)
-        return min((q for q in queues if heads[q] != EMPTY), key=worth)
+        indices, bin_of = self._indices, self.bins.bin
+        queues = [q for q in candidates(heads, lengths, room) if heads[q] != EMPTY]
+        if len(queues) == 1:
+            return queues[0]
+        return min(queues, key=lambda q: (indices[q][bin_of(now - heads[q])], heads[q]))

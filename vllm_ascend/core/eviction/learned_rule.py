@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import compress
+from typing import NamedTuple
 
 from vllm_ascend.core.eviction.hazard_queues import FADING, HazardQueues
 from vllm_ascend.core.eviction.name_cache import NameCache
@@ -38,6 +39,13 @@ _FOLLOWED = 4
 _MOST_NAMES = 200_000
 
 
+class _Start(NamedTuple):
+    names: Sequence[Hashable]
+    num_seen: int
+    queues: Sequence[int]
+    time: int
+
+
 class LearnedRule:
     """Hazard queues that duel with other rules; see the module. Times are names used so far.
 
@@ -55,6 +63,7 @@ class LearnedRule:
         self._rules: tuple[EvictionRule, ...] = (base, ProtectReturning(), self._learned)
         self._caches = [NameCache(rule, capacity // _FOLLOWED) for rule in self._rules]
         self._hits = [0.0] * len(self._rules)
+        self._started: list[_Start] = []
         self.in_force, self.now = base, 0
         self._period = max(capacity // _UPDATES, 1)
         self._next_update = self._period
@@ -80,17 +89,27 @@ class LearnedRule:
             num_seen: As :meth:`num_seen` says.
             queues: Of all its blocks, where they will wait.
         """
-        self._history.take(names[:num_seen], self.now)
-        now = self.now + len(names)
-        is_followed = [hash(name) % _FOLLOWED == 0 for name in names]
-        followed = list(compress(names, is_followed))
-        queues = list(compress(queues, is_followed))
-        for i, cache in enumerate(self._caches):
-            self._hits[i] += _FOLLOWED * cache.num_cached(followed)
-            cache.use(followed, queues, now)
+        self._started.append(_Start(names, num_seen, queues, self.now))
+
+    def _count_started(self) -> None:
+        """Count the prompts that came since the last one ended.
+
+        Nobody asks before. Requests start in ``schedule()``, for which all others wait; they end
+        behind it.
+        """
+        for names, num_seen, queues, now in self._started:
+            self._history.take(names[:num_seen], now)
+            is_followed = [hash(name) % _FOLLOWED == 0 for name in names]
+            followed = list(compress(names, is_followed))
+            queues = list(compress(queues, is_followed))
+            for i, cache in enumerate(self._caches):
+                self._hits[i] += _FOLLOWED * cache.num_cached(followed)
+                cache.use(followed, queues, now + len(names))
+        self._started.clear()
 
     def end(self, names: Sequence[Hashable], queues: Sequence[int]) -> bool:
         """Its blocks are not used any more; return whether it is time for an update."""
+        self._count_started()
         self.now += len(names)
         self._history.put_back(names, queues, self.now)
         return self.now >= self._next_update
@@ -114,6 +133,7 @@ class LearnedRule:
 
     def clear(self) -> None:
         """Forget all names; what was learned stays."""
+        self._count_started()
         self._history.clear()
         for cache in self._caches:
             cache.clear()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -63,16 +62,20 @@ class KeptQueue(FreeKVCacheBlockQueue):
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks behind all others of their classes."""
         queue_of, times, now = self._order.queue_of, self._times, self._order.rule.now
-        by_queue: defaultdict[int, list[KVCacheBlock]] = defaultdict(list)
+        by_queue: dict[int, list[KVCacheBlock]] = {}
         for block in blocks:
             block_id = block.block_id
             times[block_id] = now
-            by_queue[queue_of[block_id]].append(block)
+            queue = queue_of[block_id]
+            if queue in by_queue:
+                by_queue[queue].append(block)
+            else:
+                by_queue[queue] = [block]
+        self.num_free_blocks += len(blocks)
         for queue, added in by_queue.items():
             self._queues[queue].append_n(added)
-        self.num_free_blocks += len(blocks)
-        if not by_queue.keys().isdisjoint(RETURNING_QUEUES):
-            self._room = self._num_free()
+            if queue in RETURNING_QUEUES:
+                self._room = self._num_free()
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block from wherever it is."""
@@ -81,13 +84,15 @@ class KeptQueue(FreeKVCacheBlockQueue):
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take the ``n`` blocks that the rule gives up first; so many must be free."""
-        rule = self._order.rule
+        rule, queues = self._order.rule, self._queues
+        heads = [self._time_of_head(queue) for queue in queues]
+        lengths = [queue.num_free_blocks for queue in queues]
         taken: list[KVCacheBlock] = []
         while missing := n - len(taken):
-            heads = [self._time_of_head(queue) for queue in self._queues]
-            lengths = [queue.num_free_blocks for queue in self._queues]
             victim = rule.victim(heads, lengths, self._room, rule.now)
-            taken += self._queues[victim].popleft_n(self._num_alike(victim, missing))
+            queue = queues[victim]
+            taken += queue.popleft_n(self._num_alike(queue, missing))
+            heads[victim], lengths[victim] = self._time_of_head(queue), queue.num_free_blocks
         self.num_free_blocks -= n
         return taken
 
@@ -95,13 +100,12 @@ class KeptQueue(FreeKVCacheBlockQueue):
         head = queue.fake_free_list_head.next_free_block
         return self._times[head.block_id] if queue.num_free_blocks else EMPTY
 
-    def _num_alike(self, victim: int, most: int) -> int:
+    def _num_alike(self, queue: FreeKVCacheBlockQueue, most: int) -> int:
         """Return how many blocks at a queue's head were used at once, up to ``most``.
 
         They are worth the same, so nobody has to be asked again.
         """
-        times, queue = self._times, self._queues[victim]
-        block = queue.fake_free_list_head.next_free_block
+        times, block = self._times, queue.fake_free_list_head.next_free_block
         time, count = times[block.block_id], 0
         most = min(most, queue.num_free_blocks)
         while count < most and times[block.block_id] == time:

@@ -200,6 +200,23 @@ def test_it_starts_with_lru_and_learns():
     assert rule.num_seen(returning) == 0
 
 
+def test_who_starts_is_counted_before_anybody_ends():
+    """One that still runs when the same prompt comes again has used its names before."""
+    alone, overlapping = (LearnedRule(Lru(), 64) for _ in range(2))
+    names = list(range(16))
+    queues = queues_of(16, 0, BlockClass.NEW)
+    for rule in (alone, overlapping):
+        rule.start(names, 0, queues)
+        rule.end(names, queues)
+        rule.start(names, 16, queues)
+    overlapping.start(names, 16, queues)
+    for rule in (alone, overlapping):
+        rule.end(names, queues)
+    reused = [sum(sum(t.reused) for t in rule._learned.tables) for rule in (alone, overlapping)]
+    assert reused == [16, 16], "a wait ends once"
+    assert [rule._hits[0] for rule in (alone, overlapping)] == [16, 32]
+
+
 @settings(max_examples=25, deadline=None)
 @given(prompts=PROMPTS)
 def test_any_traffic_can_be_followed(prompts):

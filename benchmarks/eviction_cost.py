@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an eviction rule costs the scheduler's thread over a full cache, with 64 running requests.
+
+    python -m benchmarks.eviction_cost [--rule learned] [--requests 64] [--steps 3000] [--repeats 4]
+
+Two schedulers in one process serve the same traffic under the profile ``best``, a step of the one
+beside the same step of the other; one of them gives up what is least recently used, the other what
+the rule says. A third of the prompts, of 2,000 to 12,000 tokens, is one that runs already and comes
+again: both rules hit it, so that both do the same steps. The cache is full before anything is
+measured, and every prompt takes the memory of others. What is compared is the CPU time of
+``schedule()`` and of ``update_from_output()``, in which requests end. What is done once per prompt
+shows in the means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import count, product
+from unittest.mock import patch
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.paired_steps import in_turns
+
+SWITCHES = {
+    "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
+    "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+RULES = {
+    "learned": ("VLLM_ASCEND_EVICTION", "learned"),
+    "protect": ("VLLM_ASCEND_PROTECT_RETURNING", "1"),
+}
+_WARM_UP_STEPS = 2000
+PARTS = ("schedule", "update_from_output")
+_KINDS = _DECODES, _PREFILLS, _ALL = "decodes alone", "with prefill", "all"
+_KV_CACHE_BYTES = 16 << 30
+
+
+def build(num_requests: int, rule: str | None):
+    """Return a scheduler of DeepSeek-V4-Flash's layout under a rule; ``None`` is LRU."""
+    import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+    from vllm_ascend.replay.layouts import dsv4_flash_a3
+    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+
+    options = SchedulerOptions(
+        kv_memory_bytes=_KV_CACHE_BYTES, max_num_seqs=num_requests, max_model_len=20_000
+    )
+    switch = dict([RULES[rule]]) if rule else {}
+    with patch.dict(os.environ, switch):
+        return build_scheduler(dsv4_flash_a3(128), options)
+
+
+def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Step for ever; yield how many tokens are scheduled, and the nanoseconds of the two parts."""
+    from vllm_ascend.replay.scheduler import make_request
+    from vllm_ascend.replay.worker import SamplingWorker
+
+    rng = random.Random(0)
+    worker = SamplingWorker(scheduler)
+    for number in count():
+        while len(scheduler.requests) < num_requests:
+            prompts = [request.prompt_token_ids for request in scheduler.requests.values()]
+            prompt = [rng.randrange(100_000) for _ in range(rng.randrange(2000, 12_000))]
+            if prompts and rng.random() < 1 / 3:
+                prompt = rng.choice(prompts)
+            name = f"r{number}-{len(scheduler.requests)}"
+            request = make_request(scheduler, name, prompt, max_tokens=rng.randrange(200, 600))
+            scheduler.add_request(request)
+        start = time.thread_time_ns()
+        output = scheduler.schedule()
+        scheduled = time.thread_time_ns() - start
+        result = worker.execute(output)
+        start = time.thread_time_ns()
+        scheduler.update_from_output(output, result)
+        updated = time.thread_time_ns() - start
+        yield output.total_num_scheduled_tokens, (scheduled, updated)
+
+
+Pairs = dict[tuple[str, str], list[tuple[int, int]]]
+
+
+def measure(num_requests: int, num_steps: int, rule: str, *, lru_first: bool) -> Pairs:
+    """Return the times of every pair of steps, by kind of step: (LRU, rule).
+
+    Args:
+        lru_first: Build the scheduler under LRU first. Where its objects lie makes a difference
+            of its own, so half of the repeats should.
+    """
+    schedulers = [build(num_requests, r) for r in ((None, rule) if lru_first else (rule, None))]
+    lru, ruled = schedulers if lru_first else schedulers[::-1]
+    steps = (timed_steps(lru, num_requests), timed_steps(ruled, num_requests))
+    pairs: Pairs = {key: [] for key in product(PARTS, _KINDS)}
+    for one, two in in_turns(*steps, num_steps=num_steps, num_warm_up=_WARM_UP_STEPS):
+        (num_tokens, lru_times), (same, ruled_times) = one, two
+        assert num_tokens == same, "what runs is hit under every rule"
+        kind = _DECODES if num_tokens <= num_requests else _PREFILLS
+        for part, *times in zip(PARTS, lru_times, ruled_times, strict=True):
+            pairs[part, kind].append(tuple(times))
+            pairs[part, _ALL].append(tuple(times))
+    return pairs
+
+
+def show(repeats: list[Pairs], rule: str, console: Console) -> None:
+    """Print medians and means by kind of step, in microseconds, and their ratios."""
+    for part in PARTS:
+        sides = ("lru", rule, "ratio")
+        table = Table(f"{part}(), us", "steps", *(f"p50 {side}" for side in sides), box=None)
+        for side in sides:
+            table.add_column(f"mean {side}")
+        for kind in _KINDS:
+            pairs = [pair for repeat in repeats for pair in repeat[part, kind]]
+            row = [kind, f"{len(pairs):,}"]
+            for average in (statistics.median, statistics.fmean):
+                lru, ruled = (average(times) / 1e3 for times in zip(*pairs, strict=True))
+                row += [f"{lru:,.0f}", f"{ruled:,.0f}", f"{ruled / lru:.3f}"]
+            table.add_row(*row)
+        console.print(table)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rule", choices=RULES, default="learned")
+    parser.add_argument("--requests", type=int, default=64, help="running requests")
+    parser.add_argument("--steps", type=int, default=3000, help="pairs of steps in a repeat")
+    parser.add_argument("--repeats", type=int, default=4, help="even numbers are fair")
+    args = parser.parse_args()
+    os.environ.update(SWITCHES)
+    console = Console()
+    repeats = [
+        measure(args.requests, args.steps, args.rule, lru_first=i % 2 == 0)
+        for i in range(args.repeats)
+    ]
+    console.print(f"{args.requests} running requests, profile best")
+    show(repeats, args.rule, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two schedulers in one process take their steps in turns, so that a busy machine slows both."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import TypeVar
+
+from rich.progress import track
+
+T = TypeVar("T")
+
+
+def in_turns(
+    one: Iterator[T], two: Iterator[T], *, num_steps: int, num_warm_up: int
+) -> Iterator[tuple[T, T]]:
+    """Yield what each step of the one gives with the same step of the other.
+
+    Args:
+        one: Steps when asked for the next.
+        two: The same, of another scheduler.
+        num_steps: So many pairs, during which no garbage is collected.
+        num_warm_up: So many before them, which are not yielded.
+    """
+    for _ in track(range(num_warm_up), "warming up"):
+        next(one), next(two)
+    gc.collect()
+    gc.disable()
+    for step in track(range(num_steps), "measuring"):
+        # The one that comes second finds a warmer machine.
+        if step % 2:
+            first = next(one)
+            yield first, next(two)
+        else:
+            second = next(two)
+            yield next(one), second
+    gc.enable()
