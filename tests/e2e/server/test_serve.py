@@ -145,7 +145,7 @@ def test_own_metrics_over_http(server):
         # All end inside a C128 block (16,384 tokens); 896 and 640 inside a C4 block (512) as well.
         "partial_hits_total": 3,
         "copied_blocks_total": 2 + 1 + 2,
-        # Retention is `auto`: 512, and 896 shortly behind it is not worth a tail of its own (spare).
+        # Retention is `auto`: 512 is; 896, shortly behind it, is not worth a tail of its own.
         "kept_boundaries_total.replay": 1,
     }
     assert sum(blocks.values()) == 0, "a pool neither grows nor shrinks"
