@@ -14,7 +14,6 @@ shows in the means.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
@@ -26,7 +25,7 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paired_steps import in_turns
+from benchmarks.paired_steps import in_turns, paired_arguments
 
 SWITCHES = {
     "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
@@ -110,27 +109,22 @@ def measure(num_requests: int, num_steps: int, rule: str, *, lru_first: bool) ->
 def show(repeats: list[Pairs], rule: str, console: Console) -> None:
     """Print medians and means by kind of step, in microseconds, and their ratios."""
     for part in PARTS:
-        sides = ("lru", rule, "ratio")
-        table = Table(f"{part}(), us", "steps", *(f"p50 {side}" for side in sides), box=None)
-        for side in sides:
-            table.add_column(f"mean {side}")
+        table = Table(f"{part}(), us", "steps", "", "lru", rule, "ratio", box=None)
         for kind in _KINDS:
             pairs = [pair for repeat in repeats for pair in repeat[part, kind]]
-            row = [kind, f"{len(pairs):,}"]
-            for average in (statistics.median, statistics.fmean):
+            if not pairs:  # few steps
+                continue
+            for name, average in (("p50", statistics.median), ("mean", statistics.fmean)):
                 lru, ruled = (average(times) / 1e3 for times in zip(*pairs, strict=True))
-                row += [f"{lru:,.0f}", f"{ruled:,.0f}", f"{ruled / lru:.3f}"]
-            table.add_row(*row)
+                numbers = (f"{lru:,.1f}", f"{ruled:,.1f}", f"{ruled / lru:.3f}")
+                table.add_row(kind, f"{len(pairs):,}", name, *numbers)
         console.print(table)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rule", choices=RULES, default="learned")
-    parser.add_argument("--requests", type=int, default=64, help="running requests")
-    parser.add_argument("--steps", type=int, default=3000, help="pairs of steps in a repeat")
-    parser.add_argument("--repeats", type=int, default=4, help="even numbers are fair")
+    parser = paired_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--rule", choices=RULES, default="learned", help="beside LRU")
     args = parser.parse_args()
     os.environ.update(SWITCHES)
     console = Console()

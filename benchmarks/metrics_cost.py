@@ -13,7 +13,6 @@ part of schedule().
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paired_steps import in_turns
+from benchmarks.paired_steps import in_turns, paired_arguments
 
 SWITCHES = {
     "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
@@ -153,11 +152,7 @@ def _median_difference(pairs: list[dict[str, tuple[int, int]]], part: str) -> fl
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=64, help="running requests")
-    parser.add_argument("--steps", type=int, default=3000, help="pairs of steps in a repeat")
-    parser.add_argument("--repeats", type=int, default=4, help="even numbers are fair")
-    args = parser.parse_args()
+    args = paired_arguments(__doc__.splitlines()[0]).parse_args()
     os.environ.update(SWITCHES)
     console = Console()
     repeats = [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 from collections.abc import Iterator
 from typing import TypeVar
@@ -36,3 +37,12 @@ def in_turns(
             second = next(two)
             yield next(one), second
     gc.enable()
+
+
+def paired_arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser of what says how long to measure."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--requests", type=int, default=64, help="running requests")
+    parser.add_argument("--steps", type=int, default=3000, help="pairs of steps in a repeat")
+    parser.add_argument("--repeats", type=int, default=4, help="even numbers are fair")
+    return parser
