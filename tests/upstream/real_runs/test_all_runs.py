@@ -10,14 +10,16 @@ from tests.upstream.npu_reference.processes import LONG, names_of_tests, run_che
 from tests.upstream.npu_reference.releases import differences_here, own_plain_checks_here
 
 
-def failures(answers: dict[str, Answer]) -> str:
-    """Return what the runs that did not pass said at the end."""
-    said = {
-        name: answer.output[-3000:]
+def all_pass(answers: dict[str, Answer]) -> None:
+    """Fail with what the runs said at the end that did not pass."""
+    assert answers
+    said = [
+        f"{name}\n{answer.output[-6000:]}"
         for name, answer in answers.items()
         if answer.exit_code or not answer.passed()
-    }
-    return "\n".join(f"{name}\n{output}" for name, output in said.items())
+    ]
+    if said:  # an assertion's explanation would be cut to a few lines
+        pytest.fail("\n".join(said), pytrace=False)
 
 
 @pytest.mark.parametrize(
@@ -33,17 +35,14 @@ def failures(answers: dict[str, Answer]) -> str:
     ],
 )
 def test_the_overlaid_one(file, overlaid, tmp_path):
-    answers = run_checks(overlaid, names_of_tests(file), tmp_path)
-    assert answers and not failures(answers)
+    all_pass(run_checks(overlaid, names_of_tests(file), tmp_path))
 
 
 def test_the_overlaid_one_over_long_prompts(overlaid, tmp_path):
     names = names_of_tests("check_long_prompts.py")
-    answers = run_checks(overlaid, names, tmp_path, lengths=LONG)
-    assert answers and not failures(answers)
+    all_pass(run_checks(overlaid, names, tmp_path, lengths=LONG))
 
 
 @pytest.mark.parametrize("file", ["check_plain_faults.py", *own_plain_checks_here()])
 def test_the_plain_one(file, plain, tmp_path):
-    answers = run_checks(plain, names_of_tests(file), tmp_path)
-    assert answers and not failures(answers)
+    all_pass(run_checks(plain, names_of_tests(file), tmp_path))
