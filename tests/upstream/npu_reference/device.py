@@ -9,10 +9,12 @@ be shown here. Operators are in the other files; ``install`` puts everything in 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
 import types
+from concurrent.futures import Future
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,7 @@ def install(checkout: Path, torch_binding: Path) -> None:
         return torch.device("cpu")
 
     worker.NPUWorker._init_device = init_cpu
+    _answer_later()
 
 
 def register_plugins() -> None:
@@ -234,3 +237,25 @@ def _on_the_cpu() -> None:
     torch.Tensor.pin_memory = torch.Tensor.npu = lambda tensor, device=None: tensor
     # A process of its own would look for an NPU again.
     registry._run_in_subprocess = lambda function: function()
+
+
+def _answer_later() -> None:
+    """Let no step have answered when the next one is scheduled ahead of it.
+
+    A device has hardly begun then; here the answer may be there. vLLM 0.20.2 would schedule by it,
+    and its runner take rejected drafts off a second time (``GPUModelRunner._update_states``):
+    positions of tokens and of rows come apart, with a prefix cache and without. In vLLM 0.23.0 no
+    answer is there before it is asked for.
+    """
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    sample_tokens = UniProcExecutor.sample_tokens
+
+    @functools.wraps(sample_tokens)
+    def sample_later(*args: Any, **kwargs: Any) -> Any:
+        answer = sample_tokens(*args, **kwargs)
+        if isinstance(answer, Future):
+            answer.done = lambda: False  # type: ignore[method-assign]
+        return answer
+
+    UniProcExecutor.sample_tokens = sample_later
