@@ -25,13 +25,8 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paired_steps import in_turns, paired_arguments
+from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
 
-SWITCHES = {
-    "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
-    "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
 RULES = {
     "learned": ("VLLM_ASCEND_EVICTION", "learned"),
     "protect": ("VLLM_ASCEND_PROTECT_RETURNING", "1"),

@@ -23,13 +23,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paired_steps import in_turns, paired_arguments
+from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
 
-SWITCHES = {
-    "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
-    "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
 PARTS = ("schedule", "make_stats")
 _WARM_UP_STEPS = 1000
 _LOOK_UPS = "steps with a new request"

@@ -12,6 +12,13 @@ from rich.progress import track
 
 T = TypeVar("T")
 
+# What both are built with.
+SWITCHES = {
+    "VLLM_ASCEND_APPLY_DSV4_PATCH": "1",
+    "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
 
 def in_turns(
     one: Iterator[T], two: Iterator[T], *, num_steps: int, num_warm_up: int
