@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class Engine:
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.tagged = TaggedRunner(self.runner)
+        _pause_while_nothing_runs(self.core)
 
     def answer(
         self,
@@ -103,6 +105,23 @@ class Engine:
         ]
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return self.llm.generate(asked, sampling, use_tqdm=False)
+
+
+def _pause_while_nothing_runs(core: Any) -> None:
+    """Pause after each step that computes nothing, as vLLM's engine in a process of its own does.
+
+    vLLM's engine in the caller's process does not: while all requests wait for what a thread loads,
+    it steps on and on, and the thread may get the interpreter back only after its switch interval
+    of 5 ms, after every call of torch. Loading a prompt then takes minutes.
+    """
+    after_step = core.post_step
+
+    def post_step(model_executed: bool) -> None:
+        after_step(model_executed)
+        if not model_executed and core.scheduler.has_unfinished_requests():
+            time.sleep(0.001)
+
+    core.post_step = post_step
 
 
 def answered() -> list[tuple[list[int], list[int]]]:
