@@ -8,8 +8,10 @@ passed), and until then a call costs one comparison.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -163,7 +165,17 @@ class RankedCaching:
         for group in self._groups.retained:
             record.freed[group.id] = Ordinal(group.tail(num_local).start)
         self.tails.keep_hit(record, tail)
+        self._keep_rows(blocks, num_local)
         self.partial_hits.start_behind(record, num_local)
+
+    def _keep_rows(self, blocks: Blocks, hit: int) -> None:
+        """Keep the rows of a hit that may have served a marginal tail alone so far."""
+        first = max(hit - self.tails.least_gain, 0)
+        for group in self._groups.prefix:
+            tokens = group.block_tokens
+            for block in blocks[group.id][first // tokens : hit // tokens]:
+                if self._pool.rank(block) < Rank.KEPT:
+                    self._pool.set_rank(block, Rank.KEPT)
 
     def num_spares(self, group_id: GroupId, request_id: str) -> int:
         """Return how many blocks of a request's table are held for spare tails, for this step."""
@@ -311,17 +323,26 @@ class RankedCaching:
                 self._pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
                 self._classify(held[-1:], record, entry.num_tokens)
-        protects = record is not None and record.rank is Rank.PROTECTED
+        end_of_kept = self.tails.end_of_kept(record) if record is not None else 0
         for group in self._groups.all:
             blocks = take_remaining_blocks(group, record, request_id, self._pool.null_block)
-            if protects and group.is_downward_closed:
-                self._pool.protect(block for _, block in blocks)
+            if record is not None and group.is_downward_closed:
+                self._rank_rows(blocks, record.rank, end_of_kept)
             self._classify(blocks, record, group.block_tokens)
             held += blocks
             group.manager.free(request_id)
         if self.learned is not None and record is not None:
             self.learned.end(record)
         return deep_first(held)
+
+    def _rank_rows(self, rows: list[PlacedBlock], rank: Rank, end_of_kept: int) -> None:
+        """Say how long the rows of a request stay that ends."""
+        num_kept = len(rows)
+        if end_of_kept:
+            num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
+            self._pool.let_go(block for _, block in rows[num_kept:])
+        if rank is Rank.PROTECTED:
+            self._pool.protect(block for _, block in rows[:num_kept])
 
     def _classify(
         self, blocks: list[PlacedBlock], record: RequestRecord | None, block_tokens: int

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import pytest
+from vllm.utils.math_utils import cdiv
 
 from tests.e2e.core.configurations import MIN_HIT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, check_churn, random_prompt
+from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.replay.scheduler import make_request
 
 FINE = [name for name in LAYOUTS if name.startswith(("gemma", "dsv4-rows-"))]
 
@@ -119,6 +122,60 @@ def test_the_end_of_a_prompt_goes_before_what_is_kept_shortly_before_it(
     assert bench.hit(prompt) == 6 * unit, "the replay boundary, kept from now on"
     for other in range(2, number):
         bench.hit(random_prompt(other, 6 * unit + 1))
+    assert bench.hit(prompt) == 6 * unit
+
+
+def ranks_of_rows(bench: Bench, prompt: list[int], start: int, end: int) -> set[Rank]:
+    """Return the ranks of the blocks of rows from ``start`` on that a hit up to ``end`` takes."""
+    coordinator = bench.engine.manager.coordinator
+    request = make_request(bench.engine.scheduler, "probe", [*prompt[:end], 5000], 1)
+    blocks, hit = coordinator.find_longest_cache_hit(request.block_hashes, end)
+    assert hit == end
+    return {
+        coordinator.block_pool.rank(block)
+        for group in coordinator.groups.prefix
+        for block in blocks[group.id][cdiv(start, group.block_tokens) :]
+    }
+
+
+@pytest.mark.parametrize("layout", FINE)
+def test_rows_that_only_marginal_tails_need_go_with_them(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    bench = Bench(make_engine, layout, "auto", switches={SPARE: "1"})
+    unit = bench.alignment
+    prompt = random_prompt(1, 6 * unit + 1)
+    bench.hit(prompt)
+    assert ranks_of_rows(bench, prompt, 4 * unit, 6 * unit) == {Rank.MARGINAL}
+    assert min(ranks_of_rows(bench, prompt, 0, 4 * unit)) >= Rank.ROLLING
+
+
+@pytest.mark.parametrize("layout", FINE)
+def test_rows_that_were_hit_stay_though_who_wrote_them_ends_later(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    bench = Bench(
+        make_engine,
+        layout,
+        "auto",
+        max_num_seqs=2,
+        max_num_batched_tokens=8 * LAYOUTS[layout][1],
+        num_blocks=500,
+        switches={SPARE: "1"},
+    )
+    unit, engine = bench.alignment, bench.engine
+    prompt = random_prompt(1, 6 * unit + 1)
+    engine.add("first", prompt, max_tokens=12)
+    for _ in range(3):
+        engine.step()
+    assert bench.hit(prompt) == 6 * unit
+    assert "first" not in engine.alive, "both have ended, and the first one last"
+    once, number = random_prompt(2, 6 * unit + 1), 3
+    bench.hit(once)
+    while bench.is_cached(once, 6 * unit):
+        bench.hit(random_prompt(number, 6 * unit + 1))
+        number += 1
+        assert number < 200, "its tail is never given up"
     assert bench.hit(prompt) == 6 * unit
 
 

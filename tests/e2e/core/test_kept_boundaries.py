@@ -51,7 +51,7 @@ def random_prompt(seed: int, num_tokens: int) -> list[int]:
 
 
 class Bench:
-    """An engine that serves one request at a time."""
+    """An engine that serves one request at a time, if not told otherwise."""
 
     def __init__(
         self,
@@ -62,12 +62,13 @@ class Bench:
         num_drafts: int = 0,
         max_num_batched_tokens: int = 1000,
         num_blocks: int = 1500,
+        max_num_seqs: int = 1,
         switches: Mapping[str, str] | None = None,
     ) -> None:
         make, self.alignment, environment = LAYOUTS[layout]
         options = SchedulerOptions(
             num_blocks=num_blocks,
-            max_num_seqs=1,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=1000,
             num_speculative_tokens=num_drafts,

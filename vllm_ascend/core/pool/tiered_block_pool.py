@@ -24,7 +24,8 @@ from vllm_ascend.core.pool.kept_queue import KeptOrder
 from vllm_ascend.core.retention.returning_prompts import GivenUpNames, num_overflowing
 
 # As plain ints: comparing with members of an enumeration costs more than all else per block.
-_ROLLING, _KEPT, _PROTECTED = int(Rank.ROLLING), int(Rank.KEPT), int(Rank.PROTECTED)
+_MARGINAL, _ROLLING = int(Rank.MARGINAL), int(Rank.ROLLING)
+_KEPT, _PROTECTED = int(Rank.KEPT), int(Rank.PROTECTED)
 
 
 class AscendBlockPool(BlockPool):
@@ -73,7 +74,7 @@ class AscendBlockPool(BlockPool):
         ordinals: Iterable[int] = range(num_cached_blocks, num_full_blocks)
         if block_mask is not None:
             ordinals = itertools.compress(ordinals, block_mask)
-        self.enter(request, blocks, ordinals, block_size, kv_cache_group_id)
+        self.enter(request, blocks, ordinals, block_size, kv_cache_group_id, Rank.ROLLING)
 
     def enter(
         self,
@@ -139,6 +140,18 @@ class AscendBlockPool(BlockPool):
             is_cached = block._block_hash is not None or block_id in with_granules
             if is_cached and ranks[block_id] < Rank.PROTECTED:
                 ranks[block_id] = Rank.PROTECTED
+
+    def let_go(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Let cached blocks go with marginal tails, once they are free. All of them must be in use.
+
+        What a hit rested on stays what it is.
+        """
+        ranks, with_granules = self._ranks, self.granules.known
+        for block in blocks:
+            # Blocks that are cached by granules alone were copied by hits at most.
+            is_named = block._block_hash is not None
+            if ranks[block.block_id] == _ROLLING if is_named else block.block_id in with_granules:
+                ranks[block.block_id] = _MARGINAL
 
     def demote_n(self, n: int, rank: Rank = Rank.PINNED) -> int:
         """Let the ``n`` oldest free blocks of a rank be kept like others; return how many it were.
