@@ -144,10 +144,12 @@ class AscendBlockPool(BlockPool):
     def let_go(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Let cached blocks go with marginal tails, once they are free. All of them must be in use.
 
-        What a hit rested on stays what it is.
+        What others hold, and what a hit rested on, stays what it is.
         """
         ranks, with_granules = self._ranks, self.granules.known
         for block in blocks:
+            if block.ref_cnt > 1:
+                continue
             # Blocks that are cached by granules alone were copied by hits at most.
             is_named = block._block_hash is not None
             if ranks[block.block_id] == _ROLLING if is_named else block.block_id in with_granules:
