@@ -165,17 +165,10 @@ class RankedCaching:
         for group in self._groups.retained:
             record.freed[group.id] = Ordinal(group.tail(num_local).start)
         self.tails.keep_hit(record, tail)
-        self._keep_rows(blocks, num_local)
-        self.partial_hits.start_behind(record, num_local)
-
-    def _keep_rows(self, blocks: Blocks, hit: int) -> None:
-        """Keep the rows of a hit that may have served a marginal tail alone so far."""
-        first = max(hit - self.tails.least_gain, 0)
+        # They may have been there for marginal tails alone, or be somebody's who has yet to end.
         for group in self._groups.prefix:
-            tokens = group.block_tokens
-            for block in blocks[group.id][first // tokens : hit // tokens]:
-                if self._pool.rank(block) < Rank.KEPT:
-                    self._pool.set_rank(block, Rank.KEPT)
+            self._pool.keep(blocks[group.id][: num_local // group.block_tokens])
+        self.partial_hits.start_behind(record, num_local)
 
     def num_spares(self, group_id: GroupId, request_id: str) -> int:
         """Return how many blocks of a request's table are held for spare tails, for this step."""

@@ -141,15 +141,20 @@ class AscendBlockPool(BlockPool):
             if is_cached and ranks[block_id] < Rank.PROTECTED:
                 ranks[block_id] = Rank.PROTECTED
 
+    def keep(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Keep cached blocks that nothing kept so far. All of them must be in use."""
+        ranks = self._ranks
+        for block in blocks:
+            if ranks[block.block_id] < _KEPT:
+                ranks[block.block_id] = _KEPT
+
     def let_go(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Let cached blocks go with marginal tails, once they are free. All of them must be in use.
 
-        What others hold, and what a hit rested on, stays what it is.
+        What a hit has taken stays what it is.
         """
         ranks, with_granules = self._ranks, self.granules.known
         for block in blocks:
-            if block.ref_cnt > 1:
-                continue
             # Blocks that are cached by granules alone were copied by hits at most.
             is_named = block._block_hash is not None
             if ranks[block.block_id] == _ROLLING if is_named else block.block_id in with_granules:

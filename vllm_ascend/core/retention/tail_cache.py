@@ -73,7 +73,7 @@ class TailCache:
         self._windows = [(group.window, group.block_tokens) for group in groups]
         self._num_kept = stats.kept
         self.keeps_spares = plan.keeps_spares
-        self.least_gain = least_gain if plan.keeps_spares and plan.keeps_fallback else 0
+        self._least_gain = least_gain if plan.keeps_spares and plan.keeps_fallback else 0
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
@@ -94,7 +94,7 @@ class TailCache:
     def _marginal(self, record: RequestRecord) -> set[int]:
         """Return the boundaries of a prompt that are singled out and not worth a tail."""
         replay = self._replay(record)
-        close = {b for b in replay if not is_worth_a_tail(b, replay, self.least_gain)}
+        close = {b for b in replay if not is_worth_a_tail(b, replay, self._least_gain)}
         return close - {record.junction}
 
     def rolling(self, end: int) -> range:
@@ -243,7 +243,7 @@ class TailCache:
         """
         boundary = finish_boundary(record.cached, self._alignment, self.lookahead)
         kept = [t.boundary for t in record.kept if all(b.is_intact for b in t.blocks)]
-        is_worth_it = is_worth_a_tail(boundary, kept, self.least_gain)
+        is_worth_it = is_worth_a_tail(boundary, kept, self._least_gain)
         for tail in record.rolling:
             if tail.boundary != boundary:
                 self._let_go(tail, Rank.SPARE)
@@ -262,7 +262,7 @@ class TailCache:
 
         Rows behind it serve marginal tails alone. 0: there are none, or nothing is kept at all.
         """
-        if not self.least_gain:
+        if not self._least_gain:
             return 0
         whole = (t.boundary for t in record.kept if all(b.is_intact for b in t.blocks))
         return max(whole, default=0)
