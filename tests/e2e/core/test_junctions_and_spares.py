@@ -180,18 +180,25 @@ def test_rows_that_were_hit_stay_though_who_wrote_them_ends_later(
 
 
 def test_rows_stay_on_which_a_much_longer_hit_rested(make_engine: MakeEngine) -> None:
-    """Two prompts begin alike and are computed at once; hits of the longer one take either's."""
+    """A prompt that found no tail there has blocks of its own; hits take those that came first."""
     bench = Bench(make_engine, "gemma", "auto", max_num_seqs=2, switches={SPARE: "1"})
     unit, engine = bench.alignment, bench.engine
+    pool, groups = engine.manager.block_pool, engine.manager.coordinator.groups
+    suffixes = tuple(group.suffix for group in groups.windowed)
     prompt = random_prompt(1, 6 * unit + 1)
     longer = prompt[: 6 * unit] + random_prompt(2, 10 * unit + 1)
-    engine.add("first", prompt, max_tokens=4)
+    engine.add("first", prompt, max_tokens=6)
+    engine.step()
+    for block in pool.blocks:
+        if (block.block_hash or b"").endswith(suffixes) and pool.rank(block) < Rank.KEPT:
+            pool.give_up(block)
     engine.add("longer", longer, max_tokens=1)
     engine.step()
-    assert engine.alive == ["first"]
+    assert engine.hits["longer"] == 4 * unit and engine.alive == ["first"]
     assert bench.hit(longer, max_tokens=1) == 16 * unit
     assert not engine.alive, "the first one has ended last"
-    assert min(ranks_of_rows(bench, prompt, 0, 6 * unit)) >= Rank.ROLLING
+    assert min(ranks_of_rows(bench, prompt, 0, 4 * unit)) >= Rank.ROLLING
+    assert min(ranks_of_rows(bench, longer, 4 * unit, 16 * unit)) >= Rank.ROLLING
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0, 160), (32, 160), (33, 128), (1000, 128)])
