@@ -16,14 +16,14 @@ class Rank(IntEnum):
 
     SCRATCH = 0  # nothing is lost
     SPARE = 1  # a tail that nothing asked to keep, first in first out
-    MARGINAL = 2  # a tail that makes hits a little longer than a kept one, first in first out
-    ROLLING = 3  # a tail at which a running request would be resumed, were it to end now
-    KEPT = 4  # a prefix or a kept tail, least recently used first
+    MARGINAL = 2  # what makes hits a little longer than a kept tail does, first in first out
+    ROLLING = 3  # a prefix, or a tail at which a running request would be resumed now
+    KEPT = 4  # a prefix that was hit, or a kept tail, least recently used first
     PROTECTED = 5  # the same of a prompt that came again, least recently used first
     PINNED = 6  # a window that was left in the middle of a prompt, oldest first
 
 
-# What is counted. Marginal tails are counted as spare ones.
+# What is counted. What is marginal is counted as spare.
 TIERS = (Rank.SCRATCH, Rank.SPARE, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
 # One queue of free blocks for each. Rolling tails wait with kept ones: most become such.
 _QUEUES = (Rank.SCRATCH, Rank.SPARE, Rank.MARGINAL, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)

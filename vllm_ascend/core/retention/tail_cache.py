@@ -7,8 +7,8 @@ the window that a request leaves by a whole chunk stays longest of all.
 
 A tail takes memory of rows. So where a fallback boundary and spare tails are kept, the tail of a
 boundary shortly behind a kept one is marginal, however it was singled out: it makes hits longer by
-fewer tokens than that memory has rows for, and goes before the rows of others. Whoever hits it
-while it is there keeps it.
+fewer tokens than that memory has rows for, and goes before the rows of others. So do the rows that
+no other tail needs. Whoever hits it while it is there keeps both.
 """
 
 from __future__ import annotations
