@@ -78,8 +78,9 @@ def test_a_repeated_prompt_hits_up_to_its_last_granule(scheduler):
 def test_every_scheduler_says_that_a_step_has_run(scheduler):
     """Beside a connector copy sources are held until then."""
     manager = scheduler.kv_cache_manager
-    held = manager.coordinator.caching.partial_hits.copies = CopyQueue(
-        manager.block_pool, until_confirmed=True
+    hits = manager.coordinator.caching.partial_hits
+    held = hits.copies = CopyQueue(
+        manager.block_pool, can_replace=lambda *copy: False, until_confirmed=True
     )
     worker = ShadowWorker(scheduler)
     play(scheduler, worker, "first")

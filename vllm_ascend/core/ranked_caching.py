@@ -91,7 +91,7 @@ class RankedCaching:
             stats=stats,
         )
         self.sparse_state = SparseState(pool, groups.all, self.tails, self.records, plan)
-        self.partial_hits = PartialHits(pool, groups, plan)
+        self.partial_hits = PartialHits(pool, groups, plan, self.records)
         self.allocation = BlockAllocation(
             groups, plan, footprint, self.records, self.sparse_state, self.partial_hits
         )
@@ -334,6 +334,7 @@ class RankedCaching:
         if end_of_kept:
             num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
             self._pool.let_go(block for _, block in rows[num_kept:])
+            self.partial_hits.note_end(rows[:num_kept], end_of_kept)
         if rank is Rank.PROTECTED:
             self._pool.protect(block for _, block in rows[:num_kept])
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from vllm.utils.math_utils import cdiv
 
-from tests.e2e.core.configurations import MIN_HIT, SPARE
+from tests.e2e.core.configurations import MIN_HIT, PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, check_churn, random_prompt
 from vllm_ascend.core.pool.free_queue import Rank
@@ -200,6 +200,83 @@ def test_rows_stay_on_which_a_much_longer_hit_rested(make_engine: MakeEngine) ->
     assert not engine.alive, "the first one has ended last"
     assert min(ranks_of_rows(bench, prompt, 0, 4 * unit)) >= Rank.ROLLING
     assert min(ranks_of_rows(bench, longer, 4 * unit, 16 * unit)) >= Rank.ROLLING
+
+
+def unfinished(bench: Bench) -> dict[int, Rank]:
+    """Return the ranks of the blocks that hits may only be copied from, by block id."""
+    pool = bench.engine.manager.block_pool
+    blocks = [pool.blocks[block_id] for block_id in pool.granules.known]
+    return {b.block_id: pool.rank(b) for b in blocks if b.block_hash is None}
+
+
+COPIED = ["dsv4-rows-partial", "dsv4-rows-sparse"]
+
+
+@pytest.mark.parametrize("layout", COPIED)
+def test_the_copy_that_a_chat_goes_on_with_takes_its_sources_place(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """Of a block of 64 tokens that a prompt of 48 leaves unfinished there is one, turn by turn."""
+    bench = Bench(make_engine, layout, "auto", switches={SPARE: "1"})
+    prompt = random_prompt(1, 3 * bench.alignment + 1)
+    bench.hit(prompt)
+    ((first, rank),) = unfinished(bench).items()
+    assert rank >= Rank.KEPT
+    kept = {first}
+    for max_tokens in (1, 2, 4):
+        assert bench.hit(prompt, max_tokens) == 3 * bench.alignment
+        ranks = unfinished(bench)
+        assert ranks.pop(first) is Rank.MARGINAL
+        assert ranks and min(ranks.values()) >= Rank.KEPT
+        kept |= set(ranks)
+    assert len(kept) == 4, "each has had a copy of its own"
+
+
+@pytest.mark.parametrize("layout", COPIED)
+@pytest.mark.parametrize("num_units", [1, 2])
+def test_a_copy_of_less_than_was_kept_takes_nobodys_place(
+    num_units: int, layout: str, make_engine: MakeEngine
+) -> None:
+    bench = Bench(make_engine, layout, "auto", switches={SPARE: "1"})
+    unit = bench.alignment
+    prompt = random_prompt(1, 3 * unit + 1)
+    bench.hit(prompt)
+    (first,) = unfinished(bench)
+    other = prompt[: num_units * unit + 3] + random_prompt(2, unit)
+    assert bench.hit(other) == num_units * unit
+    assert unfinished(bench)[first] >= Rank.KEPT
+    assert bench.hit(prompt) == 3 * unit
+
+
+def test_a_copy_takes_no_place_beside_somebody_who_goes_on(make_engine: MakeEngine) -> None:
+    """Whoever wrote the block may yet fill it, and end behind what was copied."""
+    bench = Bench(make_engine, "dsv4-rows-partial", "auto", max_num_seqs=2, switches={SPARE: "1"})
+    prompt = random_prompt(1, 3 * bench.alignment + 1)
+    bench.engine.add("first", prompt, max_tokens=12)
+    for _ in range(3):
+        bench.engine.step()
+    (first,) = unfinished(bench)
+    assert bench.hit(prompt) == 3 * bench.alignment
+    assert "first" not in bench.engine.alive, "both have ended, and the first one last"
+    assert unfinished(bench)[first] >= Rank.KEPT
+
+
+def test_a_copy_that_goes_earlier_takes_no_place(make_engine: MakeEngine) -> None:
+    """Somebody new takes over little of a prompt that returns, and is not protected for it."""
+    switches = {SPARE: "1", PROTECT: "1"}
+    bench = Bench(make_engine, "dsv4-rows-partial", "auto", switches=switches)
+    pool, boundary = bench.engine.manager.block_pool, 3 * bench.alignment
+    prompt = random_prompt(1, boundary + 1)
+    bench.hit(prompt)
+    (first,) = unfinished(bench)
+    assert bench.hit(prompt) == boundary
+    pool.give_up(pool.blocks[first])
+    ((protected, rank),) = unfinished(bench).items()
+    assert rank is Rank.PROTECTED
+    assert bench.hit(prompt[:boundary] + random_prompt(2, 5 * boundary)) == boundary
+    assert unfinished(bench)[protected] is Rank.PROTECTED
+    assert bench.hit(prompt) == boundary
+    assert unfinished(bench)[protected] is Rank.MARGINAL
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0, 160), (32, 160), (33, 128), (1000, 128)])

@@ -29,7 +29,7 @@ from vllm_ascend.replay.scheduler import SchedulerOptions
 def share_instead_of_copying(patch: pytest.MonkeyPatch) -> None:
     """Put the block that a hit ends inside into the request's own table."""
 
-    def queue(self, request_id, source, private) -> None:
+    def queue(self, request_id, source, private, *, supersedes) -> None:
         table = next(
             blocks
             for manager in self.managers
@@ -40,8 +40,8 @@ def share_instead_of_copying(patch: pytest.MonkeyPatch) -> None:
 
     original = PartialHits.__init__
 
-    def __init__(self, pool, groups, plan) -> None:
-        original(self, pool, groups, plan)
+    def __init__(self, pool, groups, plan, records) -> None:
+        original(self, pool, groups, plan, records)
         self.copies.managers = [group.manager for group in groups.all]
 
     patch.setattr(PartialHits, "__init__", __init__)
@@ -72,8 +72,8 @@ def free_the_source_before_dispatch(patch: pytest.MonkeyPatch) -> None:
     """Give the source up as soon as the copy is queued."""
     original = CopyQueue.queue
 
-    def queue(self, request_id, source, private) -> None:
-        original(self, request_id, source, private)
+    def queue(self, request_id, source, private, *, supersedes) -> None:
+        original(self, request_id, source, private, supersedes=supersedes)
         self._pool.free_blocks([source])
         self._pool.give_up(source)
 

@@ -145,7 +145,7 @@ class BlockAllocation:
                 num_local_tokens,
                 num_external_tokens,
             )
-        self._partial_hits.copy(request_id, sources)
+        self._partial_hits.copy(request_id, sources, num_local_tokens)
         return len(sources)
 
     def allocate_new_blocks(

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.layout.units import BlockId
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 
 
 class KVCacheBlockCopy(NamedTuple):
@@ -18,6 +19,18 @@ class KVCacheBlockCopy(NamedTuple):
 
     src_block_id: BlockId
     dst_block_id: BlockId
+
+
+class PendingCopy(NamedTuple):
+    """A copy whose source is still referenced.
+
+    Attributes:
+        supersedes: Nobody needs more of the source than what the copy takes.
+    """
+
+    source: KVCacheBlock
+    private: KVCacheBlock
+    supersedes: bool
 
 
 class CopyQueue:
@@ -28,15 +41,31 @@ class CopyQueue:
     released once the step that copies is certain to have been dispatched, or when the request that
     wanted it goes. A KV connector writes blocks beside that stream. With one, sources are held
     until the step's output is back, whatever becomes of the request: its copy may be cached.
+
+    A source that has been superseded goes with marginal tails from then on, if the copy can be hit
+    in its stead.
     """
 
-    def __init__(self, pool: BlockPool, *, until_confirmed: bool = False) -> None:
-        """Hold sources ``until_confirmed``: until :meth:`confirm` is told of their step."""
+    def __init__(
+        self,
+        pool: AscendBlockPool,
+        *,
+        can_replace: Callable[[str, KVCacheBlock, KVCacheBlock], bool],
+        until_confirmed: bool = False,
+    ) -> None:
+        """Queue nothing yet.
+
+        Args:
+            can_replace: Whether a request's copy will be hit in its source's stead. Called with
+                the request's id, the source and the copy.
+            until_confirmed: Hold sources until :meth:`confirm` is told of their step.
+        """
         self._pool = pool
+        self._can_replace = can_replace
         self._until_confirmed = until_confirmed
-        self._queued: defaultdict[str, list[tuple[KVCacheBlock, KVCacheBlock]]] = defaultdict(list)
-        # By step: what it was told, and the sources that it reads, by request.
-        self._dispatched: deque[tuple[list[KVCacheBlockCopy], dict[str, list[KVCacheBlock]]]] = (
+        self._queued: defaultdict[str, list[PendingCopy]] = defaultdict(list)
+        # By step: what it was told, and the copies that it makes, by request.
+        self._dispatched: deque[tuple[list[KVCacheBlockCopy], dict[str, list[PendingCopy]]]] = (
             deque()
         )
 
@@ -44,20 +73,26 @@ class CopyQueue:
         """Sources that are still referenced."""
         return len(self.sources())
 
-    def queue(self, request_id: str, source: KVCacheBlock, private: KVCacheBlock) -> None:
+    def queue(
+        self,
+        request_id: str,
+        source: KVCacheBlock,
+        private: KVCacheBlock,
+        *,
+        supersedes: bool = False,
+    ) -> None:
         """Ask for a copy in the step being scheduled; ``source`` carries a reference for it."""
-        self._queued[request_id].append((source, private))
+        self._queued[request_id].append(PendingCopy(source, private, supersedes))
 
     def take(self) -> list[KVCacheBlockCopy] | None:
         """Hand the queued copies to the step that has just been scheduled; ``None`` if none."""
         if not self._queued:
             return None
-        pairs_queued = itertools.chain.from_iterable(self._queued.values())
-        copies = [KVCacheBlockCopy(source.block_id, to.block_id) for source, to in pairs_queued]
-        sources = {name: [pair[0] for pair in pairs] for name, pairs in self._queued.items()}
-        self._dispatched.append((copies, sources))
+        queued = itertools.chain.from_iterable(self._queued.values())
+        told = [KVCacheBlockCopy(c.source.block_id, c.private.block_id) for c in queued]
+        self._dispatched.append((told, dict(self._queued)))
         self._queued.clear()
-        return copies
+        return told
 
     def new_step_starts(self) -> None:
         """The steps before have been dispatched: release their sources, if that is enough."""
@@ -76,12 +111,11 @@ class CopyQueue:
 
     def forget(self, request_id: str) -> None:
         """A request ends or is preempted: drop its copies that were not handed out yet."""
-        sources = [source for source, _ in self._queued.pop(request_id, ())]
+        if dropped := self._queued.pop(request_id, None):
+            self._pool.free_blocks([copy.source for copy in dropped])
         if not self._until_confirmed:
             for _, by_request in self._dispatched:
-                sources += by_request.pop(request_id, [])
-        if sources:
-            self._pool.free_blocks(sources)
+                self._release(request_id, by_request.pop(request_id, ()))
 
     def prepare_reset(self) -> None:
         """Release everything if no request holds a block: nobody is left to read the copies."""
@@ -94,12 +128,17 @@ class CopyQueue:
 
     def sources(self) -> list[KVCacheBlock]:
         """Return every block referenced for a copy, once per reference."""
-        sources = [source for pairs in self._queued.values() for source, _ in pairs]
-        for _, by_request in self._dispatched:
-            sources += itertools.chain.from_iterable(by_request.values())
-        return sources
+        steps = [self._queued, *(by_request for _, by_request in self._dispatched)]
+        return [copy.source for step in steps for copies in step.values() for copy in copies]
 
     def _release_dispatched(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            for sources in self._dispatched.popleft()[1].values():
-                self._pool.free_blocks(sources)
+            for request_id, copies in self._dispatched.popleft()[1].items():
+                self._release(request_id, copies)
+
+    def _release(self, request_id: str, copies: Sequence[PendingCopy]) -> None:
+        """Drop the references of sources whose copies are certain to be made."""
+        for copy in copies:
+            if copy.supersedes and self._can_replace(request_id, copy.source, copy.private):
+                self._pool.let_go([copy.source])
+        self._pool.free_blocks([copy.source for copy in copies])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
@@ -16,7 +16,10 @@ from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.boundaries import align_down
+from vllm_ascend.core.retention.freed_blocks import PlacedBlock
 from vllm_ascend.core.retention.request_record import RequestRecord
+
+_NEVER = 1 << 62
 
 
 def copied_groups(groups: Iterable[Group], blocks: Blocks, hit: int) -> list[Group]:
@@ -37,23 +40,51 @@ class PartialHits:
         unwritten: Granules that nothing may be copied from yet.
     """
 
-    def __init__(self, pool: AscendBlockPool, groups: Groups, plan: CachePlan) -> None:
-        self.pool = pool
-        self.copies = CopyQueue(pool, until_confirmed=plan.facts.has_connector)
+    def __init__(
+        self,
+        pool: AscendBlockPool,
+        groups: Groups,
+        plan: CachePlan,
+        records: Mapping[str, RequestRecord],
+    ) -> None:
+        self.pool, self._records = pool, records
+        self.unwritten = UnwrittenGranules(pool, plan)
+        self.copies = CopyQueue(
+            pool,
+            can_replace=self._can_replace,
+            until_confirmed=plan.facts.has_connector,
+        )
         pool.before_reset = self.copies.prepare_reset
         self._hash_tokens = plan.hash_tokens
         self._groups = [group for group in groups.prefix if group.ends_inside]
-        self.unwritten = UnwrittenGranules(pool, plan)
 
-    def copy(self, request_id: str, sources: list[tuple[Group, KVCacheBlock]]) -> None:
-        """Give a request private copies of blocks that its hit ends inside of.
+    def copy(self, request_id: str, sources: list[tuple[Group, KVCacheBlock]], hit: int) -> None:
+        """Give a request private copies of blocks that its hit of ``hit`` tokens ends inside of.
 
         They are referenced already, so that nothing is allocated over them.
         """
+        kept_until = self.pool.granules.kept_until
         for group, source in sources:
             (private,) = self.pool.get_new_blocks(1)
             group.manager.req_to_blocks[request_id].append(private)
-            self.copies.queue(request_id, source, private)
+            covers = hit >= kept_until.get(source.block_id, _NEVER)
+            self.copies.queue(request_id, source, private, supersedes=covers)
+
+    def _can_replace(self, request_id: str, source: KVCacheBlock, private: KVCacheBlock) -> bool:
+        """Whether a request's copy can be hit from now on, and stays as long as its source."""
+        record = self._records.get(request_id)
+        rank = self.pool.rank(private) if record is None else record.rank
+        stays_as_long = self.pool.rank(source) <= rank
+        return stays_as_long and self.unwritten.will_be_found(request_id, private)
+
+    def note_end(self, rows: Sequence[PlacedBlock], end_of_kept: int) -> None:
+        """Remember how many tokens a request that ends needed of what it keeps of its rows.
+
+        A copy of as many takes the place of its last block. Not if that is full, and so shared.
+        """
+        for _, block in rows[-1:]:
+            if block._block_hash is None and block in self.pool.granules:
+                self.pool.granules.kept_until[block.block_id] = end_of_kept
 
     def start_behind(self, record: RequestRecord, hit: int) -> None:
         """Enter the granules of copied blocks anew, for the copies."""
@@ -68,13 +99,13 @@ class PartialHits:
 
     def end(self, request_id: str) -> None:
         """A request ends or is preempted, and its blocks are about to be freed."""
-        self.copies.forget(request_id)
         self.unwritten.enter(request_id)
+        self.copies.forget(request_id)
 
     def new_step_starts(self) -> None:
         """The steps before have been dispatched: what they write may be copied from now on."""
-        self.copies.new_step_starts()
         self.unwritten.enter_all()
+        self.copies.new_step_starts()
 
 
 class UnwrittenGranules:
@@ -128,6 +159,11 @@ class UnwrittenGranules:
         """Enter what one request waits with, before its blocks are freed."""
         for group_id, block, granules in self._waiting.pop(request_id, ()):
             self._index.enter(group_id, block, granules)
+
+    def will_be_found(self, request_id: str, block: KVCacheBlock) -> bool:
+        """Whether a request's block has granules that are entered, or will be in the next step."""
+        waiting = self._waiting.get(request_id, ())
+        return block in self._index or any(other is block for _, other, _ in waiting)
 
     def forget(self, request_id: str) -> None:
         """Drop what one request waits with: its part of the step will not run."""

@@ -26,11 +26,14 @@ class GranuleIndex:
 
     Attributes:
         known: Block id -> the block's group and its granules. To be read only.
+        kept_until: Block id -> the boundary of the deepest tail that the block's writer has kept,
+            in tokens. Of writers that have ended.
     """
 
     def __init__(self) -> None:
         self._blocks: defaultdict[GroupId, BlockHashToBlockMap] = defaultdict(BlockHashToBlockMap)
         self.known: dict[BlockId, tuple[GroupId, list[BlockHash]]] = {}
+        self.kept_until: dict[BlockId, int] = {}
 
     def __contains__(self, block: KVCacheBlock) -> bool:
         """Whether any granule of the block is entered."""
@@ -55,6 +58,7 @@ class GranuleIndex:
         """Drop all entries of a block; nothing happens if there are none."""
         known = self.known.pop(block.block_id, None)
         if known is not None:
+            self.kept_until.pop(block.block_id, None)
             group_id, granules = known
             for granule in granules:
                 self._blocks[group_id].pop(granule, block.block_id)
@@ -83,6 +87,7 @@ class GranuleIndex:
         """Forget everything."""
         self._blocks.clear()
         self.known.clear()
+        self.kept_until.clear()
 
     def key_bytes(self) -> int:
         """Return the bytes of all distinct granule hashes that are entered. Walks everything."""
