@@ -232,6 +232,9 @@ def _check_granules(pool: BlockPool) -> None:
                 f"block {block.block_id}: granules of group {group_id}, but a key"
                 f" of group {get_group_id(block.block_hash)}"
             )
+    for block_id in granules.kept_until:
+        if block_id not in granules.known or pool.blocks[block_id].block_hash is not None:
+            raise IntegrityError(f"block {block_id}: no copy could take its place, but one may")
     if num_entries != granules.num_entries():
         raise IntegrityError(
             f"{granules.num_entries()} granule entries, blocks know of {num_entries}"

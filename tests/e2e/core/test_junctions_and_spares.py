@@ -10,6 +10,7 @@ from tests.e2e.core.configurations import MIN_HIT, PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, check_churn, random_prompt
 from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.oracle import IntegrityError
 from vllm_ascend.replay.scheduler import make_request
 
 FINE = [name for name in LAYOUTS if name.startswith(("gemma", "dsv4-rows-"))]
@@ -277,6 +278,17 @@ def test_a_copy_that_goes_earlier_takes_no_place(make_engine: MakeEngine) -> Non
     assert unfinished(bench)[protected] is Rank.PROTECTED
     assert bench.hit(prompt) == boundary
     assert unfinished(bench)[protected] is Rank.MARGINAL
+
+
+def test_a_block_whose_place_nobody_can_take_is_noticed(make_engine: MakeEngine) -> None:
+    bench = Bench(make_engine, "dsv4-rows-partial", "auto", switches={SPARE: "1"})
+    bench.hit(random_prompt(1, 3 * bench.alignment + 1))
+    pool = bench.engine.manager.block_pool
+    (unfinished_id,) = unfinished(bench)
+    assert list(pool.granules.kept_until) == [unfinished_id]
+    pool.granules.kept_until[next(b.block_id for b in pool.blocks if b.block_hash)] = 1
+    with pytest.raises(IntegrityError, match="no copy could take its place"):
+        bench.engine.check()
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0, 160), (32, 160), (33, 128), (1000, 128)])
