@@ -334,7 +334,8 @@ class RankedCaching:
         if end_of_kept:
             num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
             self._pool.let_go(block for _, block in rows[num_kept:])
-            self.partial_hits.note_end(rows[:num_kept], end_of_kept)
+            if num_kept:
+                self.partial_hits.note_end(rows[num_kept - 1][1], end_of_kept)
         if rank is Rank.PROTECTED:
             self._pool.protect(block for _, block in rows[:num_kept])
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
@@ -16,7 +16,6 @@ from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.boundaries import align_down
-from vllm_ascend.core.retention.freed_blocks import PlacedBlock
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 _NEVER = 1 << 62
@@ -77,14 +76,13 @@ class PartialHits:
         stays_as_long = self.pool.rank(source) <= rank
         return stays_as_long and self.unwritten.will_be_found(request_id, private)
 
-    def note_end(self, rows: Sequence[PlacedBlock], end_of_kept: int) -> None:
-        """Remember how many tokens a request that ends needed of what it keeps of its rows.
+    def note_end(self, block: KVCacheBlock, end_of_kept: int) -> None:
+        """Remember up to which token a request that ends needed the last block that it keeps.
 
-        A copy of as many takes the place of its last block. Not if that is full, and so shared.
+        A copy of as many tokens can take its place. Not if the block is full, and so shared.
         """
-        for _, block in rows[-1:]:
-            if block._block_hash is None and block in self.pool.granules:
-                self.pool.granules.kept_until[block.block_id] = end_of_kept
+        if block._block_hash is None and block in self.pool.granules:
+            self.pool.granules.kept_until[block.block_id] = end_of_kept
 
     def start_behind(self, record: RequestRecord, hit: int) -> None:
         """Enter the granules of copied blocks anew, for the copies."""

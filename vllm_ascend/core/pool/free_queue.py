@@ -16,7 +16,7 @@ class Rank(IntEnum):
 
     SCRATCH = 0  # nothing is lost
     SPARE = 1  # a tail that nothing asked to keep, first in first out
-    MARGINAL = 2  # what makes hits a little longer than a kept tail does, first in first out
+    MARGINAL = 2  # adds little to a kept tail, or a copy has its place, first in first out
     ROLLING = 3  # a prefix, or a tail at which a running request would be resumed now
     KEPT = 4  # a prefix that was hit, or a kept tail, least recently used first
     PROTECTED = 5  # the same of a prompt that came again, least recently used first
