@@ -119,6 +119,9 @@ def _ranked_caching(kv_cache_manager: KVCacheManager) -> Any:
 # What each tier behind the scratch blocks is called, and the ranks whose blocks it holds.
 _TIERS = {
     "spare": {"SPARE"},
+    "every fourth spare": {"SPARE_4"},
+    "every 16th spare": {"SPARE_16"},
+    "every 64th spare": {"SPARE_64"},
     "marginal": {"MARGINAL"},
     "cached": {"KEPT", "ROLLING"},
     "protected": {"PROTECTED"},

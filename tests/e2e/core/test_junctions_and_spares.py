@@ -95,6 +95,32 @@ def test_a_spare_tail_that_is_hit_is_kept(layout: str, make_engine: MakeEngine) 
     assert bench.hit(branch(prompt, 3 * unit, number + 1)) == 3 * unit
 
 
+@pytest.mark.parametrize("layout", ["gemma", "dsv4-rows-partial"])
+def test_spare_tails_are_thinned_to_ever_rounder_boundaries(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """Before the first of every fourth boundary is lost, all others are, and so on."""
+    bench = Bench(make_engine, layout, "0", switches={SPARE: "1"})
+    unit = bench.alignment
+    last = 1000 // unit - 2
+    prompt = random_prompt(1, last * unit + 1)
+    bench.hit(prompt)
+    spares = range(1, last)
+    stages: set[int] = set()
+    lost: list[int] = []
+    for number in range(2, 200):
+        bench.hit(random_prompt(number, last // 8 * unit))
+        lost = [n for n in spares if not bench.is_cached(prompt, n * unit)]
+        for spacing in (4, 16, 64):
+            if any(n % spacing == 0 for n in lost):
+                stages.add(spacing)
+                assert all(n in lost for n in spares if n % spacing), (number, spacing)
+        if lost == list(spares):
+            break
+    assert stages == {s for s in (4, 16, 64) if s < last}
+    assert bench.is_cached(prompt, last * unit), "its replay boundary is kept"
+
+
 @pytest.mark.parametrize("layout", FINE)
 def test_the_end_of_a_prompt_goes_before_what_is_kept_shortly_before_it(
     layout: str, make_engine: MakeEngine

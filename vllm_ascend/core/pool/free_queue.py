@@ -16,19 +16,24 @@ class Rank(IntEnum):
 
     SCRATCH = 0  # nothing is lost
     SPARE = 1  # a tail that nothing asked to keep, first in first out
-    MARGINAL = 2  # adds little to a kept tail, or a copy has its place, first in first out
-    ROLLING = 3  # a prefix, or a tail at which a running request would be resumed now
-    KEPT = 4  # a prefix that was hit, or a kept tail, least recently used first
-    PROTECTED = 5  # the same of a prompt that came again, least recently used first
-    PINNED = 6  # a window that was left in the middle of a prompt, oldest first
+    SPARE_4 = 2  # the same of every fourth boundary
+    SPARE_16 = 3
+    SPARE_64 = 4
+    MARGINAL = 5  # adds little to a kept tail, or a copy has its place, first in first out
+    ROLLING = 6  # a prefix, or a tail at which a running request would be resumed now
+    KEPT = 7  # a prefix that was hit, or a kept tail, least recently used first
+    PROTECTED = 8  # the same of a prompt that came again, least recently used first
+    PINNED = 9  # a window that was left in the middle of a prompt, oldest first
 
 
+# Ranks of spare tails -> every how many boundaries have it or a higher one.
+SPARE_SPACING = {Rank.SPARE: 1, Rank.SPARE_4: 4, Rank.SPARE_16: 16, Rank.SPARE_64: 64}
 # What is counted. What is marginal is counted as spare.
 TIERS = (Rank.SCRATCH, Rank.SPARE, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
 # One queue of free blocks for each. Rolling tails wait with kept ones: most become such.
-_QUEUES = (Rank.SCRATCH, Rank.SPARE, Rank.MARGINAL, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
+_QUEUES = tuple(rank for rank in Rank if rank is not Rank.ROLLING)
 _QUEUE_OF = tuple(_QUEUES.index(Rank.KEPT if r is Rank.ROLLING else r) for r in Rank)
-_TIER_OF_QUEUE = tuple(TIERS.index(Rank.SPARE if r is Rank.MARGINAL else r) for r in _QUEUES)
+_TIER_OF_QUEUE = tuple(TIERS.index(r if r in TIERS else Rank.SPARE) for r in _QUEUES)
 
 
 def shares_tier(one: int, other: int) -> bool:

@@ -18,8 +18,14 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.pool.free_queue import SPARE_SPACING, Rank
 from vllm_ascend.core.retention.boundaries import align_down, kept_boundaries, replay_boundary
+
+# Of boundaries by ordinal, until it repeats.
+_SPARE_RANKS = tuple(
+    max(rank for rank, spacing in SPARE_SPACING.items() if not ordinal % spacing)
+    for ordinal in range(max(SPARE_SPACING.values()))
+)
 
 
 def ranked_boundaries(
@@ -39,6 +45,7 @@ def ranked_boundaries(
     rank                 boundaries, each once, ascending
     ===================  ==========================================================
     ``SPARE``            all multiples of ``alignment`` that are none of the others
+    ``SPARE_4``, ...     of these every fourth, 16th and 64th multiple
     ``MARGINAL``         ``marginal``, but for those rolling or kept
     ``ROLLING``          ``rolling``, but for those kept
     ``rank``             ``kept``
@@ -48,7 +55,7 @@ def ranked_boundaries(
         kept: See :func:`~vllm_ascend.core.retention.boundaries.kept_boundaries`.
         rolling: Boundaries at which the request would be resumed, were it to end now.
         marginal: Boundaries shortly behind a kept one.
-        keeps_spares: Whether there are spare tails; without them the first two rows are missing.
+        keeps_spares: Whether there are spare tails; without them the first three rows are missing.
         rank: That of kept boundaries.
     """
     behind = [b for b in rolling if start < b <= end and b not in kept]
@@ -58,7 +65,19 @@ def ranked_boundaries(
     close = sorted({b for b in marginal if start < b <= end}.difference(kept, behind))
     first = align_down(start, alignment) + alignment
     spares = set(range(first, end + 1, alignment)).difference(kept, behind, close)
-    return {Rank.SPARE: sorted(spares), Rank.MARGINAL: close, **ranked}
+    by_rank: dict[Rank, list[int]] = {rank: [] for rank in SPARE_SPACING}
+    for boundary in sorted(spares):
+        by_rank[spare_rank(boundary, alignment)].append(boundary)
+    return {**by_rank, Rank.MARGINAL: close, **ranked}
+
+
+def spare_rank(boundary: int, alignment: int) -> Rank:
+    """Return the rank of a boundary's spare tail.
+
+    There are far more of them than memory is idle. Those of round boundaries stay longest, so that
+    what is left covers many prompts, and each at even distances.
+    """
+    return _SPARE_RANKS[boundary // alignment % len(_SPARE_RANKS)]
 
 
 def tail_ordinals(

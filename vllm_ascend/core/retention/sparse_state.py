@@ -20,7 +20,7 @@ from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import is_compressor_state
 from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.pool.free_queue import SPARE_SPACING
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.boundaries import kept_boundaries
 from vllm_ascend.core.retention.request_record import RequestRecord
@@ -201,7 +201,8 @@ class SparseState:
         holes: dict[int, list[tuple[Group, int]]] = {}
         if not self._tails.passes_boundary(record, end):
             return holes
-        boundaries = self._tails.ranked(record, record.passed, end)[Rank.SPARE]
+        ranked = self._tails.ranked(record, record.passed, end)
+        boundaries = sorted(itertools.chain.from_iterable(ranked[rank] for rank in SPARE_SPACING))
         for group in self._sparse:
             if not group.tail_length:
                 continue

@@ -23,7 +23,7 @@ from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats
-from vllm_ascend.core.retention.block_ranks import ranked_boundaries, without_holes
+from vllm_ascend.core.retention.block_ranks import ranked_boundaries, spare_rank, without_holes
 from vllm_ascend.core.retention.boundaries import (
     align_down,
     fallback_boundary,
@@ -218,7 +218,8 @@ class TailCache:
         needed = {b.block.block_id for tail in record.rolling for b in tail.blocks}
         marginal = self._marginal(record)
         for tail in left:
-            rank = Rank.MARGINAL if tail.boundary in marginal else Rank.SPARE
+            spare = spare_rank(tail.boundary, self._alignment)
+            rank = Rank.MARGINAL if tail.boundary in marginal else spare
             self._let_go(tail, rank, needed)
 
     def _let_go(self, tail: Tail, rank: Rank, needed: Iterable[int] = ()) -> None:
@@ -246,7 +247,7 @@ class TailCache:
         is_worth_it = is_worth_a_tail(boundary, kept, self._least_gain)
         for tail in record.rolling:
             if tail.boundary != boundary:
-                self._let_go(tail, Rank.SPARE)
+                self._let_go(tail, spare_rank(tail.boundary, self._alignment))
             elif is_worth_it:
                 self._raise(tail, record.rank)
                 record.kept.append(tail)

@@ -11,8 +11,9 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue
 
-QUEUES = (Rank.SCRATCH, Rank.SPARE, Rank.MARGINAL, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
-_APPENDABLE = [Rank.SPARE, Rank.MARGINAL, Rank.ROLLING, Rank.KEPT, Rank.PROTECTED, Rank.PINNED]
+_SPARES = (Rank.SPARE, Rank.SPARE_4, Rank.SPARE_16, Rank.SPARE_64)
+QUEUES = (Rank.SCRATCH, *_SPARES, Rank.MARGINAL, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
+_APPENDABLE = [*_SPARES, Rank.MARGINAL, Rank.ROLLING, Rank.KEPT, Rank.PROTECTED, Rank.PINNED]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -83,7 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
     def same_order_and_counts(self) -> None:
         assert self.queue.get_all_free_blocks() == self.order
         assert self.queue.num_free_blocks == len(self.order)
-        expendable = sum(len(self.model[tier]) for tier in QUEUES[:3])
+        expendable = sum(len(self.model[tier]) for tier in QUEUES[: QUEUES.index(Rank.KEPT)])
         assert self.queue.num_expendable_blocks == expendable
         for tier in QUEUES:
             assert self.queue.tier(tier).num_free_blocks == len(self.model[tier])
@@ -94,16 +95,16 @@ TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 
 
 def test_the_order_is_scratch_spare_cached_protected_and_pinned_oldest_first():
-    blocks = [KVCacheBlock(i) for i in range(1, 13)]
+    blocks = [KVCacheBlock(i) for i in range(1, 19)]
     queue = TieredFreeQueue(blocks)
-    queue.popleft_n(12)
-    for tier in (Rank.PINNED, Rank.PROTECTED, Rank.KEPT, Rank.MARGINAL, Rank.SPARE):
+    queue.popleft_n(18)
+    for tier in QUEUES[:0:-1]:
         queue.append_n([blocks.pop()], tier)
         queue.append_n([blocks.pop()], tier)
     queue.prepend_n(blocks)
-    assert [block.block_id for block in queue.popleft_n(12)] == [
-        *(1, 2, 4, 3, 6, 5),
-        *(8, 7, 10, 9, 12, 11),
+    assert [block.block_id for block in queue.popleft_n(18)] == [
+        *(1, 2, 4, 3, 6, 5, 8, 7, 10, 9),
+        *(12, 11, 14, 13, 16, 15, 18, 17),
     ]
 
 

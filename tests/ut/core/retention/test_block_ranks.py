@@ -11,6 +11,7 @@ from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.retention.block_ranks import (
     ranked_boundaries,
     reachable_blocks,
+    spare_rank,
     tail_ordinals,
     without_holes,
 )
@@ -28,6 +29,9 @@ def test_boundaries_have_the_rank_of_what_asks_for_them():
     )
     assert ranked == {
         Rank.SPARE: [6144, 10_240],
+        Rank.SPARE_4: [],
+        Rank.SPARE_16: [],
+        Rank.SPARE_64: [],
         Rank.MARGINAL: [],
         Rank.ROLLING: [12_288],
         Rank.KEPT: [8192],
@@ -69,6 +73,15 @@ def test_every_boundary_has_one_rank(start, length, kept, rolling, marginal):
     found = sorted(itertools.chain.from_iterable(ranked.values()))
     assert found == [b for b in range(4, end + 1, 4) if b > start]
     assert all(list(boundaries) == sorted(boundaries) for boundaries in ranked.values())
+
+
+def test_spare_tails_of_round_boundaries_have_higher_ranks():
+    ranks = [spare_rank(128 * ordinal, 128) for ordinal in range(1, 129)]
+    every = {4: Rank.SPARE_4, 16: Rank.SPARE_16, 64: Rank.SPARE_64}
+    for ordinal, rank in enumerate(ranks, start=1):
+        spacing = max((s for s in every if ordinal % s == 0), default=None)
+        assert rank is (Rank.SPARE if spacing is None else every[spacing])
+    assert [ranks.count(rank) for rank in (Rank.SPARE, *every.values())] == [96, 24, 6, 2]
 
 
 @pytest.mark.parametrize(
