@@ -101,24 +101,24 @@ def test_spare_tails_are_thinned_to_ever_rounder_boundaries(
 ) -> None:
     """Before the first of every fourth boundary is lost, all others are, and so on."""
     bench = Bench(make_engine, layout, "0", switches={SPARE: "1"})
-    unit = bench.alignment
-    last = 1000 // unit - 2
-    prompt = random_prompt(1, last * unit + 1)
+    last = 1000 // bench.alignment - 2
+    spares = [n * bench.alignment for n in range(1, last)]
+    prompt = random_prompt(1, last * bench.alignment + 1)
     bench.hit(prompt)
-    spares = range(1, last)
+    unit = bench.engine.manager.coordinator.caching.tails.spare_unit
     stages: set[int] = set()
     lost: list[int] = []
     for number in range(2, 200):
-        bench.hit(random_prompt(number, last // 8 * unit))
-        lost = [n for n in spares if not bench.is_cached(prompt, n * unit)]
-        for spacing in (4, 16, 64):
-            if any(n % spacing == 0 for n in lost):
+        bench.hit(random_prompt(number, last // 8 * bench.alignment))
+        lost = [b for b in spares if not bench.is_cached(prompt, b)]
+        for spacing in (4 * unit, 16 * unit, 64 * unit):
+            if any(b % spacing == 0 for b in lost):
                 stages.add(spacing)
-                assert all(n in lost for n in spares if n % spacing), (number, spacing)
-        if lost == list(spares):
+                assert all(b in lost for b in spares if b % spacing), (number, spacing)
+        if lost == spares:
             break
-    assert stages == {s for s in (4, 16, 64) if s < last}
-    assert bench.is_cached(prompt, last * unit), "its replay boundary is kept"
+    assert stages == {unit * s for s in (4, 16, 64) if unit * s <= spares[-1]} and len(stages) > 1
+    assert bench.is_cached(prompt, last * bench.alignment), "its replay boundary is kept"
 
 
 @pytest.mark.parametrize("layout", FINE)

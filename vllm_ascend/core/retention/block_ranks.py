@@ -37,6 +37,7 @@ def ranked_boundaries(
     rolling: Iterable[int],
     marginal: Iterable[int] = (),
     keeps_spares: bool,
+    spare_unit: int,
     rank: Rank = Rank.KEPT,
 ) -> dict[Rank, list[int]]:
     """Return the boundaries in ``(start, end]`` that have tails, by rank.
@@ -45,7 +46,7 @@ def ranked_boundaries(
     rank                 boundaries, each once, ascending
     ===================  ==========================================================
     ``SPARE``            all multiples of ``alignment`` that are none of the others
-    ``SPARE_4``, ...     of these every fourth, 16th and 64th multiple
+    ``SPARE_4``, ...     of these every fourth, 16th and 64th multiple of ``spare_unit``
     ``MARGINAL``         ``marginal``, but for those rolling or kept
     ``ROLLING``          ``rolling``, but for those kept
     ``rank``             ``kept``
@@ -56,6 +57,7 @@ def ranked_boundaries(
         rolling: Boundaries at which the request would be resumed, were it to end now.
         marginal: Boundaries shortly behind a kept one.
         keeps_spares: Whether there are spare tails; without them the first three rows are missing.
+        spare_unit: See :func:`spare_rank`.
         rank: That of kept boundaries.
     """
     behind = [b for b in rolling if start < b <= end and b not in kept]
@@ -67,17 +69,29 @@ def ranked_boundaries(
     spares = set(range(first, end + 1, alignment)).difference(kept, behind, close)
     by_rank: dict[Rank, list[int]] = {rank: [] for rank in SPARE_SPACING}
     for boundary in sorted(spares):
-        by_rank[spare_rank(boundary, alignment)].append(boundary)
+        by_rank[spare_rank(boundary, spare_unit)].append(boundary)
     return {**by_rank, Rank.MARGINAL: close, **ranked}
 
 
-def spare_rank(boundary: int, alignment: int) -> Rank:
-    """Return the rank of a boundary's spare tail.
+def spare_unit(alignment: int, tail_tokens: int) -> int:
+    """Return how far apart boundaries are, in tokens, whose tails have no block in common.
+
+    A power of two times the alignment: the tokens of prompts are round as well.
+    """
+    unit = alignment
+    while unit < tail_tokens:
+        unit *= 2
+    return unit
+
+
+def spare_rank(boundary: int, unit: int) -> Rank:
+    """Return the rank of a boundary's spare tail, with boundaries counted in units.
 
     There are far more of them than memory is idle. Those of round boundaries stay longest, so that
     what is left covers many prompts, and each at even distances.
     """
-    return _SPARE_RANKS[boundary // alignment % len(_SPARE_RANKS)]
+    ordinal, rest = divmod(boundary, unit)
+    return Rank.SPARE if rest else _SPARE_RANKS[ordinal % len(_SPARE_RANKS)]
 
 
 def tail_ordinals(

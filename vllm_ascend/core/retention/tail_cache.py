@@ -23,7 +23,12 @@ from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats
-from vllm_ascend.core.retention.block_ranks import ranked_boundaries, spare_rank, without_holes
+from vllm_ascend.core.retention.block_ranks import (
+    ranked_boundaries,
+    spare_rank,
+    spare_unit,
+    without_holes,
+)
 from vllm_ascend.core.retention.boundaries import (
     align_down,
     fallback_boundary,
@@ -74,6 +79,9 @@ class TailCache:
         self._num_kept = stats.kept
         self.keeps_spares = plan.keeps_spares
         self._least_gain = least_gain if plan.keeps_spares and plan.keeps_fallback else 0
+        far = plan.alignment << 32
+        tails = (len(group.tail(far)) * group.block_tokens for group in groups)
+        self.spare_unit = spare_unit(plan.alignment, max(tails, default=0))
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
@@ -120,6 +128,7 @@ class TailCache:
             rolling=self.rolling(end),
             marginal=marginal,
             keeps_spares=self.keeps_spares,
+            spare_unit=self.spare_unit,
             rank=record.rank,
         )
 
@@ -218,7 +227,7 @@ class TailCache:
         needed = {b.block.block_id for tail in record.rolling for b in tail.blocks}
         marginal = self._marginal(record)
         for tail in left:
-            spare = spare_rank(tail.boundary, self._alignment)
+            spare = spare_rank(tail.boundary, self.spare_unit)
             rank = Rank.MARGINAL if tail.boundary in marginal else spare
             self._let_go(tail, rank, needed)
 
@@ -247,7 +256,7 @@ class TailCache:
         is_worth_it = is_worth_a_tail(boundary, kept, self._least_gain)
         for tail in record.rolling:
             if tail.boundary != boundary:
-                self._let_go(tail, spare_rank(tail.boundary, self._alignment))
+                self._let_go(tail, spare_rank(tail.boundary, self.spare_unit))
             elif is_worth_it:
                 self._raise(tail, record.rank)
                 record.kept.append(tail)
