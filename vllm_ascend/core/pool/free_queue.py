@@ -28,7 +28,7 @@ class Rank(IntEnum):
 
 # Ranks of spare tails -> every how many boundaries have it or a higher one.
 SPARE_SPACING = {Rank.SPARE: 1, Rank.SPARE_4: 4, Rank.SPARE_16: 16, Rank.SPARE_64: 64}
-# What is counted. What is marginal is counted as spare.
+# What is counted. Spare are the ranks from SPARE to MARGINAL.
 TIERS = (Rank.SCRATCH, Rank.SPARE, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
 # One queue of free blocks for each. Rolling tails wait with kept ones: most become such.
 _QUEUES = tuple(rank for rank in Rank if rank is not Rank.ROLLING)
