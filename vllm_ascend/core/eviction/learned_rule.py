@@ -7,7 +7,8 @@ were given up are remembered, so that it does not depend on the cache (``reuse_h
 
 No such order is better on all traffic. So it duels with LRU and with the protection of returning
 prompts: caches of names alone follow the prompts, one by each rule, and a simpler rule that hit
-clearly more of late is in force instead. At the start it is LRU, until a first table is there.
+clearly more of late is in force instead. At the start it is LRU, until a first table is there, and
+as long as all three hit the same it is the protection.
 
 Source of the idea of a duel: Qureshi et al., "Adaptive Insertion Policies for High Performance
 Caching", ISCA 2007.
@@ -26,6 +27,7 @@ from vllm_ascend.core.eviction.rules import EvictionRule, Lru, ProtectReturning
 
 # By name, whatever may be in force.
 RULE_NAMES = (Lru.name, ProtectReturning.name, HazardQueues.name)
+_PROTECTION = 1  # its place among the rules
 # In capacities of the cache:
 REMEMBERED = 8  # names
 _UPDATES = 8  # looks at what was counted in the time in which as many blocks are used
@@ -124,7 +126,13 @@ class LearnedRule:
             cache.capacity = num_cached // _FOLLOWED
 
     def _ahead(self) -> int:
-        """Return which rule is to be in force: the last, unless one before it is clearly ahead."""
+        """Return which rule is to be in force: the last, unless one before it is clearly ahead.
+
+        As long as no rule hit what another did not, nothing speaks for an order that was learned.
+        Then what came again is protected, so that a flood is no worse than without learning.
+        """
+        if max(self._hits) - min(self._hits) < 1:
+            return _PROTECTION
         ahead = len(self._rules) - 1
         for i in reversed(range(ahead)):
             if self._hits[i] > _LEAD * self._hits[ahead] + self._period * _UPDATES * _LEAD_HITS:

@@ -200,6 +200,37 @@ def test_it_starts_with_lru_and_learns():
     assert rule.num_seen(returning) == 0
 
 
+@pytest.mark.parametrize(
+    ("hits", "in_force"),
+    [
+        ([9, 9, 9], "protect"),
+        ([9, 9, 9.9], "protect"),  # less than a name, faded
+        ([9, 9, 10], "learned"),
+        ([10, 10, 9], "learned"),  # a little less, and it may just have begun
+        ([90, 9, 9], "lru"),
+        ([9, 90, 9], "protect"),
+    ],
+)
+def test_which_rule_is_in_force(hits, in_force):
+    rule = LearnedRule(Lru(), 64)
+    rule._hits = hits
+    rule.update(64)
+    assert rule.name == in_force
+
+
+def test_a_flood_of_prompts_that_nobody_repeats_teaches_nothing():
+    """Then it is as with the protection of returning prompts, whatever the flood's length."""
+    rule = LearnedRule(Lru(), 64)
+    cache = NameCache(rule, 64)
+    returning = [("back", i) for i in range(16)]
+    follow(rule, cache, returning)
+    follow(rule, cache, returning)
+    for number in range(200):
+        follow(rule, cache, [(number, i) for i in range(40)])
+    assert rule.name == "protect"
+    assert follow(rule, cache, returning) == len(returning)
+
+
 def test_who_starts_is_counted_before_anybody_ends():
     """One that still runs when the same prompt comes again has used its names before."""
     alone, overlapping = (LearnedRule(Lru(), 64) for _ in range(2))
