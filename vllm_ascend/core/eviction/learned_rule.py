@@ -34,9 +34,12 @@ _UPDATES = 8  # looks at what was counted in the time in which as many blocks ar
 _FINEST_AGE = 1 / 32
 # A rule is clearly ahead with so many times the hits of another, and so many capacities more.
 _LEAD, _LEAD_HITS = 1.005, 1 / 32
-# The caches of names follow one name in so many, always the same ones, and have that share of the
-# memory: which of them hits more shows as well.
-_FOLLOWED = 4
+# In a larger pool the caches of names follow about so many names, always the same ones, and have
+# their share of the memory: which of them hits more shows as well. Of fewer it would show later,
+# since most hits are of few names.
+_MOST_FOLLOWED = 4096
+# Who hit fewer names more than another, of late, hit nothing that the other did not.
+_DIFFERENCE = 0.5
 # Large pools remember no more than these, or two for each block.
 _MOST_NAMES = 200_000
 
@@ -63,7 +66,8 @@ class LearnedRule:
         self._learned = HazardQueues(unit, 2 * REMEMBERED * capacity)
         self._history = ReuseHistory(self._learned, num_names, unit)
         self._rules: tuple[EvictionRule, ...] = (base, ProtectReturning(), self._learned)
-        self._caches = [NameCache(rule, capacity // _FOLLOWED) for rule in self._rules]
+        self._one_in = max(capacity // _MOST_FOLLOWED, 1)
+        self._caches = [NameCache(rule, capacity // self._one_in) for rule in self._rules]
         self._hits = [0.0] * len(self._rules)
         self._started: list[_Start] = []
         self.in_force, self.now = base, 0
@@ -101,11 +105,11 @@ class LearnedRule:
         """
         for names, num_seen, queues, now in self._started:
             self._history.take(names[:num_seen], now)
-            is_followed = [hash(name) % _FOLLOWED == 0 for name in names]
+            is_followed = [hash(name) % self._one_in == 0 for name in names]
             followed = list(compress(names, is_followed))
             queues = list(compress(queues, is_followed))
             for i, cache in enumerate(self._caches):
-                self._hits[i] += _FOLLOWED * cache.num_cached(followed)
+                self._hits[i] += self._one_in * cache.num_cached(followed)
                 cache.use(followed, queues, now + len(names))
         self._started.clear()
 
@@ -123,7 +127,7 @@ class LearnedRule:
         self.in_force = self._rules[self._ahead()]
         self._hits = [hits * FADING for hits in self._hits]
         for cache in self._caches:
-            cache.capacity = num_cached // _FOLLOWED
+            cache.capacity = num_cached // self._one_in
 
     def _ahead(self) -> int:
         """Return which rule is to be in force: the last, unless one before it is clearly ahead.
@@ -131,7 +135,7 @@ class LearnedRule:
         As long as no rule hit what another did not, nothing speaks for an order that was learned.
         Then what came again is protected, so that a flood is no worse than without learning.
         """
-        if max(self._hits) - min(self._hits) < 1:
+        if max(self._hits) - min(self._hits) < _DIFFERENCE:
             return _PROTECTION
         ahead = len(self._rules) - 1
         for i in reversed(range(ahead)):

@@ -204,7 +204,7 @@ def test_it_starts_with_lru_and_learns():
     ("hits", "in_force"),
     [
         ([9, 9, 9], "protect"),
-        ([9, 9, 9.9], "protect"),  # less than a name, faded
+        ([9, 9, 9.4], "protect"),  # a name, faded to less than half
         ([9, 9, 10], "learned"),
         ([10, 10, 9], "learned"),  # a little less, and it may just have begun
         ([90, 9, 9], "lru"),
