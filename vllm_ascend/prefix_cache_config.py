@@ -176,8 +176,9 @@ VARIABLES: tuple[Variable, ...] = (
         values="lru, learned",
         effect=(
             "Which kept block is given up first: the least recently used one, or the one least "
-            "likely to be used again, by what was learned from the traffic so far; learned is in "
-            "force as long as it hits no less than the other order."
+            "likely to be used again, by what was learned from the traffic so far. As long as all "
+            "orders hit the same, learned protects returning prompts; where a simpler order hits "
+            "clearly more, that one is in force."
         ),
     ),
     Variable(
