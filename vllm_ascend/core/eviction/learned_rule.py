@@ -27,17 +27,17 @@ from vllm_ascend.core.eviction.rules import EvictionRule, Lru, ProtectReturning
 
 # By name, whatever may be in force.
 RULE_NAMES = (Lru.name, ProtectReturning.name, HazardQueues.name)
-_PROTECTION = 1  # its place among the rules
+_PROTECTION = RULE_NAMES.index(ProtectReturning.name)
 # In capacities of the cache:
 REMEMBERED = 8  # names
 _UPDATES = 8  # looks at what was counted in the time in which as many blocks are used
 _FINEST_AGE = 1 / 32
 # A rule is clearly ahead with so many times the hits of another, and so many capacities more.
 _LEAD, _LEAD_HITS = 1.005, 1 / 32
-# In a larger pool the caches of names follow about so many names, always the same ones, and have
-# their share of the memory: which of them hits more shows as well. Of fewer it would show later,
-# since most hits are of few names.
-_MOST_FOLLOWED = 4096
+# In a larger pool the caches of names follow so many names, or up to twice as many, always the same
+# ones, and have their share of the memory: which of them hits more shows as well. Of fewer it would
+# show later, since most hits are of few names.
+_LEAST_FOLLOWED = 4096
 # Who hit fewer names more than another, of late, hit nothing that the other did not.
 _DIFFERENCE = 0.5
 # Large pools remember no more than these, or two for each block.
@@ -66,7 +66,7 @@ class LearnedRule:
         self._learned = HazardQueues(unit, 2 * REMEMBERED * capacity)
         self._history = ReuseHistory(self._learned, num_names, unit)
         self._rules: tuple[EvictionRule, ...] = (base, ProtectReturning(), self._learned)
-        self._one_in = max(capacity // _MOST_FOLLOWED, 1)
+        self._one_in = max(capacity // _LEAST_FOLLOWED, 1)
         self._caches = [NameCache(rule, capacity // self._one_in) for rule in self._rules]
         self._hits = [0.0] * len(self._rules)
         self._started: list[_Start] = []
