@@ -47,8 +47,9 @@ EFFECTS = {
         "部分命中比止于整块的命中至少要多出的 token 数；收益更小时不值得为它复制一个块。",
     ),
     "VLLM_ASCEND_DSV4_SPARSE_STATE": Translation(
-        "During prefill, compressor state holds blocks only for rows that will be read.",
-        "预填充期间，压缩器状态只为之后会被读取的行占用块。",
+        "Compressor state holds blocks only for rows that will be read: of a prefill chunk its "
+        "end, of a running request its open windows.",
+        "压缩器状态只为之后会被读取的行占用块：预填充块只保留其末尾，运行中的请求只保留未闭合的窗口。",
     ),
     "VLLM_ASCEND_SPARE_TAILS": Translation(
         "Tails at boundaries that nothing asks to keep stay hittable until their memory is needed.",

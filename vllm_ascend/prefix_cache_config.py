@@ -144,7 +144,10 @@ VARIABLES: tuple[Variable, ...] = (
         default=False,
         parse=_flag,
         values="0, 1",
-        effect="During prefill, compressor state holds blocks only for rows that will be read.",
+        effect=(
+            "Compressor state holds blocks only for rows that will be read: of a prefill chunk its "
+            "end, of a running request its open windows."
+        ),
     ),
     Variable(
         name="VLLM_ASCEND_SPARE_TAILS",

@@ -15,7 +15,7 @@ from math import lcm
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.layout.block_sizes import Granularity
-from vllm_ascend.core.layout.specs import is_windowed
+from vllm_ascend.core.layout.specs import is_compressor_state, is_windowed
 from vllm_ascend.core.retention.boundaries import resolve_retention_interval
 from vllm_ascend.core.retention.pinning import check_pinning
 from vllm_ascend.core.scheduler_facts import SchedulerFacts
@@ -79,6 +79,18 @@ class CachePlan:
         """
         drafts = 0 if self.is_stock else self.facts.num_draft_tokens
         return drafts + self.facts.num_unconfirmed_tokens
+
+    def is_sparse(self, spec: KVCacheSpec) -> bool:
+        """Whether a group, of this unpacked spec, holds compressor state only where it is read."""
+        if self.is_stock or not self.config.sparse_state:
+            return False
+        # vllm-ascend's own module of that name, where it has one, imports the managers.
+        from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
+
+        # Only Ascend's kernels skip writes to the null block.
+        is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
+        # A connector may hand on any block of a table, also one that nobody here would have read.
+        return is_ascend_state and not self.facts.has_connector
 
     @property
     def copies_blocks(self) -> bool:

@@ -30,7 +30,7 @@ from vllm_ascend.core.layout.specs import (
 from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.block_ranks import reachable_blocks
 from vllm_ascend.core.retention.boundaries import contiguous_blocks_for_hit
-from vllm_ascend.core.retention.sparse_state import SparseStateManager, is_sparse_state
+from vllm_ascend.core.retention.sparse_state import SparseStateManager
 from vllm_ascend.releases import running_release
 
 
@@ -204,7 +204,7 @@ def make_managers(
             "kv_cache_group_id": group_id,
             **running_release().manager_arguments(plan.alignment),
         }
-        if is_sparse_state(plan.specs[group_id], plan):
+        if plan.is_sparse(plan.specs[group_id]):
             return get_manager_for_kv_cache_spec(**arguments, sparse_state=True)
         # Looked up on its module: vLLM's own, patched or not.
         return vllm_coordinator.get_manager_for_kv_cache_spec(**arguments)

@@ -53,8 +53,8 @@ class Traffic:
 
     def __init__(self, cell: Configuration) -> None:
         self.engine = UnverifiedEngine(cell.layout, cell.options(1.0))
-        # Many short requests rather than a few long ones.
-        traffic = replace(cell.traffic, max_output_tokens=8, arrival=0.9)
+        # Many requests of short answers rather than a few of long ones.
+        traffic = replace(cell.traffic, max_output_tokens=16, arrival=0.9)
         self._workload = Workload(self.engine, traffic, seed=0)
 
     def serve(self, num_requests: int) -> tuple[Counter[str], int]:

@@ -30,12 +30,11 @@ from vllm_ascend.core.layout.specs import (
     counts_rows,
     is_downward_closed,
     is_windowed,
-    tail_start,
+    read_span,
     tokens_per_block,
     unpack_uniform,
 )
 from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.retention.sparse_state import is_sparse_state
 from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
 from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 from vllm_ascend.releases import running_release
@@ -137,7 +136,7 @@ def _group_footprint(plan: CachePlan, spec: KVCacheSpec) -> GroupFootprint | Non
     return GroupFootprint(
         tokens_per_block(spec),
         window=spec.sliding_window,
-        blocks_read=_blocks_read(plan, spec) if is_sparse_state(spec, plan) else None,
+        blocks_read=_blocks_read(plan, spec) if plan.is_sparse(spec) else None,
     )
 
 
@@ -157,7 +156,7 @@ def _blocks_read(plan: CachePlan, spec: KVCacheSpec) -> int:
 
 def _end_blocks(plan: CachePlan, spec: KVCacheSpec) -> int:
     """Return the most blocks that hold what is read of a step's end, wherever that lies."""
-    start, block_tokens = tail_start(spec, plan.specs), tokens_per_block(spec)
+    start, block_tokens = read_span(spec, plan.specs).start, tokens_per_block(spec)
     unconfirmed, drafts = plan.num_unconfirmed_tokens, plan.facts.num_draft_tokens
     # Both repeat with the window and the block; far from the start, where rows are cut off.
     period = lcm(spec.sliding_window, block_tokens)

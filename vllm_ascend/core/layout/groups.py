@@ -12,6 +12,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 
 from vllm_ascend.core.layout.specs import (
+    ReadSpan,
     TailStart,
     compress_ratio,
     group_specs,
@@ -19,8 +20,9 @@ from vllm_ascend.core.layout.specs import (
     is_compressor_state,
     is_downward_closed,
     is_windowed,
-    tail_start,
+    read_span,
     tokens_per_block,
+    window_span,
 )
 from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.retention.block_ranks import tail_ordinals
@@ -57,6 +59,8 @@ class Group:
     # A retained group's spec, its window cut to what is read behind a boundary.
     tail_spec: KVCacheSpec | None = None
     window: int = 0  # of a retained group
+    # What a request of a retained group holds as it goes on.
+    held: ReadSpan | None = None
 
     @cached_property
     def suffix(self) -> bytes:
@@ -118,12 +122,13 @@ def describe_groups(
     def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
         if plan.is_stock or not is_windowed(spec):
             return {"tail_start": manager.get_num_skipped_tokens}
-        read = tail_spec(spec, plan.specs, plan.alignment)
+        read, span = tail_spec(spec, plan.specs, plan.alignment), read_span(spec, plan.specs)
         return {
-            "tail_start": tail_start(spec, plan.specs),
+            "tail_start": span.start,
             "tail_length": tail_length(read),
             "tail_spec": read,
             "window": spec.sliding_window,
+            "held": span if plan.is_sparse(spec) else window_span(spec),
         }
 
     return Groups(
@@ -153,7 +158,7 @@ def tail_spec(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -
     # Far enough that no tail reaches over the first token.
     boundary = align_down(spec.sliding_window, alignment) + alignment
     # +1: a window counts the token to be computed, too.
-    return replace(spec, sliding_window=boundary - tail_start(spec, specs)(boundary) + 1)
+    return replace(spec, sliding_window=boundary - read_span(spec, specs).start(boundary) + 1)
 
 
 def tail_length(read: KVCacheSpec) -> int:

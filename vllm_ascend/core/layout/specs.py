@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import lcm
 
 import torch
+from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -109,8 +111,33 @@ TailStart = Callable[[int], int]
 """Boundary in tokens -> the first token whose row is read when a request resumes there."""
 
 
-def tail_start(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> TailStart:
-    """Return which tokens' rows of a windowed group are read to resume at a boundary ``b``::
+@dataclass(frozen=True)
+class ReadSpan:
+    """Which tokens' rows of a windowed group are read to go on behind ``b`` tokens::
+
+    [b // step * step - behind, b)
+    """
+
+    behind: int
+    step: int = 1
+
+    def start(self, num_tokens: int) -> int:
+        """Return the first token whose row is read behind so many."""
+        return max(num_tokens // self.step * self.step - self.behind, 0)
+
+    def end_of_use(self, token: int) -> int:
+        """Return behind how many tokens nobody reads a token's row any more."""
+        return cdiv(token + 1 + self.behind, self.step) * self.step
+
+
+def window_span(spec: KVCacheSpec) -> ReadSpan:
+    """Return what a windowed group's spec says is read, by vLLM's rule."""
+    # A window counts the token to be computed, too.
+    return ReadSpan(unpack_uniform(spec).sliding_window - 1)
+
+
+def read_span(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> ReadSpan:
+    """Return which tokens' rows of a windowed group are read to go on behind ``b`` tokens::
 
         sliding window            [b - window + 1, b)
         compressor of ratio r     [b // r * r, b), its open window
@@ -128,9 +155,9 @@ def tail_start(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> TailStart:
     ratios = {compress_ratio(other) for other in specs if is_compressed(other)}
     fitting = [ratio for ratio in ratios if window in (ratio, 2 * ratio)]
     if not is_compressor_state(spec) or len(fitting) != 1:
-        return lambda boundary: max(boundary - window + 1, 0)
+        return window_span(spec)
     (ratio,) = fitting
-    return lambda boundary: max(boundary // ratio * ratio - (window - ratio), 0)
+    return ReadSpan(window - ratio, step=ratio)
 
 
 def kind_in_words(spec: KVCacheSpec) -> str:

@@ -32,15 +32,16 @@ def leave_behind(
 ) -> list[PlacedBlock]:
     """Replace what a retained group's window has left by null blocks, and return it::
 
-        tokens in the window  [num_tokens - window + 1, num_tokens]
-        blocks left behind    [0, (num_tokens - window + 1) // block_tokens)
+        tokens that are held  [held.start(num_tokens), num_tokens)
+        blocks left behind    [0, held.start(num_tokens) // block_tokens)
 
     The record is told how far that was, and before which number of tokens the window leaves
     nothing more behind; ``num_tokens`` are computed for sure.
     """
+    assert group.held is not None, "only groups that forget leave blocks behind"
     first = record.freed.get(group.id, 0)
-    skipped = max((num_tokens - group.window + 1) // group.block_tokens, first)
-    next_free = (skipped + 1) * group.block_tokens + group.window - 1
+    skipped = max(group.held.start(num_tokens) // group.block_tokens, first)
+    next_free = group.held.end_of_use((skipped + 1) * group.block_tokens - 1)
     record.next_free = min(record.next_free, next_free)
     blocks = group.manager.req_to_blocks.get(request_id, [])
     end = min(skipped, len(blocks))

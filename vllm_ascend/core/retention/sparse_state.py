@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
-from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.layout.specs import is_compressor_state
 from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.pool.free_queue import SPARE_SPACING
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
@@ -31,19 +29,6 @@ RowsRead = Callable[[str, int, int, int], Sequence[int]]
 of new blocks that will be read."""
 NewBlocks = tuple[list[KVCacheBlock], ...]
 """What a request was given for a step, by group."""
-
-
-def is_sparse_state(spec: KVCacheSpec, plan: CachePlan) -> bool:
-    """Whether a group, of this unpacked spec, holds compressor state only where it is read."""
-    if plan.is_stock or not plan.config.sparse_state:
-        return False
-    # vllm-ascend's own module of that name, where it has one, imports the managers.
-    from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
-
-    # Only Ascend's kernels skip writes to the null block.
-    is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
-    # A connector may hand on any block of a table, also one that nobody here would have read.
-    return is_ascend_state and not plan.facts.has_connector
 
 
 class SparseStateManager(SlidingWindowManager):

@@ -3,14 +3,17 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.e2e.core import layouts
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Model, ascend_specs
 from vllm_ascend.core.layout.specs import (
+    ReadSpan,
     granule_tokens,
     is_compressor_state,
     is_windowed,
-    tail_start,
+    read_span,
     tokens_per_block,
 )
 from vllm_ascend.oracle.groups import rules_of
@@ -31,7 +34,7 @@ def test_a_tail_starts_with_the_first_row_that_is_read(name):
     """At aligned boundaries and at all others."""
     specs = list(LAYOUTS[name].specs.values())
     for spec in filter(is_windowed, specs):
-        start, rules = tail_start(spec, specs), rules_of(spec)
+        start, rules = read_span(spec, specs).start, rules_of(spec)
         for boundary in range(1, 400):
             if is_compressor_state(spec):
                 read = state_rows_read(boundary, ratio=rules.ratio, overlapping=rules.overlapping)
@@ -41,6 +44,15 @@ def test_a_tail_starts_with_the_first_row_that_is_read(name):
                 assert start(boundary) == read.start, boundary
 
 
+@given(st.integers(0, 300), st.integers(1, 128), st.integers(0, 2000))
+def test_a_row_is_used_until_no_later_start_is_at_or_before_it(behind, step, token):
+    span = ReadSpan(behind, step)
+    end = span.end_of_use(token)
+    assert end > token
+    assert span.start(end) > token or end == 0
+    assert span.start(end - 1) <= token
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_models_own_window_is_no_compressor_state(dtype):
     """An fp32 model's windows are fp32, too; taken for state they would not be read at a resume."""
@@ -48,7 +60,7 @@ def test_a_models_own_window_is_no_compressor_state(dtype):
     specs = [kinds.window, *kinds.mla.values(), *kinds.state.values()]
     assert not is_compressor_state(kinds.window)
     assert all(map(is_compressor_state, (*kinds.state.values(), kinds.indexer_state)))
-    assert tail_start(kinds.window, specs)(1024) == 1024 - 127
+    assert read_span(kinds.window, specs).start(1024) == 1024 - 127
 
 
 def test_a_tail_of_deepseek_v4_is_three_blocks():
@@ -56,7 +68,8 @@ def test_a_tail_of_deepseek_v4_is_three_blocks():
     specs = list(LAYOUTS["a3-128"].specs.values())
     kinds = {spec.block_size: spec for spec in specs if is_windowed(spec)}
     blocks = {
-        size: 1024 // size - tail_start(spec, specs)(1024) // size for size, spec in kinds.items()
+        size: 1024 // size - read_span(spec, specs).start(1024) // size
+        for size, spec in kinds.items()
     }
     assert blocks == {128: 1, 8: 1, 32: 0}
 
@@ -66,7 +79,7 @@ def test_where_ratios_leave_a_doubt_the_whole_window_is_taken():
     specs = list(layouts.dsv4_rows_tiny().specs.values())
     state = next(s for s in specs if is_windowed(s) and is_compressor_state(s))
     without_ratios = [s for s in specs if is_windowed(s)]
-    assert tail_start(state, without_ratios)(64) == 64 - state.sliding_window + 1
+    assert read_span(state, without_ratios).start(64) == 64 - state.sliding_window + 1
 
 
 @pytest.mark.parametrize(

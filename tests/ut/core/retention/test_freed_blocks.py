@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from tests.ut.core.real_groups import full, make_groups, window
 from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.layout.specs import ReadSpan
 from vllm_ascend.core.retention.freed_blocks import deep_first, leave_behind, take_remaining_blocks
 from vllm_ascend.core.retention.request_record import RequestRecord
 
@@ -52,6 +55,25 @@ def test_a_window_of_9_tokens_leaves_blocks_of_4_behind(num_tokens, left, next_f
     held = Held()
     assert held.leave(num_tokens) == left
     assert held.ids() == [0] * len(left) + [1, 2, 3, 4, 5, 6][len(left) :]
+    assert held.record.next_free == next_free
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "left", "next_free"),
+    [
+        (0, [], 16),
+        (15, [], 16),  # its window is open from its first token on
+        (16, [(0, 1), (4, 2)], 24),  # the state of window [8, 16) is read once more
+        (23, [(0, 1), (4, 2)], 24),
+        (24, [(0, 1), (4, 2), (8, 3), (12, 4)], 32),
+    ],
+)
+def test_open_windows_of_8_tokens_that_overlap_leave_blocks_of_4_behind(
+    num_tokens, left, next_free
+):
+    held = Held()
+    held.group = replace(held.group, held=ReadSpan(8, step=8))
+    assert held.leave(num_tokens) == left
     assert held.record.next_free == next_free
 
 

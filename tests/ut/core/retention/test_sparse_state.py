@@ -102,6 +102,20 @@ def test_tables_have_null_blocks_where_nobody_reads():
     assert real == [63] and len(new_blocks[STATE]) == 64
 
 
+def test_a_running_request_holds_its_open_windows_alone():
+    """At 300 the C128 compressor's is [256, 300), and the window before that is not read again."""
+    caching = make_caching()
+    start(caching)
+    request = caching.records["r"].request
+    for num_tokens in range(100, 301):
+        caching.remove_skipped_blocks("r", num_tokens - 1)
+        caching.allocation.allocate_new_blocks("r", num_tokens, num_tokens)
+        caching.cache_blocks(request, num_tokens)
+        caching.new_step_starts()
+    table = caching._groups.all[4].manager.req_to_blocks["r"]
+    assert [i for i, block in enumerate(table) if not block.is_null] == [8, 9]
+
+
 @pytest.mark.parametrize("free", [1000, 0])
 def test_spare_tails_get_state_while_memory_is_idle(free):
     caching = make_caching(replace(SPARSE, spare_tails=True))
