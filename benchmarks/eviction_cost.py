@@ -27,10 +27,9 @@ from rich.table import Table
 
 from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
 
-RULES = {
-    "learned": ("VLLM_ASCEND_EVICTION", "learned"),
-    "protect": ("VLLM_ASCEND_PROTECT_RETURNING", "1"),
-}
+_ORDER, _PROTECT = "VLLM_ASCEND_EVICTION", "VLLM_ASCEND_PROTECT_RETURNING"
+_LRU = {_ORDER: "lru", _PROTECT: "0"}
+RULES = {"learned": {**_LRU, _ORDER: "learned"}, "protect": {**_LRU, _PROTECT: "1"}}
 _WARM_UP_STEPS = 2000
 PARTS = ("schedule", "update_from_output")
 _KINDS = _DECODES, _PREFILLS, _ALL = "decodes alone", "with prefill", "all"
@@ -46,10 +45,8 @@ def build(num_requests: int, rule: str | None):
     options = SchedulerOptions(
         kv_memory_bytes=_KV_CACHE_BYTES, max_num_seqs=num_requests, max_model_len=20_000
     )
-    with patch.dict(os.environ):
-        for variable, _ in RULES.values():  # whatever the shell has
-            os.environ.pop(variable, None)
-        os.environ.update([RULES[rule]] if rule else [])
+    # Both are set, whatever the shell has.
+    with patch.dict(os.environ, RULES[rule] if rule else _LRU):
         return build_scheduler(dsv4_flash_a3(128), options)
 
 

@@ -57,8 +57,10 @@ EFFECTS = {
     ),
     "VLLM_ASCEND_PROTECT_RETURNING": Translation(
         "Prompts of which three quarters have come before are given up after all others, as long "
-        "as they fill no more than half of the free memory.",
-        "四分之三的内容曾经出现过的提示词在其他提示词之后才被淘汰，但最多占用空闲内存的一半。",
+        "as they fill no more than half of the free memory. Where the order is learned, that is so "
+        "from the start, and no order without it is ever in force.",
+        "四分之三的内容曾经出现过的提示词在其他提示词之后才被淘汰，但最多占用空闲内存的一半。"
+        "在学习淘汰顺序时，这一保护从一开始就生效，不会采用没有它的顺序。",
     ),
     "VLLM_ASCEND_EVICTION": Translation(
         "Which kept block is given up first: the least recently used one, or the one least likely "
@@ -70,9 +72,10 @@ EFFECTS = {
         "以该顺序为准。",
     ),
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": Translation(
-        "best: retention auto, partial hits, sparse state and spare tails, each unless its own "
-        "variable says otherwise.",
-        "best：保留间隔 auto、部分命中、稀疏状态和备用尾块全部打开；单独设置的变量优先。",
+        "best: retention auto, partial hits, sparse state, spare tails and the learned order of "
+        "eviction, each unless its own variable says otherwise.",
+        "best：保留间隔 auto、部分命中、稀疏状态、备用尾块和学习的淘汰顺序全部打开；"
+        "单独设置的变量优先。",
     ),
     "VLLM_PIN_SWA_TOKENS": Translation(
         "The windows at which prefill chunks end are given up after everything else, oldest "

@@ -168,7 +168,8 @@ VARIABLES: tuple[Variable, ...] = (
         values="0, 1",
         effect=(
             "Prompts of which three quarters have come before are given up after all others, as "
-            "long as they fill no more than half of the free memory."
+            "long as they fill no more than half of the free memory. Where the order is learned, "
+            "that is so from the start, and no order without it is ever in force."
         ),
     ),
     Variable(
@@ -191,8 +192,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_profile,
         values="stock, best",
         effect=(
-            "best: retention auto, partial hits, sparse state and spare tails, each unless its own "
-            "variable says otherwise."
+            "best: retention auto, partial hits, sparse state, spare tails and the learned order "
+            "of eviction, each unless its own variable says otherwise."
         ),
     ),
     Variable(
@@ -223,6 +224,7 @@ _BEST_PROFILE: dict[str, Any] = {
     "partial_hits": True,
     "sparse_state": True,
     "spare_tails": True,
+    "eviction": "learned",
 }
 
 

@@ -40,8 +40,9 @@ VARIANTS = (
     "partial",
     "pinned",
     "best",
-    "best+protect:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_PROTECT_RETURNING=1",
-    "best+learned:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_EVICTION=learned",
+    "best+lru:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_EVICTION=lru",
+    "best+protect:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_EVICTION=lru,"
+    "VLLM_ASCEND_PROTECT_RETURNING=1",
     "best+pin:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_PIN_SWA_TOKENS=1",
 )
 _err = Console(stderr=True, emoji=False)

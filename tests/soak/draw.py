@@ -12,6 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.e2e.core.configurations import (
     DSV4,
+    EVICTION,
     MIN_DROP,
     MIN_HIT,
     PARTIAL,
@@ -199,6 +200,8 @@ class _Draw:
             switches[RETENTION] = self.pick("0", "0", "auto", "N", "N")
         if has_windows and self.chance(0.25):
             switches |= {PIN: "1", MIN_DROP: self.pick("0", "1", "2", "4", "16")}
+        if self.chance(0.35):
+            switches[EVICTION] = self.pick("learned", "learned", "lru")
         return switches
 
     def unit(self, probe: Scheduler) -> int:

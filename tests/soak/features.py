@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tests.e2e.core.configurations import (
     DSV4,
+    EVICTION,
     MIN_HIT,
     PARTIAL,
     PIN,
@@ -32,6 +33,7 @@ def features_of(case: Case) -> frozenset[str]:
         "sparse state": SPARSE in switches,
         "spare tails": SPARE in switches,
         "protection of returning prompts": PROTECT in switches,
+        "learned order": switches.get(EVICTION) == "learned",
         "pinning": PIN in switches,
         "profile best": PROFILE in switches,
         "everything unset": not (switches.keys() - {DSV4}),

@@ -104,7 +104,13 @@ ALLOWED = {
     r"lru|learned": "allowed are 'lru' and 'learned'",
     r"stock|best": "allowed are 'stock' and 'best'",
 }
-BEST = {"retention": "auto", "partial_hits": True, "sparse_state": True, "spare_tails": True}
+BEST = {
+    "retention": "auto",
+    "partial_hits": True,
+    "sparse_state": True,
+    "spare_tails": True,
+    "eviction": "learned",
+}
 
 
 def is_legal(name: str, raw: str) -> bool:

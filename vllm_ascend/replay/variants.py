@@ -25,9 +25,9 @@ PIN = "VLLM_PIN_SWA_TOKENS"
 PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
 # What ``--eviction`` names -> the variant that has it.
 _EVICTIONS = {
-    "lru": "best",
-    "protect": "best:VLLM_ASCEND_PROTECT_RETURNING=1",
-    "learned": "best:VLLM_ASCEND_EVICTION=learned",
+    "lru": "best:VLLM_ASCEND_EVICTION=lru",
+    "protect": "best:VLLM_ASCEND_EVICTION=lru,VLLM_ASCEND_PROTECT_RETURNING=1",
+    "learned": "best",
 }
 
 
@@ -90,7 +90,8 @@ _BUILT_IN = {
         ),
         _built_in(
             "best",
-            "the profile: retention auto, partial hits, sparse state and spare tails",
+            "the profile: retention auto, partial hits, sparse state, spare tails and the learned "
+            "order of eviction",
             **{PROFILE: "best"},
         ),
     )

@@ -24,6 +24,7 @@ MIN_HIT = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
 SPARSE = "VLLM_ASCEND_DSV4_SPARSE_STATE"
 SPARE = "VLLM_ASCEND_SPARE_TAILS"
 PROTECT = "VLLM_ASCEND_PROTECT_RETURNING"
+EVICTION = "VLLM_ASCEND_EVICTION"
 PIN = "VLLM_PIN_SWA_TOKENS"
 MIN_DROP = "VLLM_PIN_MIN_DROP_SIZE"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
@@ -161,6 +162,7 @@ class Switches:
         sparse: compressor state has null blocks where nobody reads.
         spare: boundaries that nothing asks to keep are cached as well.
         protect: prompts that have come before are given up last.
+        learned: the order of eviction is learned.
         min_drop: blocks that a window drops at once to be pinned; 0 pins nothing.
     """
 
@@ -170,6 +172,7 @@ class Switches:
     sparse: bool = False
     spare: bool = False
     protect: bool = False
+    learned: bool = False
     min_drop: int = 0
 
     def environment(self, interval: int | None) -> dict[str, str]:
@@ -182,13 +185,15 @@ class Switches:
             PROTECT: self.protect,
         }
         environment = {name: "1" for name, on in flags.items() if on}
+        if self.learned:
+            environment[EVICTION] = "learned"
         if self.min_drop:
             environment |= {PIN: "1", MIN_DROP: str(self.min_drop)}
         return environment if retention is None else {**environment, RETENTION: retention}
 
     def suits(self, case: Case) -> bool:
         """Whether every switch means something for the case."""
-        needs_windows = self.retention is not None or self.min_drop or self.protect
+        needs_windows = self.retention is not None or self.min_drop or self.protect or self.learned
         if needs_windows and case.retention_interval is None:
             return False
         return (case.is_compressed or not self.partial) and (case.counts_rows or not self.sparse)
@@ -204,11 +209,11 @@ SWITCHES = (
     Switches("sparse-N", "N", sparse=True),
     Switches("partial-sparse", partial=True, sparse=True),
     Switches("partial-sparse-0", "0", partial=True, sparse=True),
-    Switches("best", "N", partial=True, sparse=True, spare=True),
-    Switches("best-of-stock", "N", partial=True, spare=True),
+    Switches("best", "N", partial=True, sparse=True, spare=True, learned=True),
+    Switches("best-of-stock", "N", partial=True, spare=True, learned=True),
     Switches("pin", min_drop=2),
     Switches("pin-0", "0", min_drop=1),
-    Switches("pin-best", "N", partial=True, sparse=True, spare=True, min_drop=2),
+    Switches("pin-best", "N", partial=True, sparse=True, spare=True, learned=True, min_drop=2),
     Switches("protect", protect=True),
     Switches("protect-best", "N", partial=True, sparse=True, spare=True, protect=True),
 )

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.core.configurations import PROTECT, SPARE
+from tests.e2e.core.configurations import EVICTION, PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
 from vllm_ascend.core.eviction.block_classes import BlockClass
 from vllm_ascend.core.pool.free_queue import Rank
 
-EVICTION = "VLLM_ASCEND_EVICTION"
 SHARED, OWN = 192, 8
 
 

@@ -28,7 +28,8 @@ def test_rules_of_eviction_are_variants_of_best_each_once():
     texts = with_evictions(["upstream-like", "best"], ["lru", "protect", "learned", "learned"])
     assert texts == [
         *("upstream-like", "best"),
-        *("best:VLLM_ASCEND_PROTECT_RETURNING=1", "best:VLLM_ASCEND_EVICTION=learned"),
+        "best:VLLM_ASCEND_EVICTION=lru",
+        "best:VLLM_ASCEND_EVICTION=lru,VLLM_ASCEND_PROTECT_RETURNING=1",
     ]
     for text in texts:
         parse_variant(text, "dsv4-flash-a3")
