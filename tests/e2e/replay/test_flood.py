@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from benchmarks.flood.results import Flood
 
 REPOSITORY = Path(__file__).parents[3]
+LRU = "best:VLLM_ASCEND_EVICTION=lru"
 
 
 def make_flood(*points: tuple[int, float]) -> Flood:
@@ -29,10 +31,12 @@ def test_what_never_came_is_none(points):
     assert make_flood(*points).tokens_until(0.5) is None
 
 
-def flood(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def flood(
+    folder: Path, *arguments: str, variants: Sequence[str] = ("best",)
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            *(sys.executable, "-m", "benchmarks.flood", "--variant", "best"),
+            *(sys.executable, "-m", "benchmarks.flood", "--variant", *variants),
             *("--flood", "16384", "--prefixes", "1", "--out", str(folder), *arguments),
         ],
         cwd=REPOSITORY,
@@ -42,26 +46,29 @@ def flood(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_small_flood(tmp_path):
-    result = flood(tmp_path, "--block-size", "128", "--kv-gib", "8")
+    result = flood(tmp_path, "--block-size", "128", "--kv-gib", "4", variants=("best", LRU))
     assert result.returncode == 0, result.stderr
-    (best,) = (
+    best, lru = (
         Flood(**flood) for flood in json.loads((tmp_path / "flood.json").read_text())["floods"]
     )
     assert (tmp_path / "flood.png").read_bytes().startswith(b"\x89PNG")
     # 28,672 of 29,184 tokens.
-    assert best.before == pytest.approx(98.25, abs=0.01)
+    assert best.before == lru.before == pytest.approx(98.25, abs=0.01)
+    assert best.tokens_until(0.5) is None, "what came again is protected"
     # Kept is a tail per prompt: most of the pool's C4 blocks have to be filled first.
-    assert best.num_blocks * 512 // 2 < best.tokens_until(0.0) < best.num_blocks * 512
-    assert f"{best.tokens_until(0.0):,}" in result.stdout
+    assert lru.num_blocks * 512 // 2 < lru.tokens_until(0.0) < lru.num_blocks * 512
+    assert f"{lru.tokens_until(0.0):,}" in result.stdout
 
 
 def test_normal_traffic_goes_on_among_a_flood(tmp_path):
-    """A prefix that is asked for again in time stays, and one that is not is lost."""
-    result = flood(tmp_path, *("--block-size", "128", "--kv-gib", "8"), "--between", "1", "80")
+    """A prefix that is asked for again in time stays; one that is not is lost, unless protected."""
+    memory = ("--block-size", "128", "--kv-gib", "4")
+    result = flood(tmp_path, *memory, "--between", "1", "40", variants=("best", LRU))
     assert result.returncode == 0, result.stderr
-    few, many = json.loads((tmp_path / "flood.json").read_text())["mixtures"]
-    assert few["hit_rate"] == pytest.approx(98.25, abs=0.01)
-    assert many["hit_rate"] == 0
+    mixtures = json.loads((tmp_path / "flood.json").read_text())["mixtures"]
+    *others, many_lru = (mixture["hit_rate"] for mixture in mixtures)
+    assert others == pytest.approx([98.25] * 3, abs=0.01)
+    assert many_lru == 0
     assert "98.25 %" in result.stdout
 
 
