@@ -32,8 +32,8 @@ _PROTECTION = RULE_NAMES.index(ProtectReturning.name)
 REMEMBERED = 8  # names
 _UPDATES = 8  # looks at what was counted in the time in which as many blocks are used
 _FINEST_AGE = 1 / 32
-# A rule is clearly ahead with so many times the hits of another, and so many capacities more.
-_LEAD, _LEAD_HITS = 1.005, 1 / 32
+# A rule is clearly ahead with so many capacities of hits more, of late.
+_LEAD_HITS = 1 / 128
 # In a larger pool the caches of names follow so many names, or up to twice as many, always the same
 # ones, and have their share of the memory: which of them hits more shows as well. Of fewer it would
 # show later, since most hits are of few names.
@@ -139,7 +139,7 @@ class LearnedRule:
             return _PROTECTION
         ahead = len(self._rules) - 1
         for i in reversed(range(ahead)):
-            if self._hits[i] > _LEAD * self._hits[ahead] + self._period * _UPDATES * _LEAD_HITS:
+            if self._hits[i] > self._hits[ahead] + self._period * _UPDATES * _LEAD_HITS:
                 ahead = i
         return ahead
 

@@ -206,15 +206,15 @@ def test_it_starts_with_lru_and_learns():
         ([9, 9, 9], "protect"),
         ([9, 9, 9.4], "protect"),  # a name, faded to less than half
         ([9, 9, 10], "learned"),
-        ([10, 10, 9], "learned"),  # a little less, and it may just have begun
-        ([90, 9, 9], "lru"),
+        ([11, 11, 9], "learned"),  # a 128th of the cache less, and it may just have begun
+        ([12, 9, 9], "lru"),
         ([9, 90, 9], "protect"),
     ],
 )
 def test_which_rule_is_in_force(hits, in_force):
-    rule = LearnedRule(Lru(), 64)
+    rule = LearnedRule(Lru(), 256)
     rule._hits = hits
-    rule.update(64)
+    rule.update(256)
     assert rule.name == in_force
 
 
