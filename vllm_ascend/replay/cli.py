@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -57,8 +57,9 @@ from vllm_ascend.replay.outputs import prepare_folder
 from vllm_ascend.replay.report import print_report, summary_png, write_html, write_json
 from vllm_ascend.replay.results import ReplayReport
 from vllm_ascend.replay.runs.job import CLOSED_LOOP, TIMESTAMPS, CostModel, RunSettings
+from vllm_ascend.replay.runs.runner import Outcome
 from vllm_ascend.replay.sources import WorkloadSource
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.replay.trace import BadInputError, Workload
 from vllm_ascend.replay.variants import (
     ASCEND_LAYOUT,
     BUILT_IN_NAMES,
@@ -163,7 +164,10 @@ def replay(
     )
     with bad_input_ends():
         variants = with_evictions(variant or default_variants(layout), eviction or ())
-    _replay(sources, variants, settings, seed=seed, out=out, png=png, jobs=jobs)
+    report_of = partial(
+        make_report, seed=seed, cost_model=settings.cost_model, with_policies=bool(eviction)
+    )
+    _replay(sources, variants, settings, report_of, out=out, png=png, jobs=jobs)
 
 
 def _checked_arrivals(context: typer.Context, arrivals: str) -> str:
@@ -208,8 +212,8 @@ def _replay(
     sources: list[WorkloadSource],
     variants: list[str],
     settings: RunSettings,
+    report_of: Callable[[Mapping[WorkloadSource, Workload], Outcome], ReplayReport],
     *,
-    seed: int,
     out: Path,
     png: Path | None,
     jobs: int,
@@ -220,7 +224,7 @@ def _replay(
         sources: The workloads.
         variants: As of ``--variant``.
         settings: Of all runs.
-        seed: Of all workloads.
+        report_of: Makes the report of what was run.
         out: ``--out``.
         png: ``--png``.
         jobs: Processes at a time.
@@ -239,7 +243,7 @@ def _replay(
         prepare_folder(out, {"--png": png})
         outcome = run_jobs(plan, jobs, workloads)
     with no_interrupts():
-        report = make_report(workloads, outcome, seed=seed, cost_model=settings.cost_model)
+        report = report_of(workloads, outcome)
         files = (out / "report.json", out / "report.html", png)
         write_and_end(report, files, partial(_write, report))
 

@@ -17,6 +17,7 @@ from rich.markup import escape
 from vllm_ascend.deployment import vllm_distribution
 from vllm_ascend.releases import describe_supported, find_release
 from vllm_ascend.replay.bounds import survey
+from vllm_ascend.replay.curves.lines import policy_rates
 from vllm_ascend.replay.http.access import without_api_key
 from vllm_ascend.replay.outputs import spare_finished
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
@@ -173,15 +174,24 @@ def make_report(
     *,
     seed: int,
     cost_model: CostModel | None = None,
+    with_policies: bool = False,
 ) -> ReplayReport:
-    """Return the outcome per workload that ran at all, with the workload's bounds."""
+    """Return the outcome per workload that ran at all, with the workload's bounds.
+
+    Args:
+        workloads: All of them.
+        outcome: What came of the runs.
+        seed: Of generated prompts.
+        cost_model: Of times to first token.
+        with_policies: Whether also to say what textbook policies would hit, in seconds.
+    """
     return ReplayReport(
         command=command_line(),
         seed=seed,
         vllm_version=_vllm_version(),
         cost_model={} if cost_model is None else dict(vars(cost_model)),
         workloads=tuple(
-            _workload_report(workload, runs)
+            _workload_report(workload, runs, with_policies=with_policies)
             for source, workload in workloads.items()
             if (runs := [run for run in outcome.results if run.workload == source.source])
         ),
@@ -190,10 +200,13 @@ def make_report(
     )
 
 
-def _workload_report(workload: Workload, runs: Sequence[RunResult]) -> WorkloadReport:
+def _workload_report(
+    workload: Workload, runs: Sequence[RunResult], *, with_policies: bool
+) -> WorkloadReport:
     surveyed = survey(workload, sorted({run.alignment_tokens for run in runs}))
     return WorkloadReport(
-        workload.name, workload.description, surveyed.digest, surveyed.bounds, tuple(runs)
+        *(workload.name, workload.description, surveyed.digest, surveyed.bounds, tuple(runs)),
+        policy_rates(workload, runs) if with_policies else {},
     )
 
 

@@ -52,8 +52,9 @@ Mtp = Annotated[
 Eviction = Annotated[
     list[str] | None,
     typer.Option(
-        help="Also run best with this rule of what is given up first: lru (as best is), protect "
-        "(returning prompts last) or learned. May be given several times.",
+        help="Also run best with this rule of what is given up first: lru, protect (returning "
+        "prompts last) or learned (as best is); bounds stand beside it: LRU, knowing what comes "
+        "again, and Belady. May be given several times.",
         show_default="none",
     ),
 ]

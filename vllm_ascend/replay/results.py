@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -219,6 +219,8 @@ class WorkloadReport:
     Attributes:
         description: The workload's shape in words.
         digest: SHA-256 prefix over all prompts and output lengths.
+        policy_rates: Textbook policy -> what it would hit with the memory of the runs, in percent
+            of prompt tokens; empty if nobody asked for it.
     """
 
     workload: str
@@ -226,6 +228,7 @@ class WorkloadReport:
     digest: str
     bounds: Bounds
     runs: tuple[RunResult, ...]
+    policy_rates: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def test_side_by_side_and_verified(tmp_path):
         *("--workload", source, "--concurrency", "2", "--block-size", "32", "--kv-gib", "4"),
         *("--max-model-len", "20000", "--max-num-batched-tokens", "2048"),
         *("--variant", "upstream-like", "--variant", "retention-0", "--verify"),
+        *("--eviction", "lru"),
         *("--out", str(tmp_path), "--png", str(tmp_path / "summary.png")),
     )
     assert result.exit_code == 0, result.output
@@ -66,6 +67,7 @@ def test_side_by_side_and_verified(tmp_path):
     bounds = survey(WorkloadSource(source).load(), [4096]).bounds
     assert ours["hit_rate_percent"] <= bounds.aligned[4096] + 1e-9
     assert "retention-0" in result.stdout and "4,096" in result.stdout
+    assert "best:VLLM_ASCEND_EVICTION=lru" in runs and "knows what comes again" in result.stdout
     assert (tmp_path / "report.html").stat().st_size > 20_000
     assert (tmp_path / "summary.png").is_file()
 

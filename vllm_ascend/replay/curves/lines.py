@@ -9,6 +9,8 @@ from typing import Any
 
 from vllm_ascend.replay.curves.policies import PrefixTrace, belady, knows_whether, lru
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
+from vllm_ascend.replay.trace import Workload
+from vllm_ascend.replay.variants import ASCEND_LAYOUT
 
 # In these bounds a block is what C4 keeps in one block: 128 rows of 4 tokens.
 BOUND_BLOCK_SIZE = 128
@@ -50,8 +52,7 @@ class MemoryCurve:
 
     Attributes:
         replay: Every run, of one workload.
-        bytes_per_block: Bytes of a block of the pool at block size 128; ``None`` without a run
-            of it.
+        bytes_per_block: See :func:`bytes_per_block`.
         bounds: Policies that know nothing but prefix blocks of 512 tokens.
         refusals: Points that could not be measured.
     """
@@ -138,10 +139,38 @@ def bytes_per_block(runs: Iterable[RunResult]) -> int | None:
     """Return the bytes of a block of the A3 pool at block size 128, its MTP layer included.
 
     Args:
-        runs: The answer is theirs; ``None`` if none of them has that block size.
+        runs: The answer is theirs, whatever their block size; ``None`` if none has this layout.
     """
-    sizes = (run.bytes_per_block for run in runs if run.block_size == BOUND_BLOCK_SIZE)
+    sizes = (
+        run.bytes_per_block * BOUND_BLOCK_SIZE // run.block_size
+        for run in runs
+        if run.layout == ASCEND_LAYOUT
+    )
     return next(sizes, None)
+
+
+def prefix_trace(workload: Workload) -> PrefixTrace:
+    """Cut all prompts of a workload into the blocks of these bounds."""
+    prompts = (request.prompt_token_ids for request in workload.requests())
+    return PrefixTrace.of(prompts, BOUND_BLOCK_TOKENS)
+
+
+def policy_rates(workload: Workload, runs: Sequence[RunResult]) -> dict[str, float]:
+    """Return what textbook policies would hit with the memory of some runs.
+
+    Args:
+        workload: The prompts.
+        runs: All with the same memory; of another layout than A3's there are no bounds.
+
+    Returns:
+        Policy -> hit tokens in percent of prompt tokens, see :func:`policy_lines`.
+    """
+    block_bytes = bytes_per_block(runs)
+    if block_bytes is None:
+        return {}
+    memory = runs[0].kv_memory_bytes
+    lines = policy_lines(prefix_trace(workload), [memory], block_bytes)
+    return {line.name: line.rates[memory] for line in lines}
 
 
 def policy_lines(

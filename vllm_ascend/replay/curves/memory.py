@@ -23,13 +23,12 @@ from vllm_ascend.replay.commands import (
 )
 from vllm_ascend.replay.curves.lines import (
     BOUND_BLOCK_SIZE,
-    BOUND_BLOCK_TOKENS,
     MemoryCurve,
     Refusal,
     bytes_per_block,
     policy_lines,
+    prefix_trace,
 )
-from vllm_ascend.replay.curves.policies import PrefixTrace
 from vllm_ascend.replay.interrupts import no_interrupts
 from vllm_ascend.replay.options import (
     MAX_KV_GIB,
@@ -151,11 +150,6 @@ def _variants(evictions: Sequence[str]) -> list[Variant]:
     ]
 
 
-def _prefix_trace(workload: Workload) -> PrefixTrace:
-    prompts = (request.prompt_token_ids for request in workload.requests())
-    return PrefixTrace.of(prompts, BOUND_BLOCK_TOKENS)
-
-
 def _write(
     report: ReplayReport,
     workload: Workload,
@@ -165,7 +159,7 @@ def _write(
     png: Path,
 ) -> None:
     block_bytes = bytes_per_block(report.workloads[0].runs)
-    bounds = policy_lines(_prefix_trace(workload), memories, block_bytes)
+    bounds = policy_lines(prefix_trace(workload), memories, block_bytes)
     curve = MemoryCurve(report, block_bytes, bounds, refusals)
     write_json(curve, json)
     print_curve(curve, Console(emoji=False))

@@ -17,7 +17,9 @@ from vllm_ascend.replay.report.rows import (
     HITS,
     MODELLED,
     NAME,
+    PREFIX_BLOCKS_ALONE,
     bound_lines,
+    policy_lines,
     variant_lines,
 )
 from vllm_ascend.replay.results import ReplayReport, WorkloadReport
@@ -41,10 +43,14 @@ def write_html(report: ReplayReport, path: Path) -> None:
 
 
 def _section(workload: WorkloadReport) -> dict[str, object]:
+    bounds = bound_lines(workload.bounds)
     return {
         "workload": workload,
         "runs": list(zip(workload.runs, colours(len(workload.runs)), strict=True)),
-        "bounds": bound_lines(workload.bounds),
+        "bounds": [
+            *((f"unlimited cache, granule {granule}", rate) for granule, rate in bounds),
+            *((f"{PREFIX_BLOCKS_ALONE}: {name}", rate) for name, rate in policy_lines(workload)),
+        ],
         "over_time": Markup(plots.hit_rate_over_time(workload)),
         "by_length": Markup(plots.hit_rate_by_length(workload)),
         "pools": [Markup(plots.pool_composition(run)) for run in workload.runs],

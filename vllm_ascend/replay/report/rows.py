@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # the client in there costs every command its start
     from vllm_ascend.replay.http.results import HttpRun
 
 _GIB = 1 << 30
-
+# What the memory holds under a textbook policy.
+PREFIX_BLOCKS_ALONE = "prefix blocks alone in this memory"
 
 Run = TypeVar("Run", contravariant=True)
 
@@ -76,6 +77,11 @@ def bound_lines(bounds: Bounds) -> list[tuple[str, str]]:
     """Return (granule, hit rate) of an unlimited cache, the finest granule first."""
     rates = {1: bounds.granule_1, 128: bounds.granule_128, **bounds.aligned}
     return [(f"{granule:,}", f"{rate:.2f}") for granule, rate in sorted(rates.items())]
+
+
+def policy_lines(workload: WorkloadReport) -> list[tuple[str, str]]:
+    """Return (textbook policy, hit rate) if they were asked for."""
+    return [(name, f"{rate:.2f}") for name, rate in workload.policy_rates.items()]
 
 
 def variant_lines(report: ReplayReport) -> list[tuple[str, str]]:

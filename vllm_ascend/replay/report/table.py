@@ -17,9 +17,11 @@ from vllm_ascend.replay.report.rows import (
     HITS,
     MODELLED,
     NAME,
+    PREFIX_BLOCKS_ALONE,
     Column,
     bound_lines,
     header,
+    policy_lines,
     variant_lines,
 )
 from vllm_ascend.replay.results import ReplayReport, RunResult, WorkloadReport
@@ -67,6 +69,9 @@ def print_heading(report: ReplayReport, workload: WorkloadReport, console: Conso
     console.print(f"[dim]{escape(header(report, workload))}[/]", highlight=False)
     bounds = ", ".join(f"{rate} % ({granule})" for granule, rate in bound_lines(workload.bounds))
     console.print(f"unlimited cache (granule in tokens): {bounds}", highlight=False)
+    policies = ", ".join(f"{name} {rate} %" for name, rate in policy_lines(workload))
+    if policies:
+        console.print(f"{PREFIX_BLOCKS_ALONE}: {policies}", highlight=False)
 
 
 def _table(workload: WorkloadReport, columns: Sequence[Column[RunResult]]) -> Table:

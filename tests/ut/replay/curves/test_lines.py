@@ -4,6 +4,7 @@
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from vllm_ascend.replay.curves.lines import (
     Refusal,
     bytes_per_block,
     policy_lines,
+    policy_rates,
 )
 from vllm_ascend.replay.curves.policies import PrefixTrace
 from vllm_ascend.replay.report import curve_png, print_curve, write_json
@@ -74,13 +76,32 @@ def test_json(tmp_path):
     assert data["refusals"][0]["reason"] == "too little"
 
 
-def test_a_block_of_the_pool_is_that_of_a_run_with_128_rows():
-    runs = (make_run(block_size=32), make_run(block_size=128, bytes_per_block=7))
-    assert bytes_per_block(runs) == 7
-    assert bytes_per_block(runs[:1]) is None
+@pytest.mark.parametrize(("block_size", "num_bytes"), [(128, 28), (32, 7)])
+def test_a_block_of_the_pool_counts_as_if_it_had_128_rows(block_size, num_bytes):
+    other = make_run(layout="dsv4-flash-gpu")
+    runs = (other, make_run(block_size=block_size, bytes_per_block=num_bytes))
+    assert bytes_per_block(runs) == 28
+    assert bytes_per_block([other]) is None
 
 
-def test_without_such_a_run_the_policies_have_no_lines(tmp_path):
+class _InTurn:
+    """Two prompts of 512 tokens in turn."""
+
+    def requests(self):
+        prompts = ([number] * 512 for number in (1, 2, 1, 2))
+        return (SimpleNamespace(prompt_token_ids=prompt) for prompt in prompts)
+
+
+def test_what_policies_would_hit_in_the_memory_of_a_run():
+    run = make_run(block_size=128, bytes_per_block=100, kv_memory_bytes=200)
+    rates = policy_rates(_InTurn(), [run])
+    assert list(rates) == ["LRU", "knows what comes again", "Belady (optimal)"]
+    assert list(rates.values()) == pytest.approx([100 * 2 * 511 / 2048] * 3)
+    assert policy_rates(_InTurn(), [replace(run, kv_memory_bytes=199)])["LRU"] == 0
+    assert policy_rates(_InTurn(), [replace(run, layout="config.json")]) == {}
+
+
+def test_of_another_layout_the_policies_have_no_lines(tmp_path):
     assert policy_lines(PrefixTrace.of([[1]], 1), [1], None) == ()
     curve = replace(make_curve(), bytes_per_block=None, bounds=())
     curve_png(curve, tmp_path / "curve.png")
