@@ -96,11 +96,11 @@ def test_textbook_policies_stand_beside_the_unlimited_cache(tmp_path):
     (workload,) = report.workloads
     rates = {"LRU": 10.334, "Belady (optimal)": 21.57}
     asked = replace(report, workloads=(replace(workload, policy_rates=rates),))
-    said = "prefix blocks alone in this memory: LRU 10.33 %, Belady (optimal) 21.57 %"
+    said = "prefix blocks of 512 tokens alone in this memory: LRU 10.33 %, Belady (optimal) 21.57 %"
     assert said in table(asked, width=100) and said not in table(report, width=100)
     write_html(asked, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "prefix blocks alone in this memory: Belady (optimal)</td><td></td><td>21.57" in page
+    assert "alone in this memory: Belady (optimal)</td><td></td><td>21.57</td>" in page
     write_json(asked, tmp_path / "report.json")
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["workloads"][0]["policy_rates"] == rates

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the client in there costs every command its start
 
 _GIB = 1 << 30
 # What the memory holds under a textbook policy.
-PREFIX_BLOCKS_ALONE = "prefix blocks alone in this memory"
+PREFIX_BLOCKS_ALONE = "prefix blocks of 512 tokens alone in this memory"
 
 Run = TypeVar("Run", contravariant=True)
 
