@@ -36,6 +36,10 @@ class BlockClass(IntEnum):
     """Of a prompt most of which had come before, behind what it hit."""
     RETURNING_HIT = 4
     """What such prompts hit."""
+    OVERFLOW = 5
+    """Of RETURNING what was one too many: it is protected no more."""
+    OVERFLOW_HIT = 6
+    """The same of RETURNING_HIT."""
 
     @property
     def hit(self) -> BlockClass:

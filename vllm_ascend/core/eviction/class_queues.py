@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
-from vllm_ascend.core.eviction.rules import EMPTY, EvictionRule
+from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, EvictionRule, oldest
 
 K = TypeVar("K", bound=Hashable)
 
@@ -20,6 +20,8 @@ class ClassQueues(Generic[K]):
     def __init__(self) -> None:
         self._queues: list[OrderedDict[K, int]] = [OrderedDict() for _ in range(NUM_QUEUES)]
         self._queue_of: dict[K, int] = {}
+        # Of those that wait beyond the share of returning prompts, since when they do.
+        self._joined: dict[K, int] = {}
 
     def __contains__(self, key: K) -> bool:
         return key in self._queue_of
@@ -39,6 +41,7 @@ class ClassQueues(Generic[K]):
         queue = self._queue_of.pop(key, None)
         if queue is not None:
             del self._queues[queue][key]
+            self._joined.pop(key, None)
 
     def give_up(self, count: int, rule: EvictionRule, room: int, now: int) -> list[K]:
         """Take out the ``count`` keys that a rule gives up first; so many must wait.
@@ -48,19 +51,40 @@ class ClassQueues(Generic[K]):
         given_up: list[K] = []
         queues = self._queues
         while (missing := count - len(given_up)) > 0:
-            heads = [q[next(iter(q))] if q else EMPTY for q in queues]
-            victim = rule.victim(heads, [len(q) for q in queues], room, now)
+            heads = self._heads()
+            joined = list(heads)
+            for number in OVERFLOW_QUEUES.values():
+                if queues[number]:
+                    joined[number] = self._joined[next(iter(queues[number]))]
+            victim = rule.victim(heads, joined, [len(q) for q in queues], room, now)
             queue, time = queues[victim], heads[victim]
             # What was used at once is worth the same: nobody has to be asked again.
             for key in list(islice(queue, missing)):
                 if queue[key] != time:
                     break
                 del queue[key], self._queue_of[key]
+                self._joined.pop(key, None)
                 given_up.append(key)
         return given_up
+
+    def overflow(self, rule: EvictionRule, room: int, now: int) -> None:
+        """Let those of returning prompts that a rule has too many of wait as if used just now.
+
+        ``room``: see :meth:`~vllm_ascend.core.eviction.rules.EvictionRule.victim`.
+        """
+        queues = self._queues
+        for _ in range(rule.num_overflowing([len(q) for q in queues], room)):
+            queue = oldest(self._heads(), OVERFLOW_QUEUES)
+            key = next(iter(queues[queue]))
+            self.add(key, OVERFLOW_QUEUES[queue], queues[queue][key])
+            self._joined[key] = now
+
+    def _heads(self) -> list[int]:
+        return [q[next(iter(q))] if q else EMPTY for q in self._queues]
 
     def clear(self) -> None:
         """Let nobody wait any more."""
         self._queue_of.clear()
+        self._joined.clear()
         for queue in self._queues:
             queue.clear()

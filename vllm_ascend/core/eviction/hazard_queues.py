@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES, BlockClass
 from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
-from vllm_ascend.core.eviction.rules import EMPTY, candidates
+from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, candidates
 
 # What a count is worth at the next update: half of it after 34.
 FADING = 0.98
@@ -41,12 +41,24 @@ class HazardQueues:
         for rest in (BlockClass.LONG, BlockClass.NEW, BlockClass.RETURNING):
             hit = rest.hit
             self._indices[hit] = list(map(max, self._indices[hit], self._indices[rest]))
+        for queue, joined in OVERFLOW_QUEUES.items():
+            self._indices[joined] = self._indices[queue]
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
+    def victim(
+        self,
+        heads: Sequence[int],
+        joined: Sequence[int],
+        lengths: Sequence[int],
+        room: int,
+        now: int,
+    ) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
-
         indices, bin_of = self._indices, self.bins.bin
         queues = [q for q in candidates(heads, lengths, room) if heads[q] != EMPTY]
         if len(queues) == 1:
             return queues[0]
         return min(queues, key=lambda q: (indices[q][bin_of(now - heads[q])], heads[q]))
+
+    def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
+        """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`: these go as learned."""
+        return 0

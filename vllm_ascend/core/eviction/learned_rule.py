@@ -79,9 +79,20 @@ class LearnedRule:
         """What decides now."""
         return self.in_force.name
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
+    def victim(
+        self,
+        heads: Sequence[int],
+        joined: Sequence[int],
+        lengths: Sequence[int],
+        room: int,
+        now: int,
+    ) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
-        return self.in_force.victim(heads, lengths, room, now)
+        return self.in_force.victim(heads, joined, lengths, room, now)
+
+    def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
+        """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
+        return self.in_force.num_overflowing(lengths, room)
 
     def num_seen(self, names: Sequence[Hashable]) -> int:
         """Return how many names at a prompt's start came before and are remembered."""

@@ -34,6 +34,7 @@ class NameCache:
         """Enter a prompt's names, the last ones to be given up first; give up what is too much."""
         for name, queue in zip(reversed(names), reversed(queues), strict=True):
             self._names.add(name, queue, now)
+        self._names.overflow(self._rule, self.capacity, now)
         if (excess := len(self._names) - self.capacity) > 0:
             self._names.give_up(excess, self._rule, self.capacity, now)
 

@@ -10,7 +10,7 @@ Example: two queues whose heads were used last at 40 and 10, now 50. LRU picks t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES, BlockClass
@@ -20,7 +20,14 @@ EMPTY = -1
 
 PROTECTED_PERCENT = 50  # of the free memory
 RETURNING_QUEUES = (int(BlockClass.RETURNING), int(BlockClass.RETURNING_HIT))
-_OTHER_QUEUES = tuple(int(c) for c in BlockClass if c not in RETURNING_QUEUES)
+# Queue of returning prompts -> the queue that takes what is beyond their share.
+OVERFLOW_QUEUES = {
+    int(BlockClass.RETURNING): int(BlockClass.OVERFLOW),
+    int(BlockClass.RETURNING_HIT): int(BlockClass.OVERFLOW_HIT),
+}
+_ALL_RETURNING = (*OVERFLOW_QUEUES, *OVERFLOW_QUEUES.values())
+_UNPROTECTED_QUEUES = tuple(int(c) for c in BlockClass if c not in RETURNING_QUEUES)
+_OTHER_QUEUES = tuple(int(c) for c in BlockClass if c not in _ALL_RETURNING)
 
 
 class EvictionRule(Protocol):
@@ -30,15 +37,30 @@ class EvictionRule(Protocol):
     def name(self) -> str:
         """What the rule in force is called in logs and metrics."""
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
+    def victim(
+        self,
+        heads: Sequence[int],
+        joined: Sequence[int],
+        lengths: Sequence[int],
+        room: int,
+        now: int,
+    ) -> int:
         """Return a queue that is not empty.
 
         Args:
             heads: By queue, when its head was used last; :data:`EMPTY` if it has none. At least
                 one has.
+            joined: The same, but where returning prompts had too much, when what they had to let
+                go joined the others.
             lengths: By queue, how many wait in it.
             room: How many may wait: returning prompts are protected up to a share of it.
             now: The time; no head is later.
+        """
+
+    def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
+        """Return how many blocks of returning prompts are to join the others as if used just now.
+
+        The oldest of them do, when others join them. ``lengths``, ``room``: see :meth:`victim`.
         """
 
 
@@ -47,14 +69,18 @@ def candidates(heads: Sequence[int], lengths: Sequence[int], room: int) -> Seque
 
     Theirs may once they have more than their share of the room, or nothing else waits.
     """
-    num_protected = sum(lengths[queue] for queue in RETURNING_QUEUES)
-    if 100 * num_protected > PROTECTED_PERCENT * room:
+    if num_overflowing(sum(lengths[queue] for queue in _ALL_RETURNING), room):
         return range(NUM_QUEUES)
     others = [queue for queue in _OTHER_QUEUES if heads[queue] != EMPTY]
-    return others or RETURNING_QUEUES
+    return others or _ALL_RETURNING
 
 
-def _oldest(heads: Sequence[int], queues: Sequence[int]) -> int:
+def num_overflowing(num_protected: int, room: int) -> int:
+    """Return how many protected free blocks are too many, of ``room`` with these included."""
+    return max(num_protected - room * PROTECTED_PERCENT // 100, 0)
+
+
+def oldest(heads: Sequence[int], queues: Iterable[int]) -> int:
     """Return the queue among some whose head is the oldest. One of them is not empty."""
     return min((q for q in queues if heads[q] != EMPTY), key=heads.__getitem__)
 
@@ -64,9 +90,20 @@ class Lru:
 
     name = "lru"
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
+    def victim(
+        self,
+        heads: Sequence[int],
+        joined: Sequence[int],
+        lengths: Sequence[int],
+        room: int,
+        now: int,
+    ) -> int:
         """See :class:`EvictionRule`."""
-        return _oldest(heads, range(NUM_QUEUES))
+        return oldest(heads, range(NUM_QUEUES))
+
+    def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
+        """See :class:`EvictionRule`: all are alike."""
+        return 0
 
 
 class ProtectReturning:
@@ -74,8 +111,18 @@ class ProtectReturning:
 
     name = "protect"
 
-    def victim(self, heads: Sequence[int], lengths: Sequence[int], room: int, now: int) -> int:
+    def victim(
+        self,
+        heads: Sequence[int],
+        joined: Sequence[int],
+        lengths: Sequence[int],
+        room: int,
+        now: int,
+    ) -> int:
         """See :class:`EvictionRule`."""
-        queues = candidates(heads, lengths, room)
-        # Whoever has too much gives up his own.
-        return _oldest(heads, RETURNING_QUEUES if len(queues) == NUM_QUEUES else queues)
+        others = [queue for queue in _UNPROTECTED_QUEUES if heads[queue] != EMPTY]
+        return oldest(joined, others or RETURNING_QUEUES)
+
+    def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
+        """See :class:`EvictionRule`: so many as are beyond their share."""
+        return num_overflowing(sum(lengths[queue] for queue in RETURNING_QUEUES), room)

@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
-from vllm_ascend.core.eviction.rules import EMPTY, RETURNING_QUEUES
+from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, RETURNING_QUEUES, oldest
 
 
 class KeptOrder:
@@ -18,14 +18,19 @@ class KeptOrder:
 
     Attributes:
         rule: Decides.
-        queue_of: By block id, the queue in which a block waits when it is free. It changes only
-            while the block is in use.
+        queue_of: By block id, the queue in which a block waits when it is free. While it waits,
+            the queue alone changes it.
     """
 
     def __init__(self, rule: LearnedRule, num_blocks: int) -> None:
         """All blocks, with ids from 0 on, are of the first class."""
         self.rule = rule
         self.queue_of = bytearray(num_blocks)
+
+
+def _time_of_head(queue: FreeKVCacheBlockQueue, times: Sequence[int]) -> int:
+    head = queue.fake_free_list_head.next_free_block
+    return times[head.block_id] if queue.num_free_blocks else EMPTY
 
 
 class KeptQueue(FreeKVCacheBlockQueue):
@@ -53,6 +58,8 @@ class KeptQueue(FreeKVCacheBlockQueue):
         self._room = 0
         self._queues = [FreeKVCacheBlockQueue([]) for _ in range(NUM_QUEUES)]
         self._times = [0] * (blocks[-1].block_id + 1 if blocks else 0)  # by block id
+        # When it was used last, or was one too many of returning prompts.
+        self._joined = list(self._times)
         for queue, following in pairwise(self._queues):
             queue.fake_free_list_tail.next_free_block = following.fake_free_list_head
             following.fake_free_list_head.prev_free_block = queue.fake_free_list_tail
@@ -62,10 +69,11 @@ class KeptQueue(FreeKVCacheBlockQueue):
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks behind all others of their classes."""
         queue_of, times, now = self._order.queue_of, self._times, self._order.rule.now
+        joined = self._joined
         by_queue: dict[int, list[KVCacheBlock]] = {}
         for block in blocks:
             block_id = block.block_id
-            times[block_id] = now
+            times[block_id] = joined[block_id] = now
             queue = queue_of[block_id]
             if queue in by_queue:
                 by_queue[queue].append(block)
@@ -76,6 +84,22 @@ class KeptQueue(FreeKVCacheBlockQueue):
             self._queues[queue].append_n(added)
             if queue in RETURNING_QUEUES:
                 self._room = self._num_free()
+        self._overflow()
+
+    def _overflow(self) -> None:
+        """Let what returning prompts have beyond their share wait as if it was used just now."""
+        rule, queues = self._order.rule, self._queues
+        lengths = [queue.num_free_blocks for queue in queues]
+        missing = rule.num_overflowing(lengths, self._room)
+        while missing:
+            number = oldest(self._heads(self._times), OVERFLOW_QUEUES)
+            joined = OVERFLOW_QUEUES[number]
+            moved = queues[number].popleft_n(self._num_alike(queues[number], missing))
+            for block in moved:
+                self._order.queue_of[block.block_id] = joined
+                self._joined[block.block_id] = rule.now
+            queues[joined].append_n(moved)
+            missing -= len(moved)
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block from wherever it is."""
@@ -85,20 +109,21 @@ class KeptQueue(FreeKVCacheBlockQueue):
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take the ``n`` blocks that the rule gives up first; so many must be free."""
         rule, queues = self._order.rule, self._queues
-        heads = [self._time_of_head(queue) for queue in queues]
+        heads, joined = self._heads(self._times), self._heads(self._joined)
         lengths = [queue.num_free_blocks for queue in queues]
         taken: list[KVCacheBlock] = []
         while missing := n - len(taken):
-            victim = rule.victim(heads, lengths, self._room, rule.now)
+            victim = rule.victim(heads, joined, lengths, self._room, rule.now)
             queue = queues[victim]
             taken += queue.popleft_n(self._num_alike(queue, missing))
-            heads[victim], lengths[victim] = self._time_of_head(queue), queue.num_free_blocks
+            lengths[victim] = queue.num_free_blocks
+            heads[victim] = _time_of_head(queue, self._times)
+            joined[victim] = _time_of_head(queue, self._joined)
         self.num_free_blocks -= n
         return taken
 
-    def _time_of_head(self, queue: FreeKVCacheBlockQueue) -> int:
-        head = queue.fake_free_list_head.next_free_block
-        return self._times[head.block_id] if queue.num_free_blocks else EMPTY
+    def _heads(self, times: Sequence[int]) -> list[int]:
+        return [_time_of_head(queue, times) for queue in self._queues]
 
     def _num_alike(self, queue: FreeKVCacheBlockQueue, most: int) -> int:
         """Return how many blocks at a queue's head were used at once, up to ``most``.

@@ -15,13 +15,14 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
+from vllm_ascend.core.eviction.rules import num_overflowing
 from vllm_ascend.core.layout.groups import group_suffix
 from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue, shares_tier
 from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.core.pool.kept_queue import KeptOrder
-from vllm_ascend.core.retention.returning_prompts import GivenUpNames, num_overflowing
+from vllm_ascend.core.retention.returning_prompts import GivenUpNames
 
 # As plain ints: comparing with members of an enumeration costs more than all else per block.
 _MARGINAL, _ROLLING = int(Rank.MARGINAL), int(Rank.ROLLING)

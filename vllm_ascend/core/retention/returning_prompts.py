@@ -18,15 +18,9 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 from vllm.v1.request import Request
 
 from vllm_ascend.core.eviction.block_classes import is_returning
-from vllm_ascend.core.eviction.rules import PROTECTED_PERCENT
 from vllm_ascend.core.pool.block_names import BlockNames
 
 REMEMBERED_NAMES = 2  # per block of the pool
-
-
-def num_overflowing(num_protected: int, num_free: int) -> int:
-    """Return how many protected free blocks are too many, of ``num_free`` with these included."""
-    return max(num_protected - num_free * PROTECTED_PERCENT // 100, 0)
 
 
 class GivenUpNames:

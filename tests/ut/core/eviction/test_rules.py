@@ -22,7 +22,13 @@ from vllm_ascend.core.eviction.hazard_queues import HazardQueues
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
 from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
 from vllm_ascend.core.eviction.name_cache import NameCache
-from vllm_ascend.core.eviction.rules import EMPTY, RETURNING_QUEUES, Lru, ProtectReturning
+from vllm_ascend.core.eviction.rules import (
+    EMPTY,
+    OVERFLOW_QUEUES,
+    RETURNING_QUEUES,
+    Lru,
+    ProtectReturning,
+)
 
 PROMPTS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=60
@@ -48,7 +54,7 @@ def names_of(topic: int, shared: int, turn: int) -> list[tuple]:
 def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
     lengths = [0 if h == EMPTY else n for h, n in zip(heads, sizes, strict=True)]
     if any(lengths):
-        assert lengths[rule.victim(heads, lengths, sum(lengths), 100)]
+        assert lengths[rule.victim(heads, heads, lengths, sum(lengths), 100)]
 
 
 @given(
@@ -57,9 +63,40 @@ def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
     room=st.integers(1, 60),
 )
 def test_returning_prompts_have_half_of_the_room_whatever_is_learned(heads, lengths, room):
-    for rule in RULES[1:]:
-        if rule.victim(heads, lengths, room, 100) in RETURNING_QUEUES:
-            assert 2 * sum(lengths[queue] for queue in RETURNING_QUEUES) > room
+    of_returning = {*OVERFLOW_QUEUES, *OVERFLOW_QUEUES.values()}
+    if HazardQueues(2, 100).victim(heads, heads, lengths, room, 100) in of_returning:
+        assert 2 * sum(lengths[queue] for queue in of_returning) > room
+    protection = ProtectReturning()
+    assert protection.victim(heads, heads, lengths, room, 100) not in RETURNING_QUEUES
+    num_protected = sum(lengths[queue] for queue in RETURNING_QUEUES)
+    left = num_protected - protection.num_overflowing(lengths, room)
+    assert left == min(num_protected, room // 2)
+
+
+def test_what_overflows_waits_as_if_used_just_now():
+    """For LRU it is as old as before, and for what is learned of returning prompts."""
+    heads = [EMPTY] * NUM_QUEUES
+    heads[BlockClass.NEW], heads[BlockClass.OVERFLOW] = 50, 10
+    joined = list(heads)
+    joined[BlockClass.OVERFLOW] = 60
+    lengths = [int(head != EMPTY) for head in heads]
+    victims = [rule.victim(heads, joined, lengths, 9, 100) for rule in RULES]
+    assert victims == [BlockClass.OVERFLOW, BlockClass.NEW, BlockClass.NEW]
+
+
+def test_more_prompts_in_turn_than_half_of_the_memory_holds():
+    """They outlive a flood between them, though each comes when it is the oldest of them."""
+    cache, lru = (NameCache(rule, 100) for rule in (ProtectReturning(), Lru()))
+    hits = {cache: 0, lru: 0}
+    for now in range(1, 40):
+        names = [(now % 7, i) for i in range(10)]
+        flood = [(-now, i) for i in range(6)]
+        for each in hits:
+            hits[each] += each.num_cached(names)
+            rest = BlockClass.RETURNING if now > 7 else BlockClass.NEW
+            each.use(names, queues_of(10, 0, rest), 2 * now)
+            each.use(flood, queues_of(6, 0, BlockClass.NEW), 2 * now + 1)
+    assert hits == {cache: 10 * (39 - 14), lru: 0}, "from the third time on"
 
 
 @given(start=st.integers(0, 9), size=st.integers(1, 9), hit=st.integers(0, 20))
@@ -97,7 +134,8 @@ def test_what_a_prompt_hit_never_goes_before_what_rests_on_it(counts):
         for age in range(60):
             heads = [EMPTY] * NUM_QUEUES
             heads[rest.hit] = heads[rest] = 100 - age
-            assert rule.victim(heads, [int(h != EMPTY) for h in heads], 2, 100) == rest
+            lengths = [int(h != EMPTY) for h in heads]
+            assert rule.victim(heads, heads, lengths, 2, 100) == rest
 
 
 @settings(max_examples=60, deadline=None)

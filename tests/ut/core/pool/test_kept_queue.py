@@ -90,6 +90,25 @@ def test_returning_prompts_keep_their_half_while_long_prompts_hold_the_rest():
     assert queue.popleft_n(5) == returning
 
 
+def test_beyond_their_half_returning_prompts_wait_as_if_used_just_now():
+    blocks = [KVCacheBlock(i) for i in range(1, 11)]
+    order = KeptOrder(LearnedRule(ProtectReturning(), 10), 11)
+    queue = TieredFreeQueue(blocks, kept_order=order)
+    queue.popleft_n(10)
+    spare, oldest, new, returning = blocks[:2], blocks[2:4], blocks[4:5], blocks[5:]
+    queue.append_n(spare, Rank.SPARE)
+    for block in oldest + returning:
+        order.queue_of[block.block_id] = BlockClass.RETURNING
+    for block in new:
+        order.queue_of[block.block_id] = BlockClass.NEW
+    for now, freed in enumerate((oldest, new, returning)):
+        order.rule.now = now
+        queue.append_n(freed, Rank.KEPT)
+    # Five of ten are protected; the oldest two went behind what was new.
+    assert queue.popleft_n(5) == spare + new + oldest
+    assert queue.popleft_n(5) == returning
+
+
 TestKept = KeptMachine.TestCase
 TestKept.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 

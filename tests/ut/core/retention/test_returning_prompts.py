@@ -15,6 +15,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 from tests.ut.core.helpers import make_request
+from vllm_ascend.core.eviction.rules import num_overflowing
 from vllm_ascend.core.layout.groups import group_suffix
 from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
@@ -22,7 +23,6 @@ from vllm_ascend.core.retention.returning_prompts import (
     REMEMBERED_NAMES,
     GivenUpNames,
     ReturningPrompts,
-    num_overflowing,
 )
 
 HASH_TOKENS, BLOCK_TOKENS = 8, 16
