@@ -39,6 +39,9 @@ _FOUND = "A hit of 8,064 tokens costs what finding nothing costs, within what a 
 _CHUNK = "What a chunk adds is all that is looked at, and spare tails are entered as well."
 _BLOCKS = "State that nobody reads takes no block, but each spare tail takes one for a step."
 _DEEP_FIRST = "A short prompt's blocks are sorted over all groups, a long one has fewer."
+_COUNTED = (
+    "An ended prompt is counted for the learned order, by caches of names; not in schedule()."
+)
 _STEP = "Until a boundary, a running request costs a comparison."
 
 _UNSET_CASES = (
@@ -57,7 +60,7 @@ _BEST = (
     (Case("allocate", 8 * _K), 1.20, _BLOCKS),
     (Case("cache", 8 * _K), 0.50, _CHUNK),
     (Case("cache", 128 * _K), 0.20, _CHUNK),
-    (Case("free", 8 * _K), 1.75, _DEEP_FIRST),
+    (Case("free", 8 * _K), 2.50, _COUNTED),
     (Case("free", 128 * _K), 0.60, _DEEP_FIRST),
     (Case("schedule", 8 * _K, 1), 0.85, _STEP),
     (Case("schedule", 8 * _K, 64), 0.65, _STEP),

@@ -12,6 +12,7 @@ from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
 from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, EvictionRule, oldest
 
 K = TypeVar("K", bound=Hashable)
+_OVERFLOWED = tuple(OVERFLOW_QUEUES.values())
 
 
 class ClassQueues(Generic[K]):
@@ -30,7 +31,10 @@ class ClassQueues(Generic[K]):
         return len(self._queue_of)
 
     def add(self, key: K, queue: int, now: int) -> None:
-        """Let a key wait behind all others of a queue; if it waits already, it moves."""
+        """Let a key wait behind all others of a queue; if it waits already, it moves.
+
+        ``queue`` is none of those that :meth:`overflow` fills.
+        """
         if key in self._queue_of:
             self.discard(key)
         self._queue_of[key] = queue
@@ -41,7 +45,8 @@ class ClassQueues(Generic[K]):
         queue = self._queue_of.pop(key, None)
         if queue is not None:
             del self._queues[queue][key]
-            self._joined.pop(key, None)
+            if queue in _OVERFLOWED:
+                del self._joined[key]
 
     def give_up(self, count: int, rule: EvictionRule, room: int, now: int) -> list[K]:
         """Take out the ``count`` keys that a rule gives up first; so many must wait.
@@ -53,7 +58,7 @@ class ClassQueues(Generic[K]):
         while (missing := count - len(given_up)) > 0:
             heads = self._heads()
             joined = list(heads)
-            for number in OVERFLOW_QUEUES.values():
+            for number in _OVERFLOWED:
                 if queues[number]:
                     joined[number] = self._joined[next(iter(queues[number]))]
             victim = rule.victim(heads, joined, [len(q) for q in queues], room, now)
@@ -63,8 +68,9 @@ class ClassQueues(Generic[K]):
                 if queue[key] != time:
                     break
                 del queue[key], self._queue_of[key]
-                self._joined.pop(key, None)
                 given_up.append(key)
+                if victim in _OVERFLOWED:
+                    del self._joined[key]
         return given_up
 
     def overflow(self, rule: EvictionRule, room: int, now: int) -> None:
@@ -76,7 +82,8 @@ class ClassQueues(Generic[K]):
         for _ in range(rule.num_overflowing([len(q) for q in queues], room)):
             queue = oldest(self._heads(), OVERFLOW_QUEUES)
             key = next(iter(queues[queue]))
-            self.add(key, OVERFLOW_QUEUES[queue], queues[queue][key])
+            joined = self._queue_of[key] = OVERFLOW_QUEUES[queue]
+            queues[joined][key] = queues[queue].pop(key)
             self._joined[key] = now
 
     def _heads(self) -> list[int]:
