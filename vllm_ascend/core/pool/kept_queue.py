@@ -84,7 +84,7 @@ class KeptQueue(FreeKVCacheBlockQueue):
             self._queues[queue].append_n(added)
             if queue in RETURNING_QUEUES:
                 self._room = self._num_free()
-        self._overflow()
+                self._overflow()
 
     def _overflow(self) -> None:
         """Let what returning prompts have beyond their share wait as if it was used just now."""
@@ -109,7 +109,10 @@ class KeptQueue(FreeKVCacheBlockQueue):
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take the ``n`` blocks that the rule gives up first; so many must be free."""
         rule, queues = self._order.rule, self._queues
-        heads, joined = self._heads(self._times), self._heads(self._joined)
+        heads = self._heads(self._times)
+        joined = list(heads)
+        for number in OVERFLOW_QUEUES.values():
+            joined[number] = _time_of_head(queues[number], self._joined)
         lengths = [queue.num_free_blocks for queue in queues]
         taken: list[KVCacheBlock] = []
         while missing := n - len(taken):
