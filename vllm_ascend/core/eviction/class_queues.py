@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
-from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, EvictionRule, oldest
+from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, EvictionRule, Waiting, oldest
 
 K = TypeVar("K", bound=Hashable)
 _OVERFLOWED = tuple(OVERFLOW_QUEUES.values())
@@ -51,7 +51,7 @@ class ClassQueues(Generic[K]):
     def give_up(self, count: int, rule: EvictionRule, room: int, now: int) -> list[K]:
         """Take out the ``count`` keys that a rule gives up first; so many must wait.
 
-        ``room``: see :meth:`~vllm_ascend.core.eviction.rules.EvictionRule.victim`.
+        ``room``: see :class:`~vllm_ascend.core.eviction.rules.Waiting`.
         """
         given_up: list[K] = []
         queues = self._queues
@@ -61,7 +61,8 @@ class ClassQueues(Generic[K]):
             for number in _OVERFLOWED:
                 if queues[number]:
                     joined[number] = self._joined[next(iter(queues[number]))]
-            victim = rule.victim(heads, joined, [len(q) for q in queues], room, now)
+            lengths = [len(q) for q in queues]
+            victim = rule.victim(Waiting(heads, joined, lengths, room, now))
             queue, time = queues[victim], heads[victim]
             # What was used at once is worth the same: nobody has to be asked again.
             for key in list(islice(queue, missing)):
@@ -76,7 +77,7 @@ class ClassQueues(Generic[K]):
     def overflow(self, rule: EvictionRule, room: int, now: int) -> None:
         """Let those of returning prompts that a rule has too many of wait as if used just now.
 
-        ``room``: see :meth:`~vllm_ascend.core.eviction.rules.EvictionRule.victim`.
+        ``room``: see :class:`~vllm_ascend.core.eviction.rules.Waiting`.
         """
         queues = self._queues
         for _ in range(rule.num_overflowing([len(q) for q in queues], room)):

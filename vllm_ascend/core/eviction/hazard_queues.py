@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES, BlockClass
 from vllm_ascend.core.eviction.life_table import AgeBins, LifeTable, gittins_indices
-from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, candidates
+from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, Waiting, candidates
 
 # What a count is worth at the next update: half of it after 34.
 FADING = 0.98
@@ -44,15 +44,9 @@ class HazardQueues:
         for queue, joined in OVERFLOW_QUEUES.items():
             self._indices[joined] = self._indices[queue]
 
-    def victim(
-        self,
-        heads: Sequence[int],
-        joined: Sequence[int],
-        lengths: Sequence[int],
-        room: int,
-        now: int,
-    ) -> int:
+    def victim(self, waiting: Waiting) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
+        heads, _, lengths, room, now = waiting
         indices, bin_of = self._indices, self.bins.bin
         queues = [q for q in candidates(heads, lengths, room) if heads[q] != EMPTY]
         if len(queues) == 1:

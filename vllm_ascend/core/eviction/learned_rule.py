@@ -23,7 +23,7 @@ from typing import NamedTuple
 from vllm_ascend.core.eviction.hazard_queues import FADING, HazardQueues
 from vllm_ascend.core.eviction.name_cache import NameCache
 from vllm_ascend.core.eviction.reuse_history import ReuseHistory
-from vllm_ascend.core.eviction.rules import EvictionRule, Lru, ProtectReturning
+from vllm_ascend.core.eviction.rules import EvictionRule, Lru, ProtectReturning, Waiting
 
 # By name, whatever may be in force.
 RULE_NAMES = (Lru.name, ProtectReturning.name, HazardQueues.name)
@@ -79,16 +79,9 @@ class LearnedRule:
         """What decides now."""
         return self.in_force.name
 
-    def victim(
-        self,
-        heads: Sequence[int],
-        joined: Sequence[int],
-        lengths: Sequence[int],
-        room: int,
-        now: int,
-    ) -> int:
+    def victim(self, waiting: Waiting) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
-        return self.in_force.victim(heads, joined, lengths, room, now)
+        return self.in_force.victim(waiting)
 
     def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""

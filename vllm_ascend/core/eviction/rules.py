@@ -11,7 +11,7 @@ Example: two queues whose heads were used last at 40 and 10, now 50. LRU picks t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES, BlockClass
 
@@ -30,6 +30,25 @@ _UNPROTECTED_QUEUES = tuple(int(c) for c in BlockClass if c not in RETURNING_QUE
 _OTHER_QUEUES = tuple(int(c) for c in BlockClass if c not in _ALL_RETURNING)
 
 
+class Waiting(NamedTuple):
+    """Who waits, as a rule sees it.
+
+    Attributes:
+        heads: By queue, when its head was used last; :data:`EMPTY` if it has none.
+        joined: The same, but where returning prompts had too much, when what they had to let go
+            joined the others.
+        lengths: By queue, how many wait in it.
+        room: How many may wait: returning prompts are protected up to a share of it.
+        now: The time; no head is later.
+    """
+
+    heads: Sequence[int]
+    joined: Sequence[int]
+    lengths: Sequence[int]
+    room: int
+    now: int
+
+
 class EvictionRule(Protocol):
     """Picks the queue that gives up its head."""
 
@@ -37,30 +56,14 @@ class EvictionRule(Protocol):
     def name(self) -> str:
         """What the rule in force is called in logs and metrics."""
 
-    def victim(
-        self,
-        heads: Sequence[int],
-        joined: Sequence[int],
-        lengths: Sequence[int],
-        room: int,
-        now: int,
-    ) -> int:
-        """Return a queue that is not empty.
-
-        Args:
-            heads: By queue, when its head was used last; :data:`EMPTY` if it has none. At least
-                one has.
-            joined: The same, but where returning prompts had too much, when what they had to let
-                go joined the others.
-            lengths: By queue, how many wait in it.
-            room: How many may wait: returning prompts are protected up to a share of it.
-            now: The time; no head is later.
-        """
+    def victim(self, waiting: Waiting) -> int:
+        """Return a queue that is not empty; at least one is not."""
 
     def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
         """Return how many blocks of returning prompts are to join the others as if used just now.
 
-        The oldest of them do, when others join them. ``lengths``, ``room``: see :meth:`victim`.
+        The oldest of them do, when others join them. ``lengths``, ``room``: see
+        :class:`Waiting`.
         """
 
 
@@ -90,16 +93,9 @@ class Lru:
 
     name = "lru"
 
-    def victim(
-        self,
-        heads: Sequence[int],
-        joined: Sequence[int],
-        lengths: Sequence[int],
-        room: int,
-        now: int,
-    ) -> int:
+    def victim(self, waiting: Waiting) -> int:
         """See :class:`EvictionRule`."""
-        return oldest(heads, range(NUM_QUEUES))
+        return oldest(waiting.heads, range(NUM_QUEUES))
 
     def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
         """See :class:`EvictionRule`: all are alike."""
@@ -111,17 +107,10 @@ class ProtectReturning:
 
     name = "protect"
 
-    def victim(
-        self,
-        heads: Sequence[int],
-        joined: Sequence[int],
-        lengths: Sequence[int],
-        room: int,
-        now: int,
-    ) -> int:
+    def victim(self, waiting: Waiting) -> int:
         """See :class:`EvictionRule`."""
-        others = [queue for queue in _UNPROTECTED_QUEUES if heads[queue] != EMPTY]
-        return oldest(joined, others or RETURNING_QUEUES)
+        others = [queue for queue in _UNPROTECTED_QUEUES if waiting.heads[queue] != EMPTY]
+        return oldest(waiting.joined, others or RETURNING_QUEUES)
 
     def num_overflowing(self, lengths: Sequence[int], room: int) -> int:
         """See :class:`EvictionRule`: so many as are beyond their share."""

@@ -10,7 +10,13 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
 from vllm_ascend.core.eviction.learned_rule import LearnedRule
-from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, RETURNING_QUEUES, oldest
+from vllm_ascend.core.eviction.rules import (
+    EMPTY,
+    OVERFLOW_QUEUES,
+    RETURNING_QUEUES,
+    Waiting,
+    oldest,
+)
 
 
 class KeptOrder:
@@ -114,9 +120,10 @@ class KeptQueue(FreeKVCacheBlockQueue):
         for number in OVERFLOW_QUEUES.values():
             joined[number] = _time_of_head(queues[number], self._joined)
         lengths = [queue.num_free_blocks for queue in queues]
+        waiting = Waiting(heads, joined, lengths, self._room, rule.now)
         taken: list[KVCacheBlock] = []
         while missing := n - len(taken):
-            victim = rule.victim(heads, joined, lengths, self._room, rule.now)
+            victim = rule.victim(waiting)
             queue = queues[victim]
             taken += queue.popleft_n(self._num_alike(queue, missing))
             lengths[victim] = queue.num_free_blocks

@@ -28,6 +28,7 @@ from vllm_ascend.core.eviction.rules import (
     RETURNING_QUEUES,
     Lru,
     ProtectReturning,
+    Waiting,
 )
 
 PROMPTS = st.lists(
@@ -54,7 +55,7 @@ def names_of(topic: int, shared: int, turn: int) -> list[tuple]:
 def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
     lengths = [0 if h == EMPTY else n for h, n in zip(heads, sizes, strict=True)]
     if any(lengths):
-        assert lengths[rule.victim(heads, heads, lengths, sum(lengths), 100)]
+        assert lengths[rule.victim(Waiting(heads, heads, lengths, sum(lengths), 100))]
 
 
 @given(
@@ -64,10 +65,10 @@ def test_a_victim_is_never_an_empty_queue(rule, heads, sizes):
 )
 def test_returning_prompts_have_half_of_the_room_whatever_is_learned(heads, lengths, room):
     of_returning = {*OVERFLOW_QUEUES, *OVERFLOW_QUEUES.values()}
-    if HazardQueues(2, 100).victim(heads, heads, lengths, room, 100) in of_returning:
+    if HazardQueues(2, 100).victim(Waiting(heads, heads, lengths, room, 100)) in of_returning:
         assert 2 * sum(lengths[queue] for queue in of_returning) > room
     protection = ProtectReturning()
-    assert protection.victim(heads, heads, lengths, room, 100) not in RETURNING_QUEUES
+    assert protection.victim(Waiting(heads, heads, lengths, room, 100)) not in RETURNING_QUEUES
     num_protected = sum(lengths[queue] for queue in RETURNING_QUEUES)
     left = num_protected - protection.num_overflowing(lengths, room)
     assert left == min(num_protected, room // 2)
@@ -80,7 +81,7 @@ def test_what_overflows_waits_as_if_used_just_now():
     joined = list(heads)
     joined[BlockClass.OVERFLOW] = 60
     lengths = [int(head != EMPTY) for head in heads]
-    victims = [rule.victim(heads, joined, lengths, 9, 100) for rule in RULES]
+    victims = [rule.victim(Waiting(heads, joined, lengths, 9, 100)) for rule in RULES]
     assert victims == [BlockClass.OVERFLOW, BlockClass.NEW, BlockClass.NEW]
 
 
@@ -135,7 +136,7 @@ def test_what_a_prompt_hit_never_goes_before_what_rests_on_it(counts):
             heads = [EMPTY] * NUM_QUEUES
             heads[rest.hit] = heads[rest] = 100 - age
             lengths = [int(h != EMPTY) for h in heads]
-            assert rule.victim(heads, heads, lengths, 2, 100) == rest
+            assert rule.victim(Waiting(heads, heads, lengths, 2, 100)) == rest
 
 
 @settings(max_examples=60, deadline=None)
