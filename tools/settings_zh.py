@@ -65,10 +65,10 @@ EFFECTS = {
     "VLLM_ASCEND_EVICTION": Translation(
         "Which kept block is given up first: the least recently used one, or the one least likely "
         "to be used again, by what was learned from the traffic so far. As long as all orders hit "
-        "the same, learned protects returning prompts; where a simpler order hits clearly more, "
-        "that one is in force.",
+        "the same, learned protects returning prompts; where a simpler order hits more, that one "
+        "is in force.",
         "先淘汰哪个保留块：最久未使用的（lru），或根据已有流量学到的最不可能再次使用的（learned）。"
-        "各种顺序命中相同时，learned 保护再次出现的提示词；某个更简单的顺序命中明显更多时，"
+        "各种顺序命中相同时，learned 保护再次出现的提示词；某个更简单的顺序命中更多时，"
         "以该顺序为准。",
     ),
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": Translation(

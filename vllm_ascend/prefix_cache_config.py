@@ -182,7 +182,7 @@ VARIABLES: tuple[Variable, ...] = (
             "Which kept block is given up first: the least recently used one, or the one least "
             "likely to be used again, by what was learned from the traffic so far. As long as all "
             "orders hit the same, learned protects returning prompts; where a simpler order hits "
-            "clearly more, that one is in force."
+            "more, that one is in force."
         ),
     ),
     Variable(

@@ -24,6 +24,7 @@ class HazardQueues:
     """
 
     name = "learned"
+    parts_prompts = True
 
     def __init__(self, unit: int, longest: int) -> None:
         """Tell ages apart from ``unit`` up to ``longest``, in blocks used meanwhile."""

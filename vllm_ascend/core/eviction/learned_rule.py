@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learned order, in force unless a simpler one is clearly ahead of it.
+"""The learned order, in force unless a simpler one is ahead of it.
 
 For each class of blocks a life table tells how long they wait until they are used again; names that
 were given up are remembered, so that it does not depend on the cache (``reuse_history``,
@@ -7,8 +7,8 @@ were given up are remembered, so that it does not depend on the cache (``reuse_h
 
 No such order is better on all traffic. So it duels with LRU and with the protection of returning
 prompts: caches of names alone follow the prompts, one by each rule, and a simpler rule that hit
-clearly more of late is in force instead. At the start it is LRU, until a first table is there, and
-as long as all three hit the same it is the protection.
+more of late is in force instead. At the start it is LRU, until a first table is there, and as long
+as all three hit the same it is the protection.
 
 Source of the idea of a duel: Qureshi et al., "Adaptive Insertion Policies for High Performance
 Caching", ISCA 2007.
@@ -32,8 +32,6 @@ _PROTECTION = RULE_NAMES.index(ProtectReturning.name)
 REMEMBERED = 8  # names
 _UPDATES = 8  # looks at what was counted in the time in which as many blocks are used
 _FINEST_AGE = 1 / 32
-# A rule is clearly ahead with so many capacities of hits more, of late.
-_LEAD_HITS = 1 / 128
 # In a larger pool the caches of names follow so many names, or up to twice as many, always the same
 # ones, and have their share of the memory: which of them hits more shows as well. Of fewer it would
 # show later, since most hits are of few names.
@@ -78,6 +76,11 @@ class LearnedRule:
     def name(self) -> str:
         """What decides now."""
         return self.in_force.name
+
+    @property
+    def parts_prompts(self) -> bool:
+        """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
+        return self.in_force.parts_prompts
 
     def victim(self, waiting: Waiting) -> int:
         """See :class:`~vllm_ascend.core.eviction.rules.EvictionRule`."""
@@ -134,7 +137,7 @@ class LearnedRule:
             cache.capacity = num_cached // self._one_in
 
     def _ahead(self) -> int:
-        """Return which rule is to be in force: the last, unless one before it is clearly ahead.
+        """Return which rule is to be in force: the last, unless one before it is ahead.
 
         As long as no rule hit what another did not, nothing speaks for an order that was learned.
         Then what came again is protected, so that a flood is no worse than without learning.
@@ -143,7 +146,7 @@ class LearnedRule:
             return _PROTECTION
         ahead = len(self._rules) - 1
         for i in reversed(range(ahead)):
-            if self._hits[i] > self._hits[ahead] + self._period * _UPDATES * _LEAD_HITS:
+            if self._hits[i] > self._hits[ahead] + _DIFFERENCE:
                 ahead = i
         return ahead
 

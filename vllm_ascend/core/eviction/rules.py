@@ -56,6 +56,10 @@ class EvictionRule(Protocol):
     def name(self) -> str:
         """What the rule in force is called in logs and metrics."""
 
+    @property
+    def parts_prompts(self) -> bool:
+        """Whether what a prompt added may go long before what it hit, and leave that behind."""
+
     def victim(self, waiting: Waiting) -> int:
         """Return a queue that is not empty; at least one is not."""
 
@@ -92,6 +96,7 @@ class Lru:
     """The least recently used block goes first, whatever it is."""
 
     name = "lru"
+    parts_prompts = False
 
     def victim(self, waiting: Waiting) -> int:
         """See :class:`EvictionRule`."""
@@ -106,6 +111,7 @@ class ProtectReturning:
     """What prompts that came again leave goes last, as long as it has half of the room."""
 
     name = "protect"
+    parts_prompts = False
 
     def victim(self, waiting: Waiting) -> int:
         """See :class:`EvictionRule`."""
