@@ -311,7 +311,9 @@ class RankedCaching:
         self.partial_hits.end(request_id)
         record = self.records.pop(request_id, None)
         held: list[PlacedBlock] = []
-        for entry in self.tails.finish(record) if record is not None else ():
+        parts_prompts = self.learned is not None and self.learned.rule.parts_prompts
+        ended = () if record is None else self.tails.finish(record, parts_prompts=parts_prompts)
+        for entry in ended:
             if entry.block.ref_cnt == 0:
                 self._pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
@@ -320,7 +322,7 @@ class RankedCaching:
         for group in self._groups.all:
             blocks = take_remaining_blocks(group, record, request_id, self._pool.null_block)
             if record is not None and group.is_downward_closed:
-                self._rank_rows(blocks, record.rank, end_of_kept)
+                self._rank_rows(blocks, record, end_of_kept)
             self._classify(blocks, record, group.block_tokens)
             held += blocks
             group.manager.free(request_id)
@@ -328,15 +330,15 @@ class RankedCaching:
             self.learned.end(record)
         return deep_first(held)
 
-    def _rank_rows(self, rows: list[PlacedBlock], rank: Rank, end_of_kept: int) -> None:
+    def _rank_rows(self, rows: list[PlacedBlock], record: RequestRecord, end_of_kept: int) -> None:
         """Say how long the rows of a request stay that ends."""
-        num_kept = len(rows)
-        if end_of_kept:
+        num_kept, request = len(rows), record.request
+        if end_of_kept and request is not None:
             num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
+            if num_kept and self.partial_hits.note_end(rows[num_kept - 1][1], request, end_of_kept):
+                num_kept -= 1
             self._pool.let_go(block for _, block in rows[num_kept:])
-            if num_kept:
-                self.partial_hits.note_end(rows[num_kept - 1][1], end_of_kept)
-        if rank is Rank.PROTECTED:
+        if record.rank is Rank.PROTECTED:
             self._pool.protect(block for _, block in rows[:num_kept])
 
     def _classify(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from vllm.utils.math_utils import cdiv
 
-from tests.e2e.core.configurations import MIN_HIT, PROTECT, SPARE
+from tests.e2e.core.configurations import EVICTION, MIN_HIT, PROTECT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, check_churn, random_prompt
 from vllm_ascend.core.pool.free_queue import Rank
@@ -229,6 +229,93 @@ def test_rows_stay_on_which_a_much_longer_hit_rested(make_engine: MakeEngine) ->
     assert min(ranks_of_rows(bench, longer, 4 * unit, 16 * unit)) >= Rank.ROLLING
 
 
+def ranks_of_tail(bench: Bench, prompt: list[int], boundary: int) -> set[Rank]:
+    """Return the ranks of the tail that a hit which ends at a boundary rests on."""
+    coordinator = bench.engine.manager.coordinator
+    request = make_request(bench.engine.scheduler, "probe", [*prompt[:boundary], 5000], 1)
+    blocks, hit = coordinator.find_longest_cache_hit(request.block_hashes, boundary)[:2]
+    assert hit == boundary
+    tail = coordinator.caching.tails.tail_of_hit(blocks, boundary)
+    return {coordinator.block_pool.rank(entry.block) for entry in tail.blocks}
+
+
+# Where tails have no block in common.
+APART = ["dsv4-rows-partial", "dsv4-rows-sparse"]
+
+
+@pytest.mark.parametrize("layout", APART)
+def test_who_goes_on_behind_a_tail_and_keeps_a_deeper_one_supersedes_it(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    """Of a chat that grows turn by turn the last tail alone is kept."""
+    bench = Bench(make_engine, layout, "auto", switches={SPARE: "1"})
+    unit = bench.alignment
+    prompt = random_prompt(1, 40 * unit)
+    ends = [4 * unit, 12 * unit, 24 * unit]
+    for before, end in zip([0, *ends], ends, strict=False):
+        # The next one leaves it where this one's own end begins.
+        turn = prompt[:end] + random_prompt(end, unit + 1)
+        assert bench.hit(turn, max_tokens=1) == before
+        assert min(ranks_of_tail(bench, prompt, end)) >= Rank.KEPT
+        if before:
+            assert ranks_of_tail(bench, prompt, before) == {Rank.MARGINAL}
+
+
+@pytest.mark.parametrize("layout", APART)
+def test_a_tail_stays_where_others_went_on_as_well(layout: str, make_engine: MakeEngine) -> None:
+    """Two that hit it, or one that found none there and left its own."""
+    bench = Bench(make_engine, layout, "auto", switches={SPARE: "1"})
+    unit, pool = bench.alignment, bench.engine.manager.block_pool
+    prompt, end = random_prompt(1, 4 * unit + 1), 4 * unit
+
+    def goes_on(seed: int) -> list[int]:
+        return prompt[:end] + random_prompt(seed, 12 * unit)
+
+    bench.hit(prompt)
+    assert bench.hit(goes_on(2)) == end
+    assert ranks_of_tail(bench, prompt, end) == {Rank.MARGINAL}
+    for seed in (3, 4):
+        assert bench.hit(goes_on(seed)) == end
+        assert min(ranks_of_tail(bench, prompt, end)) >= Rank.KEPT
+
+    bench.fresh()
+    bench.hit(goes_on(5))
+    suffixes = tuple(g.suffix for g in bench.engine.manager.coordinator.groups.windowed)
+    for block in pool.blocks:
+        if (block.block_hash or b"").endswith(suffixes) and pool.rank(block) < Rank.KEPT:
+            pool.give_up(block)
+    assert bench.hit(goes_on(6)) == 0
+    assert bench.hit(goes_on(7)) == end
+    assert min(ranks_of_tail(bench, prompt, end)) >= Rank.KEPT
+
+
+def test_a_tail_stays_that_shares_blocks_with_others(make_engine: MakeEngine) -> None:
+    bench = Bench(make_engine, "gemma", "auto", switches={SPARE: "1"})
+    unit = bench.alignment
+    prompt = random_prompt(1, 40 * unit)
+    assert bench.hit(prompt[: 4 * unit + 1], max_tokens=1) == 0
+    assert bench.hit(prompt, max_tokens=1) == 4 * unit
+    assert min(ranks_of_tail(bench, prompt, 4 * unit)) >= Rank.KEPT
+
+
+def test_a_tail_stays_where_what_was_added_may_go_before_what_was_hit(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the learned order in force, which parts prompts where they left the cache."""
+    switches = {SPARE: "1", EVICTION: "learned"}
+    bench = Bench(make_engine, "dsv4-rows-partial", "auto", switches=switches)
+    unit = bench.alignment
+    prompt = random_prompt(1, 40 * unit)
+    rule = bench.engine.manager.coordinator.caching.learned.rule
+    bench.hit(prompt[: 4 * unit + 1], max_tokens=1)
+    monkeypatch.setattr(rule, "in_force", rule._learned)
+    assert bench.hit(prompt[: 12 * unit + 1], max_tokens=1) == 4 * unit
+    assert min(ranks_of_tail(bench, prompt, 4 * unit)) >= Rank.KEPT
+    monkeypatch.setattr(rule, "in_force", rule._rules[0])
+    assert bench.hit(prompt[: 24 * unit + 1], max_tokens=1) == 12 * unit
+    assert ranks_of_tail(bench, prompt, 12 * unit) == {Rank.MARGINAL}
+
+
 def unfinished(bench: Bench) -> dict[int, Rank]:
     """Return the ranks of the blocks that hits may only be copied from, by block id."""
     pool = bench.engine.manager.block_pool
@@ -273,6 +360,28 @@ def test_a_copy_of_less_than_was_kept_takes_nobodys_place(
     assert bench.hit(other) == num_units * unit
     assert unfinished(bench)[first] >= Rank.KEPT
     assert bench.hit(prompt) == 3 * unit
+
+
+def test_a_copy_takes_the_place_of_its_source_when_who_wrote_that_ends(
+    make_engine: MakeEngine,
+) -> None:
+    """Until then it may yet be filled, and end behind what was copied."""
+    bench = Bench(make_engine, "dsv4-rows-partial", "auto", max_num_seqs=2, switches={SPARE: "1"})
+    unit = bench.alignment
+    prompt = random_prompt(1, 2 * unit + 1)
+    bench.engine.add("first", prompt, max_tokens=9)
+    for _ in range(3):
+        bench.engine.step()
+    (first,) = unfinished(bench)
+    bench.engine.add("second", prompt, max_tokens=12)
+    for _ in range(3):
+        bench.engine.step()
+    assert bench.engine.hits["second"] == 2 * unit
+    assert unfinished(bench)[first] >= Rank.KEPT
+    bench.engine.run()
+    ranks = unfinished(bench)
+    assert ranks.pop(first) is Rank.MARGINAL
+    assert ranks and min(ranks.values()) >= Rank.KEPT
 
 
 def test_a_copy_takes_no_place_beside_somebody_who_goes_on(make_engine: MakeEngine) -> None:

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
-from vllm_ascend.core.layout.units import Granule, GroupId
+from vllm_ascend.core.layout.units import BlockId, Granule, GroupId
 from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
@@ -56,6 +56,9 @@ class PartialHits:
         pool.before_reset = self.copies.prepare_reset
         self._hash_tokens = plan.hash_tokens
         self._groups = [group for group in groups.prefix if group.ends_inside]
+        # Of running requests: the copies that each was given, and up to which token each was one.
+        self._copies_of: defaultdict[str, list[BlockId]] = defaultdict(list)
+        self._copied: dict[BlockId, int] = {}
 
     def copy(self, request_id: str, sources: list[tuple[Group, KVCacheBlock]], hit: int) -> None:
         """Give a request private copies of blocks that its hit of ``hit`` tokens ends inside of.
@@ -68,6 +71,8 @@ class PartialHits:
             group.manager.req_to_blocks[request_id].append(private)
             covers = hit >= kept_until.get(source.block_id, _NEVER)
             self.copies.queue(request_id, source, private, supersedes=covers)
+            self._copied[private.block_id] = hit
+            self._copies_of[request_id].append(private.block_id)
 
     def _can_replace(self, request_id: str, source: KVCacheBlock, private: KVCacheBlock) -> bool:
         """Whether a request's copy can be hit from now on, and stays as long as its source."""
@@ -76,13 +81,24 @@ class PartialHits:
         stays_as_long = self.pool.rank(source) <= rank
         return stays_as_long and self.unwritten.will_be_found(request_id, private)
 
-    def note_end(self, block: KVCacheBlock, end_of_kept: int) -> None:
-        """Remember up to which token a request that ends needed the last block that it keeps.
+    def note_end(self, block: KVCacheBlock, request: Request, end_of_kept: int) -> bool:
+        """Say whether another block takes the place of the last one that an ended request keeps.
 
-        A copy of as many tokens can take its place. Not if the block is full, and so shared.
+        It does if a running request copied as many tokens, and it stays as long. If there is none
+        yet, it is remembered up to which token the block is needed, for a later copy of as many. A
+        block that is full is shared instead.
         """
-        if block._block_hash is None and block in self.pool.granules:
-            self.pool.granules.kept_until[block.block_id] = end_of_kept
+        granules, rank = self.pool.granules, self.pool.rank(block)
+        if block._block_hash is not None or block not in granules:
+            return False
+        granule = request.block_hashes[end_of_kept // self._hash_tokens - 1]
+        for other in granules.others(block, granule):
+            # Others may hold as many, but who does not rest on a hit may need less himself.
+            num_copied = self._copied.get(other.block_id, 0)
+            if num_copied >= end_of_kept and self.pool.rank(other) >= rank:
+                return True
+        granules.kept_until[block.block_id] = end_of_kept
+        return False
 
     def start_behind(self, record: RequestRecord, hit: int) -> None:
         """Enter the granules of copied blocks anew, for the copies."""
@@ -99,6 +115,8 @@ class PartialHits:
         """A request ends or is preempted, and its blocks are about to be freed."""
         self.unwritten.enter(request_id)
         self.copies.forget(request_id)
+        for block_id in self._copies_of.pop(request_id, ()):
+            self._copied.pop(block_id, None)
 
     def new_step_starts(self) -> None:
         """The steps before have been dispatched: what they write may be copied from now on."""

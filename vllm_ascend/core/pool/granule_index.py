@@ -13,7 +13,7 @@ blocks would have to be tried (docs/speed.md).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -66,6 +66,12 @@ class GranuleIndex:
     def find(self, group_id: GroupId, granule: BlockHash) -> KVCacheBlock | None:
         """Return a block that holds the rows of a granule and of those before it in the block."""
         return self._blocks[group_id].get_one_block(granule)
+
+    def others(self, block: KVCacheBlock, granule: BlockHash) -> Iterable[KVCacheBlock]:
+        """Return the other blocks of a block's group that hold a granule and those before it."""
+        group_id, _ = self.known[block.block_id]
+        found = self._blocks[group_id]._cache.get(granule)
+        return [b for b in found.values() if b is not block] if isinstance(found, dict) else ()
 
     def longest_match(
         self, group_id: GroupId, hashes: Sequence[BlockHash], start: int, end: int

@@ -9,6 +9,9 @@ A tail takes memory of rows. So where a fallback boundary and spare tails are ke
 boundary shortly behind a kept one is marginal, however it was singled out: it makes hits longer by
 fewer tokens than that memory has rows for, and goes before the rows of others. So do the rows that
 no other tail needs. Whoever hits it while it is there keeps both.
+
+Nor is a tail needed twice: who goes on behind one and keeps a deeper one has superseded it, unless
+others went on there as well.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from vllm_ascend.core.retention.boundaries import (
 )
 from vllm_ascend.core.retention.pinning import leaves_by_chunk
 from vllm_ascend.core.retention.request_record import RequestRecord, Tail, TailBlock
+from vllm_ascend.core.retention.tail_uses import TailUses
 
 # Of how many tails, beside those that were singled out, a request remembers that it keeps them: a
 # prompt of a million tokens at the default interval has 32.
@@ -82,6 +86,9 @@ class TailCache:
         far = plan.alignment << 32
         tails = (len(group.tail(far)) * group.block_tokens for group in groups)
         self.spare_unit = spare_unit(plan.alignment, max(tails, default=0))
+        self._uses = TailUses()
+        # Where tails have blocks in common, one is no memory of its own.
+        self._supersedes = bool(self._least_gain) and self.spare_unit == plan.alignment
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
@@ -147,6 +154,8 @@ class TailCache:
         if kept := held[record.rank]:
             self._count(record, kept)
             self._remember(record, kept)
+            if record.junction in kept:  # the prompt that it leaves here goes on otherwise
+                self._uses.note_shared(self._tail(record, record.junction))
         record.rolling += [self._tail(record, boundary) for boundary in held[Rank.ROLLING]]
         self._roll(record, finish_boundary(end, self._alignment, self.lookahead))
         return entered
@@ -246,10 +255,11 @@ class TailCache:
             else:
                 self._pool.give_up(block)
 
-    def finish(self, record: RequestRecord) -> list[TailBlock]:
+    def finish(self, record: RequestRecord, *, parts_prompts: bool = False) -> list[TailBlock]:
         """Keep the finish boundary's tail, if it is worth it; return the blocks of all kept tails.
 
-        Called when the request ends or is preempted, before its blocks are freed.
+        Called when the request ends or is preempted, before its blocks are freed. With
+        ``parts_prompts`` what it adds may go before what it hit, which then needs a tail.
         """
         boundary = finish_boundary(record.cached, self._alignment, self.lookahead)
         kept = [t.boundary for t in record.kept if all(b.is_intact for b in t.blocks)]
@@ -264,8 +274,25 @@ class TailCache:
             else:
                 self._let_go(tail, Rank.MARGINAL)
         record.rolling.clear()
+        if self._supersedes and not parts_prompts:
+            self._let_go_superseded(record)
         blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
         return list(blocks.values())
+
+    def _let_go_superseded(self, record: RequestRecord) -> None:
+        """Let go of the tail that a request's hit rests on, if it keeps a deeper one.
+
+        Prompts that grow from turn to turn leave many. One where others went on as well stays.
+        """
+        whole = [t for t in record.kept if all(b.is_intact for b in t.blocks)]
+        deepest = max((t.boundary for t in whole), default=0)
+        for tail in whole:
+            is_superseded = tail.boundary == record.hit and tail.boundary < deepest
+            if not is_superseded or self._uses.is_shared(tail):
+                continue
+            for entry in tail.blocks:
+                if self._pool.rank(entry.block) is not Rank.PINNED:
+                    self._pool.set_rank(entry.block, Rank.MARGINAL)
 
     def end_of_kept(self, record: RequestRecord) -> int:
         """Return before which token the kept tails of a request that has ended need rows.
@@ -284,6 +311,7 @@ class TailCache:
     def keep_hit(self, record: RequestRecord, tail: Tail) -> None:
         """Keep the tail that a request's hit rests on, whatever it was so far."""
         self._raise(tail, Rank.KEPT)
+        self._uses.note(tail)
         record.kept.append(tail)
 
     def protect(self, record: RequestRecord) -> None:
