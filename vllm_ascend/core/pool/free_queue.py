@@ -19,7 +19,7 @@ class Rank(IntEnum):
     SPARE_4 = 2  # the same of every fourth boundary
     SPARE_16 = 3
     SPARE_64 = 4
-    MARGINAL = 5  # adds little to a kept tail, or a copy has its place, first in first out
+    MARGINAL = 5  # adds little to a kept one, or another has its place, first in first out
     ROLLING = 6  # a prefix, or a tail at which a running request would be resumed now
     KEPT = 7  # a prefix that was hit, or a kept tail, least recently used first
     PROTECTED = 8  # the same of a prompt that came again, least recently used first
