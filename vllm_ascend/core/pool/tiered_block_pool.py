@@ -51,6 +51,8 @@ class AscendBlockPool(BlockPool):
         self.kept_order: KeptOrder | None = None
         self.before_reset: Callable[[], None] | None = None
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
+        # Of blocks of tails: how many requests went on there, up to two.
+        self._uses = bytearray(self.num_gpu_blocks)
         self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
         # vLLM's own events count copies; the log tells of the first and the last.
         self.enable_kv_cache_events = False
@@ -132,6 +134,15 @@ class AscendBlockPool(BlockPool):
         if block.ref_cnt == 0 and not shares_tier(old, rank):
             self.free_block_queue.remove(block)
             self.free_block_queue.append_n([block], rank)
+
+    def note_use(self, block: KVCacheBlock, *, is_shared: bool = False) -> None:
+        """A request goes on behind a cached tail's block; ``is_shared``: where others do too."""
+        uses = self._uses[block.block_id]
+        self._uses[block.block_id] = 2 if uses or is_shared else 1
+
+    def is_shared(self, block: KVCacheBlock) -> bool:
+        """Whether several requests went on there since the block was cached."""
+        return self._uses[block.block_id] > 1
 
     def protect(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Let cached blocks outlive others, once they are free. All of them must be in use."""
@@ -231,6 +242,7 @@ class AscendBlockPool(BlockPool):
         if block._block_hash is None and block.block_id not in self.granules.known:
             return super()._maybe_evict_cached_block(block) if self.metrics_collector else False
         self._ranks[block.block_id] = Rank.KEPT
+        self._uses[block.block_id] = 0
         self.granules.evict(block)
         if self.given_up is not None and block._block_hash is not None:
             self.given_up.add(block._block_hash)
@@ -250,6 +262,7 @@ class AscendBlockPool(BlockPool):
         if self.kept_order is not None:
             self.kept_order.rule.clear()
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
+        self._uses = bytearray(self.num_gpu_blocks)
         handed_out = self.free_block_queue.num_handed_out
         self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out, self.kept_order)
         if self.event_log is not None:

@@ -42,7 +42,6 @@ from vllm_ascend.core.retention.boundaries import (
 )
 from vllm_ascend.core.retention.pinning import leaves_by_chunk
 from vllm_ascend.core.retention.request_record import RequestRecord, Tail, TailBlock
-from vllm_ascend.core.retention.tail_uses import TailUses
 
 # Of how many tails, beside those that were singled out, a request remembers that it keeps them: a
 # prompt of a million tokens at the default interval has 32.
@@ -86,7 +85,6 @@ class TailCache:
         far = plan.alignment << 32
         tails = (len(group.tail(far)) * group.block_tokens for group in groups)
         self.spare_unit = spare_unit(plan.alignment, max(tails, default=0))
-        self._uses = TailUses()
         # Where tails have blocks in common, one is no memory of its own.
         self._supersedes = bool(self._least_gain) and self.spare_unit == plan.alignment
 
@@ -155,7 +153,7 @@ class TailCache:
             self._count(record, kept)
             self._remember(record, kept)
             if record.junction in kept:  # the prompt that it leaves here goes on otherwise
-                self._uses.note_shared(self._tail(record, record.junction))
+                self._note_use(self._tail(record, record.junction), is_shared=True)
         record.rolling += [self._tail(record, boundary) for boundary in held[Rank.ROLLING]]
         self._roll(record, finish_boundary(end, self._alignment, self.lookahead))
         return entered
@@ -288,7 +286,7 @@ class TailCache:
         deepest = max((t.boundary for t in whole), default=0)
         for tail in whole:
             is_superseded = tail.boundary == record.hit and tail.boundary < deepest
-            if not is_superseded or self._uses.is_shared(tail):
+            if not is_superseded or any(self._pool.is_shared(b.block) for b in tail.blocks):
                 continue
             for entry in tail.blocks:
                 if self._pool.rank(entry.block) is not Rank.PINNED:
@@ -311,8 +309,14 @@ class TailCache:
     def keep_hit(self, record: RequestRecord, tail: Tail) -> None:
         """Keep the tail that a request's hit rests on, whatever it was so far."""
         self._raise(tail, Rank.KEPT)
-        self._uses.note(tail)
+        self._note_use(tail)
         record.kept.append(tail)
+
+    def _note_use(self, tail: Tail, *, is_shared: bool = False) -> None:
+        """Note that a request goes on behind a tail, where it may be superseded."""
+        if self._supersedes:
+            for entry in tail.blocks:
+                self._pool.note_use(entry.block, is_shared=is_shared)
 
     def protect(self, record: RequestRecord) -> None:
         """Let what a request keeps from now on, and what its hit rests on, outlive others."""
