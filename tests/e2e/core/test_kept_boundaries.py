@@ -17,6 +17,8 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARSE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
+from vllm_ascend.core.lookup.hit_search import Blocks
+from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.replay.layouts import KVLayout
 from vllm_ascend.replay.scheduler import SchedulerOptions, make_request
@@ -104,6 +106,24 @@ class Bench:
         request = make_request(self.engine.scheduler, "probe", [*prompt[:boundary], 5000], 1)
         coordinator = self.engine.manager.coordinator
         return coordinator.find_longest_cache_hit(request.block_hashes, boundary)[1] == boundary
+
+    def blocks_of_hit(self, prompt: list[int], boundary: int) -> Blocks:
+        """Return what a request takes that leaves the prompt at a boundary, and hits there."""
+        request = make_request(self.engine.scheduler, "probe", [*prompt[:boundary], 5000], 1)
+        coordinator = self.engine.manager.coordinator
+        # vLLM 0.30.0 tells a third thing.
+        blocks, hit = coordinator.find_longest_cache_hit(request.block_hashes, boundary)[:2]
+        assert hit == boundary
+        return blocks
+
+    def give_up_tails(self) -> None:
+        """Give up all tails that nothing keeps."""
+        pool = self.engine.manager.block_pool
+        groups = self.engine.manager.coordinator.groups.windowed
+        suffixes = tuple(group.suffix for group in groups)
+        for block in pool.blocks:
+            if (block.block_hash or b"").endswith(suffixes) and pool.rank(block) < Rank.KEPT:
+                pool.give_up(block)
 
     def fresh(self) -> None:
         """Forget everything cached."""

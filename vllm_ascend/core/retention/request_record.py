@@ -34,6 +34,11 @@ class Tail(NamedTuple):
     boundary: int
     blocks: tuple[TailBlock, ...]
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether all its blocks still are what was cached."""
+        return all(entry.is_intact for entry in self.blocks)
+
 
 @dataclass(slots=True)
 class RequestRecord:

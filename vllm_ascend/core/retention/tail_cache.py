@@ -260,7 +260,7 @@ class TailCache:
         ``parts_prompts`` what it adds may go before what it hit, which then needs a tail.
         """
         boundary = finish_boundary(record.cached, self._alignment, self.lookahead)
-        kept = [t.boundary for t in record.kept if all(b.is_intact for b in t.blocks)]
+        kept = [tail.boundary for tail in record.kept if tail.is_intact]
         is_worth_it = is_worth_a_tail(boundary, kept, self._least_gain)
         for tail in record.rolling:
             if tail.boundary != boundary:
@@ -282,15 +282,15 @@ class TailCache:
 
         Prompts that grow from turn to turn leave many. One where others went on as well stays.
         """
-        whole = [t for t in record.kept if all(b.is_intact for b in t.blocks)]
-        deepest = max((t.boundary for t in whole), default=0)
-        for tail in whole:
-            is_superseded = tail.boundary == record.hit and tail.boundary < deepest
-            if not is_superseded or any(self._pool.is_shared(b.block) for b in tail.blocks):
-                continue
-            for entry in tail.blocks:
-                if self._pool.rank(entry.block) is not Rank.PINNED:
-                    self._pool.set_rank(entry.block, Rank.MARGINAL)
+        pool, hit = self._pool, record.hit
+        if self.end_of_kept(record) <= (hit or 0):
+            return
+        lent = (tail for tail in record.kept if tail.boundary == hit and tail.is_intact)
+        for blocks in ([entry.block for entry in tail.blocks] for tail in lent):
+            if not any(map(pool.is_shared, blocks)):
+                for block in blocks:
+                    if pool.rank(block) is not Rank.PINNED:
+                        pool.set_rank(block, Rank.MARGINAL)
 
     def end_of_kept(self, record: RequestRecord) -> int:
         """Return before which token the kept tails of a request that has ended need rows.
@@ -299,8 +299,7 @@ class TailCache:
         """
         if not self._least_gain:
             return 0
-        whole = (t.boundary for t in record.kept if all(b.is_intact for b in t.blocks))
-        return max(whole, default=0)
+        return max((tail.boundary for tail in record.kept if tail.is_intact), default=0)
 
     def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
         """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
