@@ -48,6 +48,8 @@ from vllm_ascend.core.stock_caching import enter_full_blocks
 from vllm_ascend.releases import running_release
 
 _NEVER = 1 << 62
+# A block of a tail has no more than a granule, which came before as a whole or not at all.
+_WITHIN_A_GRANULE = 1
 
 
 class RankedCaching:
@@ -291,8 +293,7 @@ class RankedCaching:
             self._pool.free_blocks(scratch, prepend=True)
             if len(scratch) < len(freed):
                 cached = [entry for entry in left if entry[1]._block_hash is not None]
-                # No more than a granule each, which came before as a whole or not at all.
-                self._classify(cached, record, block_tokens=1)
+                self._classify(cached, record, _WITHIN_A_GRANULE)
                 self._pool.free_blocks([block for _, block in cached])
 
     def free(self, request_id: str) -> None:
@@ -317,12 +318,11 @@ class RankedCaching:
             if entry.block.ref_cnt == 0:
                 self._pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
-                self._classify(held[-1:], record, entry.num_tokens)
-        end_of_kept = self.tails.end_of_kept(record) if record is not None else 0
+        self._classify(held, record, _WITHIN_A_GRANULE)
         for group in self._groups.all:
             blocks = take_remaining_blocks(group, record, request_id, self._pool.null_block)
             if record is not None and group.is_downward_closed:
-                self._rank_rows(blocks, record, end_of_kept)
+                self._rank_rows(blocks, record)
             self._classify(blocks, record, group.block_tokens)
             held += blocks
             group.manager.free(request_id)
@@ -330,9 +330,9 @@ class RankedCaching:
             self.learned.end(record)
         return deep_first(held)
 
-    def _rank_rows(self, rows: list[PlacedBlock], record: RequestRecord, end_of_kept: int) -> None:
+    def _rank_rows(self, rows: list[PlacedBlock], record: RequestRecord) -> None:
         """Say how long the rows of a request stay that ends."""
-        num_kept, request = len(rows), record.request
+        num_kept, request, end_of_kept = len(rows), record.request, record.end_of_kept
         if end_of_kept and request is not None:
             num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
             if num_kept and self.partial_hits.note_end(rows[num_kept - 1][1], request, end_of_kept):

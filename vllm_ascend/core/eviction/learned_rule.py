@@ -112,7 +112,8 @@ class LearnedRule:
         """
         for names, num_seen, queues, now in self._started:
             self._history.take(names[:num_seen], now)
-            is_followed = [hash(name) % self._one_in == 0 for name in names]
+            one_in = self._one_in
+            is_followed = [number % one_in == 0 for number in map(hash, names)]
             followed = list(compress(names, is_followed))
             queues = list(compress(queues, is_followed))
             for i, cache in enumerate(self._caches):

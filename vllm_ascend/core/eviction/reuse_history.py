@@ -51,13 +51,15 @@ class ReuseHistory:
     def put_back(self, names: Sequence[Hashable], queues: Sequence[int], now: int) -> None:
         """Names wait from now on, each in its queue."""
         epoch, last_use = now // self._unit, self._last_use
-        uses = [_Use(queue, now) for queue in range(NUM_QUEUES)]
+        counts = Counter(queues)
+        uses = {queue: _Use(queue, now) for queue in counts}
         for name, queue in zip(names, queues, strict=True):
             if name in last_use:
                 self._give_up_wait(name, now)
                 last_use.move_to_end(name)
             last_use[name] = uses[queue]
-            self._waiting[queue][epoch] += 1
+        for queue, count in counts.items():
+            self._waiting[queue][epoch] += count
         while len(last_use) > self._num_names:
             name = next(iter(last_use))
             self._give_up_wait(name, now)

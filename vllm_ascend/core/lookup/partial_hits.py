@@ -88,15 +88,17 @@ class PartialHits:
         yet, it is remembered up to which token the block is needed, for a later copy of as many. A
         block that is full is shared instead.
         """
-        granules, rank = self.pool.granules, self.pool.rank(block)
+        granules = self.pool.granules
         if block._block_hash is not None or block not in granules:
             return False
-        granule = request.block_hashes[end_of_kept // self._hash_tokens - 1]
-        for other in granules.others(block, granule):
-            # Others may hold as many, but who does not rest on a hit may need less himself.
-            num_copied = self._copied.get(other.block_id, 0)
-            if num_copied >= end_of_kept and self.pool.rank(other) >= rank:
-                return True
+        if self._copied:
+            rank = self.pool.rank(block)
+            granule = request.block_hashes[end_of_kept // self._hash_tokens - 1]
+            for other in granules.others(block, granule):
+                # Others may hold as many, but who does not rest on a hit may need less himself.
+                num_copied = self._copied.get(other.block_id, 0)
+                if num_copied >= end_of_kept and self.pool.rank(other) >= rank:
+                    return True
         granules.kept_until[block.block_id] = end_of_kept
         return False
 

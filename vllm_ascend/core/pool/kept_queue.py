@@ -18,6 +18,8 @@ from vllm_ascend.core.eviction.rules import (
     oldest,
 )
 
+_OVERFLOWED = frozenset(OVERFLOW_QUEUES.values())
+
 
 class KeptOrder:
     """The rule in force and the class of every block; it outlives the queue that asks it.
@@ -64,7 +66,7 @@ class KeptQueue(FreeKVCacheBlockQueue):
         self._room = 0
         self._queues = [FreeKVCacheBlockQueue([]) for _ in range(NUM_QUEUES)]
         self._times = [0] * (blocks[-1].block_id + 1 if blocks else 0)  # by block id
-        # When it was used last, or was one too many of returning prompts.
+        # Of what was one too many of returning prompts, when it was.
         self._joined = list(self._times)
         for queue, following in pairwise(self._queues):
             queue.fake_free_list_tail.next_free_block = following.fake_free_list_head
@@ -75,11 +77,10 @@ class KeptQueue(FreeKVCacheBlockQueue):
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Add blocks behind all others of their classes."""
         queue_of, times, now = self._order.queue_of, self._times, self._order.rule.now
-        joined = self._joined
         by_queue: dict[int, list[KVCacheBlock]] = {}
         for block in blocks:
             block_id = block.block_id
-            times[block_id] = joined[block_id] = now
+            times[block_id] = now
             queue = queue_of[block_id]
             if queue in by_queue:
                 by_queue[queue].append(block)
@@ -117,7 +118,7 @@ class KeptQueue(FreeKVCacheBlockQueue):
         rule, queues = self._order.rule, self._queues
         heads = self._heads(self._times)
         joined = list(heads)
-        for number in OVERFLOW_QUEUES.values():
+        for number in _OVERFLOWED:
             joined[number] = _time_of_head(queues[number], self._joined)
         lengths = [queue.num_free_blocks for queue in queues]
         waiting = Waiting(heads, joined, lengths, self._room, rule.now)
@@ -128,7 +129,8 @@ class KeptQueue(FreeKVCacheBlockQueue):
             taken += queue.popleft_n(self._num_alike(queue, missing))
             lengths[victim] = queue.num_free_blocks
             heads[victim] = _time_of_head(queue, self._times)
-            joined[victim] = _time_of_head(queue, self._joined)
+            times = self._joined if victim in _OVERFLOWED else self._times
+            joined[victim] = _time_of_head(queue, times)
         self.num_free_blocks -= n
         return taken
 

@@ -61,13 +61,15 @@ class LearnedOrder:
         # As plain ints: see the pool's ranks.
         found, hit, rest = record.found, int(record.rest.hit), int(record.rest)
         queue_of = self._order.queue_of
-        known = max(record.cached, record.seen)
+        known, last_found = max(record.cached, record.seen), found - block_tokens
         for start, block in blocks:
-            end = start + block_tokens
-            if start < found < end:  # one of them at most
-                queue = hit if is_mostly_hit(start, min(end, known), found) else rest
-            else:
-                queue = hit if start < found else rest
+            if start >= found:
+                queue = rest
+            elif start <= last_found:
+                queue = hit
+            else:  # one of them at most
+                end = min(start + block_tokens, known)
+                queue = hit if is_mostly_hit(start, end, found) else rest
             queue_of[block.block_id] = queue
 
     def end(self, record: RequestRecord) -> None:

@@ -20,7 +20,6 @@ class TailBlock(NamedTuple):
     block: KVCacheBlock
     key: BlockHashWithGroupId
     start_token: int
-    num_tokens: int
 
     @property
     def is_intact(self) -> bool:
@@ -62,6 +61,8 @@ class RequestRecord:
         cached: Tokens that blocks were last entered for.
         granules: Group id -> granules entered, or waiting for their step to be dispatched.
         kept: Tails that it keeps, or was lent, to be refreshed when it ends; of very many a part.
+        end_of_kept: Before which token the tails that it keeps need rows once it has ended; those
+            behind it serve marginal tails alone. 0: there are none, or nothing is marginal.
         rolling: Tails at which the next turn could resume if the request ended now.
         freed: Group id -> ordinal up to which windows have left blocks behind.
     """
@@ -82,5 +83,6 @@ class RequestRecord:
     cached: int = 0
     granules: dict[GroupId, Granule] = field(default_factory=dict)
     kept: list[Tail] = field(default_factory=list)
+    end_of_kept: int = 0
     rolling: list[Tail] = field(default_factory=list)
     freed: dict[GroupId, Ordinal] = field(default_factory=dict)

@@ -256,8 +256,9 @@ class TailCache:
     def finish(self, record: RequestRecord, *, parts_prompts: bool = False) -> list[TailBlock]:
         """Keep the finish boundary's tail, if it is worth it; return the blocks of all kept tails.
 
-        Called when the request ends or is preempted, before its blocks are freed. With
-        ``parts_prompts`` what it adds may go before what it hit, which then needs a tail.
+        Called when the request ends or is preempted, before its blocks are freed; the record is
+        told how far they need rows. With ``parts_prompts`` what it adds may go before what it hit,
+        which then needs a tail.
         """
         boundary = finish_boundary(record.cached, self._alignment, self.lookahead)
         kept = [tail.boundary for tail in record.kept if tail.is_intact]
@@ -268,10 +269,13 @@ class TailCache:
             elif is_worth_it:
                 self._raise(tail, record.rank)
                 record.kept.append(tail)
+                kept += [boundary] * tail.is_intact
                 self._num_kept[BoundaryKind.FINISH] += 1
             else:
                 self._let_go(tail, Rank.MARGINAL)
         record.rolling.clear()
+        if self._least_gain:
+            record.end_of_kept = max(kept, default=0)
         if self._supersedes and not parts_prompts:
             self._let_go_superseded(record)
         blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
@@ -283,7 +287,7 @@ class TailCache:
         Prompts that grow from turn to turn leave many. One where others went on as well stays.
         """
         pool, hit = self._pool, record.hit
-        if self.end_of_kept(record) <= (hit or 0):
+        if record.end_of_kept <= (hit or 0):
             return
         lent = (tail for tail in record.kept if tail.boundary == hit and tail.is_intact)
         for blocks in ([entry.block for entry in tail.blocks] for tail in lent):
@@ -291,15 +295,6 @@ class TailCache:
                 for block in blocks:
                     if pool.rank(block) is not Rank.PINNED:
                         pool.set_rank(block, Rank.MARGINAL)
-
-    def end_of_kept(self, record: RequestRecord) -> int:
-        """Return before which token the kept tails of a request that has ended need rows.
-
-        Rows behind it serve marginal tails alone. 0: there are none, or nothing is kept at all.
-        """
-        if not self._least_gain:
-            return 0
-        return max((tail.boundary for tail in record.kept if tail.is_intact), default=0)
 
     def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
         """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
@@ -344,6 +339,5 @@ def _make_tail(boundary: int, tables: Iterable[tuple[Group, Sequence[KVCacheBloc
         for ordinal in group.tail(boundary):
             key = blocks[ordinal].block_hash
             assert key is not None, "it is in the index: entered before, or just now"
-            tokens = group.block_tokens
-            entries.append(TailBlock(blocks[ordinal], key, ordinal * tokens, tokens))
+            entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
     return Tail(boundary, tuple(entries))
