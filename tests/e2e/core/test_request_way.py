@@ -44,7 +44,8 @@ def ways(make_engine: MakeEngine) -> list[Way]:
 @ON_THE_FIRST_RELEASE
 def test_the_page_shows_what_happens(ways: list[Way]) -> None:
     shown = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert [block.splitlines() for block in shown] == [way.lines for way in ways]
+    expected = ["\n".join(way.lines) + "\n" for way in ways]
+    assert shown == expected, f"{PAGE.name} should show:\n\n" + "\n".join(expected)
 
 
 def test_nobody_calls_back(ways: list[Way]) -> None:
