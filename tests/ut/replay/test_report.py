@@ -124,6 +124,14 @@ def test_table_keeps_its_numbers_together_in_long_runs():
         assert number in text
 
 
+def test_a_narrow_terminal_gets_lists_of_the_same_numbers():
+    text = table(make_report(), width=40)
+    assert max(map(len, text.splitlines())) <= 40
+    for line in ("upstream-like", "retention-0", "hits % tokens: 30.85", "preempted: 5"):
+        assert line in [found.strip() for found in text.splitlines()]
+    assert "blocks peak / all: 6,789 / 20,427" in text
+
+
 @pytest.mark.parametrize("width", [40, 80])
 @pytest.mark.parametrize("num_violations", [1, 12, 1234])
 @pytest.mark.parametrize(

@@ -110,14 +110,14 @@ class LearnedRule:
         Nobody asks before. Requests start in ``schedule()``, for which all others wait; they end
         behind it.
         """
+        one_in = self._one_in
         for names, num_seen, queues, now in self._started:
             self._history.take(names[:num_seen], now)
-            one_in = self._one_in
             is_followed = [number % one_in == 0 for number in map(hash, names)]
             followed = list(compress(names, is_followed))
             queues = list(compress(queues, is_followed))
             for i, cache in enumerate(self._caches):
-                self._hits[i] += self._one_in * cache.num_cached(followed)
+                self._hits[i] += one_in * cache.num_cached(followed)
                 cache.use(followed, queues, now + len(names))
         self._started.clear()
 

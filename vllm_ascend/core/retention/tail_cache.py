@@ -269,7 +269,8 @@ class TailCache:
             elif is_worth_it:
                 self._raise(tail, record.rank)
                 record.kept.append(tail)
-                kept += [boundary] * tail.is_intact
+                if tail.is_intact:
+                    kept.append(boundary)
                 self._num_kept[BoundaryKind.FINISH] += 1
             else:
                 self._let_go(tail, Rank.MARGINAL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report on a terminal, 80 columns wide."""
+"""The report on a terminal, 80 columns wide; on a narrower one lists instead of tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def print_report(report: ReplayReport, console: Console) -> None:
         print_heading(report, workload, console)
         for columns in tables:
             console.print()
-            console.print(_table(workload, columns))
+            if _least_width(workload, columns) <= console.width:
+                console.print(_table(workload, columns))
+            else:
+                _print_list(workload, columns, console)
     if report.cost_model:
         parameters = ", ".join(f"{name} {value:g}" for name, value in report.cost_model.items())
         console.print(f"[dim]TTFT is modelled, not measured: {parameters}[/]", highlight=False)
@@ -88,6 +91,24 @@ def _table(workload: WorkloadReport, columns: Sequence[Column[RunResult]]) -> Ta
         style = "bold red" if run.violations else ""
         table.add_row(*(escape(column.cell(run)) for column in columns), style=style)
     return table
+
+
+def _least_width(workload: WorkloadReport, columns: Sequence[Column[RunResult]]) -> int:
+    """Return how wide a table is at least: names may wrap, numbers may not."""
+    texts = [[*c.heading.split("\n"), *map(c.cell, workload.runs)] for c in columns[1:]]
+    return _MIN_NAME_WIDTH + sum(1 + max(map(len, column)) for column in texts)
+
+
+def _print_list(
+    workload: WorkloadReport, columns: Sequence[Column[RunResult]], console: Console
+) -> None:
+    """Print the columns of each run one below the other."""
+    name, *others = columns
+    for run in workload.runs:
+        console.print(f"[bold]{escape(name.cell(run))}[/]", style="red" if run.violations else "")
+        for column in others:
+            heading = column.heading.replace("-\n", "").replace("\n", " ")
+            console.print(f"  {escape(heading)}: {column.cell(run)}")
 
 
 def _verdict_width(workload: WorkloadReport) -> int:
