@@ -9,10 +9,16 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from vllm_ascend.core.eviction.block_classes import NUM_QUEUES
-from vllm_ascend.core.eviction.rules import EMPTY, OVERFLOW_QUEUES, EvictionRule, Waiting, oldest
+from vllm_ascend.core.eviction.rules import (
+    EMPTY,
+    OVERFLOW_QUEUES,
+    OVERFLOWED,
+    EvictionRule,
+    Waiting,
+    oldest,
+)
 
 K = TypeVar("K", bound=Hashable)
-_OVERFLOWED = tuple(OVERFLOW_QUEUES.values())
 
 
 class ClassQueues(Generic[K]):
@@ -45,7 +51,7 @@ class ClassQueues(Generic[K]):
         queue = self._queue_of.pop(key, None)
         if queue is not None:
             del self._queues[queue][key]
-            if queue in _OVERFLOWED:
+            if queue in OVERFLOWED:
                 del self._joined[key]
 
     def give_up(self, count: int, rule: EvictionRule, room: int, now: int) -> list[K]:
@@ -58,7 +64,7 @@ class ClassQueues(Generic[K]):
         while (missing := count - len(given_up)) > 0:
             heads = self._heads()
             joined = list(heads)
-            for number in _OVERFLOWED:
+            for number in OVERFLOWED:
                 if queues[number]:
                     joined[number] = self._joined[next(iter(queues[number]))]
             lengths = [len(q) for q in queues]
@@ -70,7 +76,7 @@ class ClassQueues(Generic[K]):
                     break
                 del queue[key], self._queue_of[key]
                 given_up.append(key)
-                if victim in _OVERFLOWED:
+                if victim in OVERFLOWED:
                     del self._joined[key]
         return given_up
 

@@ -25,7 +25,8 @@ OVERFLOW_QUEUES = {
     int(BlockClass.RETURNING): int(BlockClass.OVERFLOW),
     int(BlockClass.RETURNING_HIT): int(BlockClass.OVERFLOW_HIT),
 }
-_ALL_RETURNING = (*OVERFLOW_QUEUES, *OVERFLOW_QUEUES.values())
+OVERFLOWED = tuple(OVERFLOW_QUEUES.values())
+_ALL_RETURNING = (*OVERFLOW_QUEUES, *OVERFLOWED)
 _UNPROTECTED_QUEUES = tuple(int(c) for c in BlockClass if c not in RETURNING_QUEUES)
 _OTHER_QUEUES = tuple(int(c) for c in BlockClass if c not in _ALL_RETURNING)
 

@@ -13,12 +13,11 @@ from vllm_ascend.core.eviction.learned_rule import LearnedRule
 from vllm_ascend.core.eviction.rules import (
     EMPTY,
     OVERFLOW_QUEUES,
+    OVERFLOWED,
     RETURNING_QUEUES,
     Waiting,
     oldest,
 )
-
-_OVERFLOWED = frozenset(OVERFLOW_QUEUES.values())
 
 
 class KeptOrder:
@@ -118,7 +117,7 @@ class KeptQueue(FreeKVCacheBlockQueue):
         rule, queues = self._order.rule, self._queues
         heads = self._heads(self._times)
         joined = list(heads)
-        for number in _OVERFLOWED:
+        for number in OVERFLOWED:
             joined[number] = _time_of_head(queues[number], self._joined)
         lengths = [queue.num_free_blocks for queue in queues]
         waiting = Waiting(heads, joined, lengths, self._room, rule.now)
@@ -129,7 +128,7 @@ class KeptQueue(FreeKVCacheBlockQueue):
             taken += queue.popleft_n(self._num_alike(queue, missing))
             lengths[victim] = queue.num_free_blocks
             heads[victim] = _time_of_head(queue, self._times)
-            times = self._joined if victim in _OVERFLOWED else self._times
+            times = self._joined if victim in OVERFLOWED else self._times
             joined[victim] = _time_of_head(queue, times)
         self.num_free_blocks -= n
         return taken

@@ -32,7 +32,6 @@ _MIN_NAME_WIDTH = 10
 
 def print_report(report: ReplayReport, console: Console) -> None:
     """Print per workload what an unlimited cache would hit, what was hit, and what it cost."""
-    # The verdict comes first: should numbers be too wide for the terminal, it is not what is lost.
     tables: list[tuple[Column[RunResult], ...]] = [(NAME, CHECKED, BLOCK, *HITS), (NAME, *COSTS)]
     if report.cost_model:
         tables.append((NAME, MODELLED))
@@ -85,8 +84,7 @@ def _table(workload: WorkloadReport, columns: Sequence[Column[RunResult]]) -> Ta
             table.add_column(column.heading, overflow="fold", min_width=_MIN_NAME_WIDTH)
         else:
             # Only names wrap: a number that is torn apart reads as another one.
-            width = _verdict_width(workload) if column is CHECKED else None
-            table.add_column(column.heading, justify="right", no_wrap=True, min_width=width)
+            table.add_column(column.heading, justify="right", no_wrap=True)
     for run in workload.runs:
         style = "bold red" if run.violations else ""
         table.add_row(*(escape(column.cell(run)) for column in columns), style=style)
@@ -109,8 +107,3 @@ def _print_list(
         for column in others:
             heading = column.heading.replace("-\n", "").replace("\n", " ")
             console.print(f"  {escape(heading)}: {column.cell(run)}")
-
-
-def _verdict_width(workload: WorkloadReport) -> int:
-    """Return what a verdict needs, however narrow the terminal is."""
-    return max((len(CHECKED.cell(run)) for run in workload.runs), default=0)
