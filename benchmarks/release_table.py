@@ -26,17 +26,17 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend.command_line.ends import EXIT_VIOLATION
 from vllm_ascend.deployment import vllm_distribution
 from vllm_ascend.releases import SUPPORTED, Release, find_release
-from vllm_ascend.replay.commands import EXIT_VIOLATION
-from vllm_ascend.replay.outputs import prepare_files
-from vllm_ascend.replay.report.json_file import write_whole
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend_evaluation.replay.outputs import prepare_files
+from vllm_ascend_evaluation.replay.report.json_file import write_whole
 
 _UNPACKED = Path(__file__).parents[1] / ".venv-vllm"
 _WORKLOADS = ("W1", "W2", "W3", "W5", "W5f")
 # The layout with nothing switched on, at any block size, and the profile.
-_VARIANTS = ("retention-unset", "best")
+_VARIANTS = ("upstream-like", "best")
 # As the trace is replayed everywhere in the docs.
 _TRACE_LIMITS = ("--max-requests", "1000", "--max-output-tokens", "64")
 # The same prompt twice; just longer than a granule with and without drafts, and than a block of the

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_ascend.replay.worker import SamplingWorker
+from vllm_ascend.dry_run.worker import SamplingWorker
 
 
 def finish_prefill(scheduler: Scheduler) -> None:

@@ -103,7 +103,9 @@ def main(
 ) -> None:
     """Write a trace of one traffic type."""
     if name not in TRAFFIC:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(TRAFFIC)}", param_hint="NAME")
+        raise typer.BadParameter(
+            f"{name!r} is unknown: allowed are {', '.join(TRAFFIC)}", param_hint="NAME"
+        )
     with path.open("w", encoding="utf-8") as file:
         for exchange in TRAFFIC[name](Tokens(seed)):
             line = {

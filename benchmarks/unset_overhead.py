@@ -28,8 +28,8 @@ def serve(mode: str, layout: str, num_requests: int) -> None:
         import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
     from benchmarks.steps import finish_prefill
     from tests.e2e.core.scheduler_trace import LAYOUTS as BUILDERS
-    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
-    from vllm_ascend.replay.worker import SamplingWorker
+    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
+    from vllm_ascend.dry_run.worker import SamplingWorker
 
     scheduler = build_scheduler(
         BUILDERS[layout](),

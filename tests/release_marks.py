@@ -3,17 +3,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from vllm.distributed.kv_events import BlockStored
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
+from vllm.v1.core.sched.scheduler import Scheduler
 
+from vllm_ascend.prefix_cache_config import is_left_to_vllm
 from vllm_ascend.releases import SUPPORTED, running_release
 
 
 def is_native(target: str) -> bool:
     """Whether the running release has by itself what a patch of this target brings."""
     return target in running_release().native
+
+
+def with_our_interval(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which the retention interval, if there is one, is ours.
+
+    A vLLM that reads the variable itself has it alone, where nothing of ours is switched on.
+    """
+    ours = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"} if is_left_to_vllm(environment) else {}
+    return {**environment, **ours}
 
 
 def where_patched(target: str) -> pytest.MarkDecorator:
@@ -32,6 +45,11 @@ WHERE_BLOCKS_COUNT_ROWS = pytest.mark.skipif(
 # Decoders of older releases read them.
 WHERE_EVENTS_ARE_ARRAYS = pytest.mark.skipif(
     not BlockStored.__struct_config__.array_like, reason="this vLLM sends its events as maps"
+)
+# Later releases free blocks of steps in flight later, and refuse a reset until then.
+WHERE_BLOCKS_ARE_FREED_AT_ONCE = pytest.mark.skipif(
+    hasattr(Scheduler, "_drain_deferred_frees"),
+    reason="vLLM refuses to reset the cache under a step in flight beside a connector",
 )
 # From 0.23 on vLLM refuses its second model runner itself where there is no Triton.
 WHERE_THE_SECOND_RUNNER_RUNS = pytest.mark.skipif(

@@ -13,7 +13,7 @@ import sys
 def complaint(port: str) -> str:
     """Return why no server can listen on a port of 127.0.0.1, or nothing."""
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        return f"PORT={port} is no port: a number from 1 to 65535 is"
+        return f"PORT={port} is invalid: allowed are numbers from 1 to 65535"
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -16,7 +16,8 @@ import jinja2
 
 from tools.generated import DOCS, write_or_check
 from tools.settings_zh import EFFECTS
-from vllm_ascend.prefix_cache_config import VARIABLES, PrefixCacheConfig, Variable, load_config
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.prefix_cache_config import VARIABLES, Variable, load_config
 from vllm_ascend.releases import SUPPORTED
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -21,9 +21,7 @@ def register() -> None:
     _refuse_beside_vllm_ascend()
     config = load_config()
     import vllm_ascend.patch.platform
-    from vllm_ascend.models import register_cpu_models
 
-    register_cpu_models()
     if config.partial_hits:  # without copies in the workers, such hits would read wrong rows
         import vllm_ascend.patch.worker  # noqa: F401 - importing them installs the patches
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import signal
 import sys
 from functools import partial
@@ -13,8 +14,12 @@ from typing import Annotated, Any
 from vllm_ascend.releases import describe_supported
 
 _EXIT_BAD_INPUT = 2
-# Those of the extra `replay`: what the commands need and serving does not.
+# Those of the extra `evaluation`: what the commands need and serving does not.
 _EXTRAS = ("httpx", "matplotlib", "rich", "typer")
+
+
+# Measures and proves; it is in the same distribution, and the overlay leaves it out.
+_EVALUATION = "vllm_ascend_evaluation"
 
 
 def _what_lacks(error: ModuleNotFoundError) -> str:
@@ -23,7 +28,7 @@ def _what_lacks(error: ModuleNotFoundError) -> str:
     if module in _EXTRAS:
         return (
             f"error: this command needs {module}: pip install {' '.join(_EXTRAS)}, or, in this "
-            "project's own folder, pip install -e '.[replay]'"
+            "project's own folder, pip install -e '.[evaluation]'"
         )
     return (
         f"error: this command needs vLLM {describe_supported('or')} and what comes with it, and "
@@ -37,40 +42,46 @@ except ModuleNotFoundError as _error:
     print(_what_lacks(_error), file=sys.stderr)
     sys.exit(_EXIT_BAD_INPUT)
 
+from vllm_ascend.command_line.help_pages import HelpContext, use_whole_words  # noqa: E402 - needs typer
+
 # Some need no vLLM, and must not import it: the overlay runs before anything is in its place.
 COMMANDS = {
     "doctor": "vllm_ascend.doctor.cli:doctor",
     "overlay": "vllm_ascend.overlay.cli:app",
-    "regress": "vllm_ascend.regress.cli:regress",
-    "replay": "vllm_ascend.replay.cli:replay",
-    "sweep": "vllm_ascend.replay.curves.sweep:sweep",
-    "traffic": "vllm_ascend.replay.traffic:traffic",
-    "memory-curve": "vllm_ascend.replay.curves.memory:memory_curve",
-    "prefix-curve": "vllm_ascend.replay.curves.prefixes:prefix_curve",
+    "regress": "vllm_ascend_evaluation.regress.cli:regress",
+    "replay": "vllm_ascend_evaluation.replay.cli:replay",
+    "sweep": "vllm_ascend_evaluation.replay.curves.sweep:sweep",
+    "traffic": "vllm_ascend_evaluation.replay.traffic:traffic",
+    "memory-curve": "vllm_ascend_evaluation.replay.curves.memory:memory_curve",
+    "prefix-curve": "vllm_ascend_evaluation.replay.curves.prefixes:prefix_curve",
+    "relay": "vllm_ascend.kv_events.cli:relay",
     "npu-check": "vllm_ascend.npu_check.cli:npu_check",
-    "port-report": "vllm_ascend.port_report.cli:port_report",
-    "tiny-model": "vllm_ascend.models.tiny.cli:tiny_model",
+    "port-report": "vllm_ascend_evaluation.port_report.cli:port_report",
+    "tiny-model": "vllm_ascend_evaluation.models.tiny.cli:tiny_model",
 }
 
 
 class _LazyCommands(typer.core.TyperGroup):
+    context_class = HelpContext
+
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands that are there: over a checkout, the CPU's models are not."""
+        """Return the commands that are there: over a checkout, those of the evaluation are not."""
         return [name for name, target in COMMANDS.items() if _exists(target.partition(":")[0])]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command; of one that lacks a library, return one that says so."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
+        if not _exists(module):
+            return use_whole_words(typer.main.get_command(_as_typer(cmd_name, _not_here(cmd_name))))
         try:
             command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             command = _unavailable(error)
         if not isinstance(command, typer.Typer):
-            function, command = command, _typer()
-            command.command(cmd_name, context_settings=_settings(function))(function)
-        return typer.main.get_command(command)
+            command = _as_typer(cmd_name, command)
+        return use_whole_words(typer.main.get_command(command))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a file that cannot be used, or no library, ends it with one line."""
@@ -91,8 +102,25 @@ class _LazyCommands(typer.core.TyperGroup):
 def _exists(module: str) -> bool:
     """Whether a module is there; packages on the way to it are vllm-ascend's own over a checkout,
     import vLLM, and let it log in front of what a command says."""
-    path = Path(__file__).parent.joinpath(*module.split(".")[1:])
-    return path.with_suffix(".py").is_file()
+    package, *names = module.split(".")
+    spec = importlib.util.find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or ()
+    return any(Path(folder, *names).with_suffix(".py").is_file() for folder in folders)
+
+
+def _not_here(command: str) -> Any:
+    """Return the command that says how to get one that the overlay leaves out."""
+
+    def not_here() -> None:
+        typer.echo(
+            f"error: {command} is part of the package {_EVALUATION}, which is not installed here: "
+            "run it in a clone of this project, after pip install -e '.[evaluation]'",
+            err=True,
+        )
+        raise typer.Exit(_EXIT_BAD_INPUT)
+
+    not_here.__doc__ = f"Not available: {_EVALUATION} is not installed here."
+    return not_here
 
 
 def _is_ours(error: ModuleNotFoundError) -> bool:
@@ -110,14 +138,19 @@ def _unavailable(error: ModuleNotFoundError) -> Any:
     return unavailable
 
 
-def _settings(function: Any) -> dict[str, bool]:
-    """Let a command that is not available take every option that it would have."""
-    lenient = function.__name__ == "unavailable"
-    return {"allow_extra_args": lenient, "ignore_unknown_options": lenient}
+def _as_typer(name: str, function: Any) -> typer.Typer:
+    """Return a command; one that is not available takes every option that it would have."""
+    lenient = function.__name__ in ("unavailable", "not_here")
+    settings = {"allow_extra_args": lenient, "ignore_unknown_options": lenient}
+    command = _typer()
+    command.command(name, context_settings=settings)(function)
+    return command
 
 
 # No shell completes `python -m vllm_ascend`, so no command offers to install a completion.
-_typer = partial(typer.Typer, add_completion=False, pretty_exceptions_enable=False)
+_typer = partial(
+    typer.Typer, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 app = _typer(
     cls=_LazyCommands,
     help=f"A prefix cache for DeepSeek-V4 on Ascend, on unmodified vLLM {describe_supported()}.",

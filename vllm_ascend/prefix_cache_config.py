@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
-DSV4_COMPRESSED_BLOCK_SIZES = (32, 64, 128)
+from vllm_ascend.core.policy.switches import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
+
+_RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+_DP_ROUTING = "VLLM_ASCEND_DP_ROUTING"
+_AUTO = "auto"
 _MOST_DIGITS = 18  # what fits into 64 bits, whatever the digits are
 
 
@@ -38,7 +42,7 @@ def _non_negative_int(name: str, raw: str) -> int:
 
 
 def _retention(name: str, raw: str) -> int | str:
-    if raw == "auto":
+    if raw == _AUTO:
         return raw
     if not _is_whole_number(raw):
         raise ValueError(
@@ -55,8 +59,16 @@ def _compressed_block_size(name: str, raw: str) -> int:
 
 
 def _eviction(name: str, raw: str) -> str:
-    if raw not in ("lru", "learned"):
-        raise ValueError(f"{name}={raw!r} is invalid: allowed are 'lru' and 'learned'")
+    if raw not in ("lru", "protect"):
+        raise ValueError(f"{name}={raw!r} is invalid: allowed are 'lru' and 'protect'")
+    return raw
+
+
+def _dp_routing(name: str, raw: str) -> str:
+    if raw != "cache":
+        raise ValueError(
+            f"{name}={raw!r} is invalid: allowed is 'cache' (leave it unset for vLLM's own choice)"
+        )
     return raw
 
 
@@ -94,18 +106,18 @@ VARIABLES: tuple[Variable, ...] = (
         default=False,
         parse=_flag,
         values="0, 1",
-        effect="Ascend's DeepSeek-V4 cache layout and coordinator.",
+        effect="Turns on Ascend's DeepSeek-V4 cache layout and coordinator.",
     ),
     Variable(
-        name="VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
+        name=_RETENTION,
         field="retention",
         default=None,
         parse=_retention,
         values="auto, 0, N",
         effect=(
-            "Which sliding-window tails stay cached: 0 keeps the end of every prompt, N also "
-            "every N tokens (a multiple of the alignment in force), auto is N = 32768; unset "
-            "caches all of them, as vLLM does."
+            "Which sliding-window tails stay cached. 0: those at the end of every prompt. N: "
+            "also one every N tokens (a multiple of the alignment in force). auto: N is 32768. "
+            "Unset: all of them, as in vLLM."
         ),
     ),
     Variable(
@@ -115,8 +127,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_compressed_block_size,
         values="32, 64, 128",
         effect=(
-            "Rows per compressed block; window and state blocks and page padding scale with it. "
-            "Default: --block-size if given, else 128."
+            "Rows of a compressed block. Window blocks, state blocks and page padding scale with "
+            "it. Default: --block-size if given, else 128."
         ),
     ),
     Variable(
@@ -125,7 +137,7 @@ VARIABLES: tuple[Variable, ...] = (
         default=False,
         parse=_flag,
         values="0, 1",
-        effect="Hits end at every granule (128 tokens), inside a compressed block as well.",
+        effect=("Lets hits end at every granule (128 tokens), also inside a compressed block."),
     ),
     Variable(
         name="VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS",
@@ -134,8 +146,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_non_negative_int,
         values="N",
         effect=(
-            "Tokens that a partial hit must gain over the last hit that ends with whole blocks; "
-            "a smaller gain is not worth a block copy."
+            "The least number of tokens that a hit inside a block must gain over a hit with whole "
+            "blocks. Leave it unset: no value above 0 raised a hit rate."
         ),
     ),
     Variable(
@@ -145,8 +157,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_flag,
         values="0, 1",
         effect=(
-            "Compressor state holds blocks only for rows that will be read: of a prefill chunk its "
-            "end, of a running request its open windows."
+            "Gives compressor state blocks only to rows that will be read: the end of a prefill "
+            "chunk, and the open windows of a running request."
         ),
     ),
     Variable(
@@ -155,34 +167,18 @@ VARIABLES: tuple[Variable, ...] = (
         default=False,
         parse=_flag,
         values="0, 1",
-        effect=(
-            "Tails at boundaries that nothing asks to keep stay hittable until their memory is "
-            "needed."
-        ),
-    ),
-    Variable(
-        name="VLLM_ASCEND_PROTECT_RETURNING",
-        field="protect_returning",
-        default=False,
-        parse=_flag,
-        values="0, 1",
-        effect=(
-            "Prompts of which three quarters have come before are given up after all others, as "
-            "long as they fill no more than half of the free memory. Where the order is learned, "
-            "that is so from the start, and no order without it is ever in force."
-        ),
+        effect="Keeps the tails at all other boundaries until their memory is needed.",
     ),
     Variable(
         name="VLLM_ASCEND_EVICTION",
         field="eviction",
         default="lru",
         parse=_eviction,
-        values="lru, learned",
+        values="lru, protect",
         effect=(
-            "Which kept block is given up first: the least recently used one, or the one least "
-            "likely to be used again, by what was learned from the traffic so far. As long as all "
-            "orders hit the same, learned protects returning prompts; where a simpler order hits "
-            "more, that one is in force."
+            "Which kept block is given up first. lru: the least recently used one. protect: the "
+            "same, but blocks of returning prompts go last, in up to half of the free memory. A "
+            "prompt returns if three quarters of it were sent before."
         ),
     ),
     Variable(
@@ -192,8 +188,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_profile,
         values="stock, best",
         effect=(
-            "best: retention auto, partial hits, sparse state, spare tails and the learned order "
-            "of eviction, each unless its own variable says otherwise."
+            "best sets retention auto, partial hits, sparse state, spare tails and eviction "
+            "protect. A variable that is set itself wins."
         ),
     ),
     Variable(
@@ -203,8 +199,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_flag,
         values="0, 1",
         effect=(
-            "The windows at which prefill chunks end are given up after everything else, oldest "
-            "first; all other tails stay hittable until their memory is needed."
+            "Gives up the windows at the ends of prefill chunks last, oldest first. All other "
+            "tails stay until their memory is needed."
         ),
     ),
     Variable(
@@ -213,7 +209,21 @@ VARIABLES: tuple[Variable, ...] = (
         default=16,
         parse=_non_negative_int,
         values="N",
-        effect="Blocks that every window must drop at once for the one just left to be pinned.",
+        effect=(
+            "A window is pinned only if every windowed group drops at least this many blocks in "
+            "one step."
+        ),
+    ),
+    Variable(
+        name=_DP_ROUTING,
+        field="dp_routing",
+        default=None,
+        parse=_dp_routing,
+        values="cache",
+        effect=(
+            "Which data-parallel rank gets a request: `cache` weighs what each rank has cached "
+            "against what waits there; unset leaves the choice to vLLM, which counts requests."
+        ),
     ),
 )
 
@@ -224,63 +234,16 @@ _BEST_PROFILE: dict[str, Any] = {
     "partial_hits": True,
     "sparse_state": True,
     "spare_tails": True,
-    "eviction": "learned",
+    "eviction": "protect",
 }
 
-
-@dataclass(frozen=True)
-class PrefixCacheConfig:
-    """Every switch of the project, as the environment set it.
-
-    Attributes:
-        apply_dsv4_patch: Ascend's DeepSeek-V4 layout and coordinator are on.
-        retention: ``None`` (dense, as stock vLLM), ``"auto"``, or an interval in tokens.
-        dsv4_compressed_kv_block_size: Rows per compressed block, ``None`` if left to
-            ``--block-size``.
-        partial_hits: Hits may end inside a compressed block.
-        partial_min_hit_tokens: The least gain of such a hit, in tokens.
-        sparse_state: Compressor state holds blocks only for rows that will be read.
-        spare_tails: Tails at boundaries not kept stay hittable while their memory is idle.
-        protect_returning: Prompts that have come before are given up after all others.
-        eviction: Which kept block is given up first.
-        pin_swa_tokens: Windows just left in the middle of a prompt are given up last.
-        pin_min_drop_size: Blocks that such a move must drop at once, in every windowed group.
-        profile: The profile that the switches above were completed from.
-        retention_from_profile: Nobody asked for retention but the profile: where a model has
-            nothing to retain, that is no mistake.
-    """
-
-    apply_dsv4_patch: bool = False
-    retention: int | str | None = None
-    dsv4_compressed_kv_block_size: int | None = None
-    partial_hits: bool = False
-    partial_min_hit_tokens: int = 0
-    sparse_state: bool = False
-    spare_tails: bool = False
-    protect_returning: bool = False
-    pin_swa_tokens: bool = False
-    pin_min_drop_size: int = 16
-    eviction: str = "lru"
-    profile: str = "stock"
-    retention_from_profile: bool = False
-
-    @property
-    def changes_caching(self) -> bool:
-        """Whether any switch changes what is cached, and so which block is given up first."""
-        return (
-            self.retention is not None
-            or self.partial_hits
-            or self.sparse_state
-            or self.spare_tails
-            or self.protect_returning
-            or self.eviction != "lru"
-            or self.pin_swa_tokens
-        )
-
-    @property
-    def is_stock(self) -> bool:
-        """Whether nothing is switched on: vLLM must behave as if unpatched."""
-        return self == PrefixCacheConfig()
+# Names that the project no longer reads -> the error for those who still set them.
+FORMER_VARIABLES: Mapping[str, str] = {
+    "VLLM_ASCEND_PROTECT_RETURNING": (
+        "VLLM_ASCEND_PROTECT_RETURNING is no longer read: unset it, and set "
+        "VLLM_ASCEND_EVICTION=protect (or lru) instead"
+    ),
+}
 
 
 def load_config(environ: Mapping[str, str] | None = None) -> PrefixCacheConfig:
@@ -291,25 +254,71 @@ def load_config(environ: Mapping[str, str] | None = None) -> PrefixCacheConfig:
             unset, as in a manifest that leaves a variable blank.
 
     Returns:
-        The frozen configuration; the same object as long as the values are the same.
+        The frozen configuration; the same object as long as the values are the same. A retention
+        interval that is vLLM's own affair (:func:`is_left_to_vllm`) is not in it.
 
     Raises:
-        ValueError: A value is not allowed.
+        ValueError: A value is not allowed, or a variable of an earlier version is set.
     """
     source = os.environ if environ is None else environ
+    for name, error in FORMER_VARIABLES.items():
+        if source.get(name):
+            raise ValueError(error)
     return _parse(tuple(source.get(variable.name, "") for variable in VARIABLES))
 
 
 @lru_cache(maxsize=64)
 def _parse(raw_values: tuple[str, ...]) -> PrefixCacheConfig:
+    raw_of = {v.name: raw for v, raw in zip(VARIABLES, raw_values, strict=True) if raw}
+    if _is_left_to_vllm(raw_of):
+        del raw_of[_RETENTION]
     fields: dict[str, Any] = {}
-    for variable, raw in zip(VARIABLES, raw_values, strict=True):
-        if raw:
+    for variable in VARIABLES:
+        if raw := raw_of.get(variable.name):
             fields[variable.field] = variable.parse(variable.name, raw)
     if fields.get("profile") == "best":
         fields["retention_from_profile"] = "retention" not in fields
         fields = {**_BEST_PROFILE, **fields}
     return PrefixCacheConfig(**fields)
+
+
+def is_left_to_vllm(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the retention interval that is set is vLLM's own affair.
+
+    vLLM 0.23.0 reads the variable itself. There it is ours only beside a switch of ours, or with a
+    value that vLLM does not know (``auto``): without any of ours, vLLM does what it does, and says
+    what it says of a value that it cannot use.
+
+    Args:
+        environ: As for :func:`load_config`.
+    """
+    source = os.environ if environ is None else environ
+    return _is_left_to_vllm({v.name: raw for v in VARIABLES if (raw := source.get(v.name))})
+
+
+def _is_left_to_vllm(raw_of: Mapping[str, str]) -> bool:
+    is_ours = raw_of.get(_RETENTION, _AUTO) == _AUTO or any(
+        raw_of.get(variable.name, "") not in ("", _raw(variable.default))
+        for variable in VARIABLES
+        if variable.name not in (_RETENTION, _DP_ROUTING)  # it changes nothing in a cache
+    )
+    return not is_ours and _vllm_reads_retention()
+
+
+def _raw(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@cache
+def _vllm_reads_retention() -> bool:
+    from vllm_ascend.deployment import is_over_checkout, vllm_distribution
+    from vllm_ascend.releases import find_release
+
+    if is_over_checkout():  # there our coordinator has taken the place of the one that reads it
+        return False
+    found = vllm_distribution()
+    release = None if found is None else find_release(found.version)
+    return release is not None and release.reads_retention_variable
 
 
 def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
@@ -318,7 +327,7 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     Starts from this process's environment, drops every variable of the project, fixes
     ``PYTHONHASHSEED`` (vLLM seeds its block hashes with it) and applies ``overrides``.
     """
-    names = {variable.name for variable in VARIABLES}
+    names = {*FORMER_VARIABLES, *(variable.name for variable in VARIABLES)}
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment["PYTHONHASHSEED"] = "0"
     environment.update(overrides)
@@ -336,6 +345,17 @@ def become_child(overrides: Mapping[str, str]) -> None:
 def process_environment() -> dict[str, str]:
     """Return a copy of this process's environment, to be judged; it configures nothing."""
     return dict(os.environ)
+
+
+def unset_blank_variables() -> None:
+    """Unset the variables of the project that are blank in this process's environment.
+
+    Here a blank value counts as unset. vllm-ascend 0.20.2 reads ``VLLM_ASCEND_APPLY_DSV4_PATCH``
+    as a number, right behind the first import of a module of ours, and a blank value would end it.
+    """
+    for variable in VARIABLES:
+        if os.environ.get(variable.name) == "":
+            del os.environ[variable.name]
 
 
 def register_with_vllm() -> None:
@@ -362,7 +382,6 @@ class _Reader:
     def __call__(self) -> Any:
         if self.vllms is None:
             return os.environ.get(self.name)
-        try:
-            return self.vllms()
-        except ValueError:  # what nobody knows has been refused by load_config()
+        if os.environ.get(self.name) in ("", _AUTO):
             return None
+        return self.vllms()

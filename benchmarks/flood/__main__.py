@@ -24,13 +24,13 @@ from benchmarks.flood.traffic import (
     ROUNDS,
     SHARED_TOKENS,
 )
-from vllm_ascend.replay.commands import GIB, make_job
-from vllm_ascend.replay.outputs import partial_name, prepare_files
-from vllm_ascend.replay.report.json_file import write_whole
-from vllm_ascend.replay.runs.job import Job, RunSettings
-from vllm_ascend.replay.sources import WorkloadSource
-from vllm_ascend.replay.trace import BadInputError
-from vllm_ascend.replay.variants import ASCEND_LAYOUT, parse_variant
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.commands import GIB, make_job
+from vllm_ascend_evaluation.replay.outputs import partial_name, prepare_files
+from vllm_ascend_evaluation.replay.report.json_file import write_whole
+from vllm_ascend_evaluation.replay.runs.job import Job, RunSettings
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
+from vllm_ascend_evaluation.replay.variants import ASCEND_LAYOUT, parse_variant
 
 VARIANTS = (
     "stock@dsv4-flash-gpu",
@@ -41,8 +41,6 @@ VARIANTS = (
     "pinned",
     "best",
     "best+lru:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_EVICTION=lru",
-    "best+protect:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_ASCEND_EVICTION=lru,"
-    "VLLM_ASCEND_PROTECT_RETURNING=1",
     "best+pin:VLLM_ASCEND_PREFIX_CACHE_PROFILE=best,VLLM_PIN_SWA_TOKENS=1",
 )
 _err = Console(stderr=True, emoji=False)

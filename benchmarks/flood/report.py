@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flood.results import Flood, Mixture
-from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES
+from vllm_ascend.core.policy.switches import DSV4_COMPRESSED_BLOCK_SIZES
 
 
 def print_floods(floods: Sequence[Flood], console: Console) -> None:
@@ -54,7 +54,8 @@ def _count(tokens: int | None) -> str:
 
 def flood_png(floods: Sequence[Flood], path: Path) -> None:
     """Draw the hit rate over the tokens of a flood of the shortest prompts, per block size."""
-    from vllm_ascend.replay.report.figures import colours, picture
+    from vllm_ascend_evaluation.replay.report.colours import colours_of
+    from vllm_ascend_evaluation.replay.report.figures import picture
 
     shortest = min(flood.prompt_tokens for flood in floods)
     lines = [flood for flood in floods if flood.prompt_tokens == shortest and flood.before]
@@ -62,7 +63,7 @@ def flood_png(floods: Sequence[Flood], path: Path) -> None:
     names = list(dict.fromkeys(flood.variant for flood in lines))
     looks = {
         name: {"color": colour, "linestyle": "--" if name.count("+") else "-"}
-        for name, colour in zip(names, colours(len(names)), strict=True)
+        for name, colour in colours_of(names).items()
     }
     with picture(path, width=9.6) as figure:
         panels = figure.subplots(1, len(sizes) or 1, sharey=True, squeeze=False)[0]

@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.children import answer_all
 from benchmarks.flood.results import Cell, Flood, Mixture
-from vllm_ascend.replay.commands import GIB
-from vllm_ascend.replay.runs.job import Job
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.commands import GIB
+from vllm_ascend_evaluation.replay.runs.job import Job
 
 SHARED_TOKENS, OWN_TOKENS, ROUNDS = 28_672, 512, 3
 PROGRESS = "@progress "  # what lines start with that tell a share
@@ -36,8 +36,8 @@ class _Traffic:
     """A scheduler, and who talks to it."""
 
     def __init__(self, job: Job, num_prefixes: int) -> None:
-        from vllm_ascend.replay.runs.child import build_job_scheduler
-        from vllm_ascend.replay.worker import SamplingWorker
+        from vllm_ascend.dry_run.worker import SamplingWorker
+        from vllm_ascend_evaluation.replay.runs.child import build_job_scheduler
 
         self.scheduler = build_job_scheduler(job)
         self._worker = SamplingWorker(self.scheduler)
@@ -71,7 +71,7 @@ class _Traffic:
         return 100 * hits / (self._num_prefixes * (SHARED_TOKENS + OWN_TOKENS))
 
     def _request(self, prompt: list[int]) -> Any:
-        from vllm_ascend.replay.scheduler import make_request
+        from vllm_ascend.dry_run.scheduler import make_request
 
         self._count += 1
         return make_request(self.scheduler, str(self._count), prompt, 1)

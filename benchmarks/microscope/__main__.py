@@ -19,8 +19,8 @@ from benchmarks.microscope.page import write_page
 from benchmarks.microscope.plot import draw
 from benchmarks.microscope.sides import SIDES
 from benchmarks.microscope.tables import print_sheets
-from vllm_ascend.replay.commands import bad_input_ends
-from vllm_ascend.replay.outputs import partial_name, prepare_files
+from vllm_ascend.command_line.ends import bad_input_ends
+from vllm_ascend_evaluation.replay.outputs import partial_name, prepare_files
 
 _LOG_WIDTH = 130
 
@@ -29,7 +29,7 @@ def _known(names: list[str] | None, all_names: dict, option: str) -> list[str]:
     for name in names or ():
         if name not in all_names:
             raise typer.BadParameter(
-                f"{name!r} is none of {', '.join(all_names)}", param_hint=option
+                f"{name!r} is unknown: allowed are {', '.join(all_names)}", param_hint=option
             )
     return list(names or all_names)
 

@@ -12,7 +12,7 @@ from vllm.v1.request import RequestStatus
 from benchmarks.microscope.cases import PROMPT_TOKENS, size
 from benchmarks.microscope.sides import Side
 from benchmarks.microscope.workbench import Passage, build, random_prompt
-from vllm_ascend.replay.scheduler import make_request
+from vllm_ascend.dry_run.scheduler import make_request
 
 prompts = pytest.mark.parametrize("num_tokens", PROMPT_TOKENS, ids=size)
 

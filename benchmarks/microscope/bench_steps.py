@@ -11,8 +11,8 @@ from benchmarks.microscope.cases import RUNNING, size
 from benchmarks.microscope.sides import Side
 from benchmarks.microscope.workbench import build, random_prompt
 from benchmarks.steps import finish_prefill
-from vllm_ascend.replay.scheduler import make_request
-from vllm_ascend.replay.worker import SamplingWorker
+from vllm_ascend.dry_run.scheduler import make_request
+from vllm_ascend.dry_run.worker import SamplingWorker
 
 # Every block size and granule divides it: no request is at a boundary more often than another.
 CYCLE_STEPS = 128

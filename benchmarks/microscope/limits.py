@@ -38,11 +38,7 @@ _PREFIX = "The full match goes block by block, the last block by bisection, and 
 _FOUND = "A hit of 8,064 tokens costs what finding nothing costs, within what a machine varies."
 _CHUNK = "What a chunk adds is all that is looked at, and spare tails are entered as well."
 _BLOCKS = "State that nobody reads takes no block, but each spare tail takes one for a step."
-# Measured on several machines: from 1.6 to 2.6 of a short prompt, from 0.5 to 0.8 of a long one.
-_COUNTED = (
-    "An ended prompt is counted for the learned order, by caches of names; not in schedule()."
-)
-_COUNTED_LONG = "A long prompt is counted as well, but far fewer of its blocks are held."
+_FREED = "Tails are ranked when a prompt ends; a long prompt holds far fewer blocks."
 _STEP = "Until a boundary, a running request costs a comparison."
 
 _UNSET_CASES = (
@@ -61,8 +57,8 @@ _BEST = (
     (Case("allocate", 8 * _K), 1.20, _BLOCKS),
     (Case("cache", 8 * _K), 0.50, _CHUNK),
     (Case("cache", 128 * _K), 0.20, _CHUNK),
-    (Case("free", 8 * _K), 3.00, _COUNTED),
-    (Case("free", 128 * _K), 0.85, _COUNTED_LONG),
+    (Case("free", 8 * _K), 3.00, _FREED),
+    (Case("free", 128 * _K), 0.85, _FREED),
     (Case("schedule", 8 * _K, 1), 0.85, _STEP),
     (Case("schedule", 8 * _K, 64), 0.65, _STEP),
     (Case("schedule", _K, 256), 0.65, _STEP),

@@ -16,7 +16,7 @@ from PIL import Image
 from benchmarks.microscope.cases import ALL_CASES, OPERATIONS, STEPS, Case, size
 from benchmarks.microscope.figures import Figures
 from benchmarks.microscope.sides import SIDES
-from vllm_ascend.replay.report.figures import FAINT, STYLE
+from vllm_ascend_evaluation.replay.report.figures import FAINT, STYLE
 
 # Okabe and Ito's palette; a side and what it is compared with differ in colour, block sizes in
 # the line.

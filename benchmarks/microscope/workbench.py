@@ -8,8 +8,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from benchmarks.microscope.sides import Side
-from vllm_ascend.replay.layouts import dsv4_flash_a3, dsv4_flash_gpu
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3, dsv4_flash_gpu
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 
 CHUNK_TOKENS = 8192
 _MAX_MODEL_LEN = 1_100_000

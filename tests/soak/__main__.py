@@ -13,8 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.soak.pool import Budget, Soak, executor_of, replay_case
 from tests.soak.summary import Summary
-from vllm_ascend.replay.commands import bad_input_ends
-from vllm_ascend.replay.outputs import partial_name, prepare_files
+from vllm_ascend.command_line.ends import bad_input_ends
+from vllm_ascend_evaluation.replay.outputs import partial_name, prepare_files
 
 if TYPE_CHECKING:
     from tests.soak.case import Recording

@@ -12,7 +12,7 @@ from typing import Any
 from tests.e2e.core.workload import Traffic
 from tests.soak.operations import Operation, from_data, to_data
 from tests.soak.recipes import Layer, LayoutRecipe
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Habits(Traffic):
         with_images: share of prompts that hold a multimodal item.
         with_embeds: share of prompts that come as embeddings.
         with_prompt_logprobs: share of requests that must not read the cache.
+        with_sessions: share of requests that are streaming sessions.
         sleep: how often the engine is put to sleep.
         sleep_modes: `level mode` pairs that may be asked for.
         pools: all requests ask for embeddings instead of answers.
@@ -32,6 +33,7 @@ class Habits(Traffic):
     with_images: float = 0.0
     with_embeds: float = 0.0
     with_prompt_logprobs: float = 0.05
+    with_sessions: float = 0.0
     sleep: float = 0.0
     sleep_modes: tuple[str, ...] = ()
     pools: bool = False
@@ -44,7 +46,8 @@ class Connection:
 
     Attributes:
         seed: of what it brings to whom.
-        failures: share of asynchronous loads that fail.
+        failures: share of loads that fail.
+        fails_in_step: loads that a step waits for may fail as well.
         unit: tokens; it often brings multiples of this.
         policy: `kv_load_failure_policy`.
         knows_granules: whether it copes with hits that end inside blocks.
@@ -55,6 +58,7 @@ class Connection:
     unit: int
     policy: str
     knows_granules: bool
+    fails_in_step: bool = True
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from tests.e2e.core.configurations import (
     MIN_HIT,
     PARTIAL,
     PIN,
-    PROTECT,
     RETENTION,
     SPARE,
     SPARSE,
@@ -31,8 +30,9 @@ from tests.soak.promises import is_ours, without_vllm_defects
 from tests.soak.recipes import Layer, LayoutRecipe
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
-from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.core.policy.units import GroupId
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.releases import running_release
 
 _FAMILIES = {HYBRID: 8, DSV4_STOCK: 5, DSV4_ROWS: 12, FLASH_A3: 0.25, FLASH_GPU: 0.5}
 # Overlapping compressors are known by their window of 8, so no other one may have it.
@@ -193,15 +193,13 @@ class _Draw:
             switches[SPARSE] = self.pick("1", "1", "1", "0")
         if self.chance(0.4):
             switches[SPARE] = self.pick("1", "1", "1", "0")
-        if self.chance(0.3):
-            switches[PROTECT] = self.pick("1", "1", "1", "0")
         # Without windows both are refused, which other tests are for.
         if has_windows and self.chance(0.65):
             switches[RETENTION] = self.pick("0", "0", "auto", "N", "N")
         if has_windows and self.chance(0.25):
             switches |= {PIN: "1", MIN_DROP: self.pick("0", "1", "2", "4", "16")}
         if self.chance(0.35):
-            switches[EVICTION] = self.pick("learned", "learned", "lru")
+            switches[EVICTION] = self.pick("protect", "protect", "lru")
         return switches
 
     def unit(self, probe: Scheduler) -> int:
@@ -241,6 +239,8 @@ class _Draw:
             longest = min(max(longest, 40), 1000)
         calm = connection is None and not options.async_scheduling
         pools = not options.num_speculative_tokens and self.chance(0.06)
+        # A session that waits for input holds its blocks, so nothing can be reset under it.
+        with_sessions = self.pick(0.2, 0.6) if self.chance(0.25) and not pools else 0.0
         share = self._random.random
         return Habits(
             unit_tokens=min(unit, longest),
@@ -254,14 +254,15 @@ class _Draw:
             idle_reset=self.pick(0.0, 0.004, 0.02),
             # vLLM refuses one while requests wait for a connector, and loses tokens in flight
             # (test_vllm_defects.py).
-            busy_reset=self.pick(0.0, 0.002, 0.02) if calm else 0.0,
+            busy_reset=self.pick(0.0, 0.002, 0.02) if calm and not with_sessions else 0.0,
             salted=self.pick(0.0, 0.1),
             with_lora=self.pick(0.0, 0.1),
             with_images=share() * 0.6 if self.chance(0.35) else 0.0,
             with_embeds=share() if self.chance(0.15) else 0.0,
             with_prompt_logprobs=self.pick(0.0, 0.05, 0.3),
+            with_sessions=with_sessions,
             sleep=self.pick(0.0, 0.01, 0.03),
-            sleep_modes=_sleep_modes(options, connection),
+            sleep_modes=_sleep_modes(options, connection, with_sessions=bool(with_sessions)),
             pools=pools,
             num_steps=60 if is_flash else self._random.randrange(80, 400),
         )
@@ -282,6 +283,9 @@ class _Draw:
         )
         # Drafts take room beside a step's tokens, twice with one more step in flight.
         in_flight = drafts * (1 + options.async_scheduling)
+        # Later releases hold a window until the steps in flight have run.
+        held = running_release().max_in_flight_tokens(probe.vllm_config)
+        in_flight += budget * (held // probe.vllm_config.scheduler_config.max_num_batched_tokens)
         need = blocks_of_longest_request(
             probe.kv_cache_config, replace(options, max_num_batched_tokens=budget + in_flight)
         )
@@ -306,11 +310,13 @@ def _held_at_most(options: SchedulerOptions, probe: Scheduler) -> int:
     return sum(footprint.blocks(GroupId(i)) or 0 for i in range(len(plan.specs)))
 
 
-def _sleep_modes(options: SchedulerOptions, connection: Connection | None) -> tuple[str, ...]:
+def _sleep_modes(
+    options: SchedulerOptions, connection: Connection | None, *, with_sessions: bool
+) -> tuple[str, ...]:
     """What vLLM's engine survives."""
     modes = ("0 keep", "0 wait", "0 abort")
-    if connection is not None:
-        return modes  # memory that a connector still loads into cannot be given up
+    if connection is not None or with_sessions:
+        return modes  # memory that a connector loads into or a session holds cannot be given up
     # A reset that preempts loses tokens of asynchronous scheduling (test_vllm_defects.py).
     keep = () if options.async_scheduling else ("1 keep",)
     return (*modes, *keep, "1 wait", "1 abort")

@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
 import vllm_ascend.patch.platform  # noqa: F401  (installs the patches)
 from tests.e2e.connectors.connected import ConnectedEngine
@@ -22,10 +23,20 @@ from tests.e2e.core.engine import Engine
 from tests.soak import requests
 from tests.soak.case import Case
 from tests.soak.features import features_of, features_of_request
-from tests.soak.operations import Abort, Add, Operation, Reset, Sleep, Step, WakeUp
+from tests.soak.operations import (
+    Abort,
+    Add,
+    Continue,
+    Operation,
+    Reset,
+    Sleep,
+    Step,
+    WakeUp,
+    num_tokens,
+)
 from tests.soak.promises import is_ours, without_vllm_defects
-from vllm_ascend.oracle import OracleOptions
 from vllm_ascend.prefix_cache_config import VARIABLES, load_config
+from vllm_ascend_evaluation.oracle import OracleOptions
 
 # Loads and hand-overs end within this many turns; who waits for longer waits for ever.
 _MAX_IDLE_TURNS = 60
@@ -39,8 +50,9 @@ class PatientEngine(ConnectedEngine):
     """Counts turns instead of seconds: a replay must not depend on the machine.
 
     Attributes:
-        num_starved: requests that had to be given up, because some that wait hold loaded blocks
-            and others wait for those (test_vllm_defects.py). One alone must always get on.
+        num_starved: requests of stock vLLM that had to be given up, because some that wait hold
+            loaded blocks and others wait for those (test_vllm_defects.py). One alone must always
+            get on.
     """
 
     num_starved = 0
@@ -51,8 +63,9 @@ class PatientEngine(ConnectedEngine):
         self.idle_turns = 0 if executed or not self.alive else self.idle_turns + 1
         if executed:
             self._given_up_in_a_row = 0
-        if self.idle_turns < _MAX_IDLE_TURNS:
+        if self.idle_turns < _MAX_IDLE_TURNS or self._leave_a_session():
             return
+        assert not is_ours(self.scheduler), f"nothing is scheduled any more of {self.alive}"
         tables = self.manager.get_block_ids
         holders = [name for name in self.alive if any(map(any, tables(name)))]
         others = [name for name in self.alive if name not in holders]
@@ -116,6 +129,8 @@ class Driver:
         self._features = features_of(case)
         self._request_features: dict[str, frozenset[str]] = {}
         self._num_added = 0
+        self._ended: set[str] = set()
+        self._session_tokens: dict[str, int] = {}
         self._check_every = check_every
         self._turn = 0
 
@@ -140,6 +155,11 @@ class Driver:
         """Whether the engine was put to sleep and not woken up."""
         return self.engine.scheduler.pause_state != PauseState.UNPAUSED
 
+    def open_sessions(self) -> list[Request]:
+        """Streaming sessions that their clients have not ended."""
+        known = self.engine.scheduler.requests.values()
+        return [r for r in known if r.resumable and r.request_id not in self._ended]
+
     def apply(self, operation: Operation) -> None:
         """Let something happen; what is about requests that are gone does nothing."""
         engine = self.engine
@@ -151,6 +171,8 @@ class Driver:
                 self._num_added += 1
                 self._request_features[operation.request_id] = features_of_request(operation)
                 engine.submit(request)
+            case Continue():
+                self._continue(operation)
             case Abort():
                 self._abort(operation.request_id)
             case Reset():
@@ -167,6 +189,8 @@ class Driver:
     def finish(self) -> None:
         """Let everything end and check the leftovers."""
         self.engine.wake_up()
+        for session in self.open_sessions():
+            self._continue(Continue(session.request_id, (), last=True))
         turns = 0
         while self.engine.step():
             turns += 1
@@ -213,6 +237,24 @@ class Driver:
             scheduled = self.engine.worker.last_request_ids
             on = self._features.union(*(self._request_features[name] for name in scheduled))
             self.feature_steps.update(on)
+
+    def _continue(self, operation: Continue) -> None:
+        """Send a session more input, or its end, if its client has not ended it already."""
+        session = self.engine.scheduler.requests.get(operation.request_id)
+        if session is None or not session.resumable or operation.request_id in self._ended:
+            return
+        # vLLM gives every turn as many tokens as the first one, and checks no turn's length.
+        said = self._session_tokens.get(operation.request_id, session.num_prompt_tokens)
+        said += num_tokens(operation.prompt) + session.max_tokens
+        habits = self.case.habits  # the pool holds one request as long as these say
+        if said + session.max_tokens > habits.max_prompt_tokens + habits.max_output_tokens:
+            operation = replace(operation, last=True)
+        self._session_tokens[operation.request_id] = said
+        if operation.last:
+            self._ended.add(operation.request_id)
+        add = Add(operation.request_id, operation.prompt, 1, resumable=not operation.last)
+        self.engine.continue_session(requests.make(self.engine.scheduler, add, self._num_added))
+        self.counts["session turns"] += not operation.last
 
     def _abort(self, request_id: str) -> None:
         if request_id in self.engine.scheduler.requests:

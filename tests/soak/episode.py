@@ -15,7 +15,7 @@ from tests.soak.driver import Driver
 from tests.soak.limits import at_most
 from tests.soak.operations import Operation
 from tests.soak.traffic import RandomTraffic
-from vllm_ascend.oracle import ContentViolation
+from vllm_ascend_evaluation.oracle import ContentViolation
 
 # What a combination may be refused with: clear errors of vLLM or of the project.
 _REFUSALS: tuple[str, ...] = ()

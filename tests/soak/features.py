@@ -9,15 +9,13 @@ from tests.e2e.core.configurations import (
     MIN_HIT,
     PARTIAL,
     PIN,
-    PROTECT,
+    PROFILE,
     RETENTION,
     SPARE,
     SPARSE,
 )
 from tests.soak.case import Case
 from tests.soak.operations import IMAGE, Add
-
-PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
 
 
 def features_of(case: Case) -> frozenset[str]:
@@ -32,8 +30,7 @@ def features_of(case: Case) -> frozenset[str]:
         "min-hit tokens": MIN_HIT in switches,
         "sparse state": SPARSE in switches,
         "spare tails": SPARE in switches,
-        "protection of returning prompts": PROTECT in switches,
-        "learned order": switches.get(EVICTION) == "learned",
+        "protection of returning prompts": switches.get(EVICTION) == "protect",
         "pinning": PIN in switches,
         "profile best": PROFILE in switches,
         "everything unset": not (switches.keys() - {DSV4}),
@@ -63,5 +60,6 @@ def features_of_request(add: Add) -> frozenset[str]:
         "prompt embeddings": add.embeds,
         "prompt logprobs": add.prompt_logprobs and not add.pools,
         "embedding request": add.pools,
+        "streaming session": add.resumable,
     }
     return frozenset(name for name, is_on in flags.items() if is_on)

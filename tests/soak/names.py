@@ -26,5 +26,6 @@ SCHEDULING = (
 )
 REQUESTS = (
     *("LoRA", "cache salt", "image", "prompt embeddings", "prompt logprobs", "embedding request"),
+    "streaming session",
 )
 FEATURES = (*LAYOUTS, *SWITCHES, *SCHEDULING, *REQUESTS)

@@ -60,6 +60,7 @@ class Add:
         embeds: its prompt comes as embeddings of those tokens.
         prompt_logprobs: it wants them, so it must not read the prefix cache.
         pools: it asks for an embedding of the prompt, not for an answer.
+        resumable: it is a streaming session: more input may follow.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class Add:
     embeds: bool = False
     prompt_logprobs: bool = False
     pools: bool = False
+    resumable: bool = False
 
     def __str__(self) -> str:
         prompt = " + ".join(map(str, self.prompt))
@@ -81,11 +83,30 @@ class Add:
             "as embeddings": self.embeds,
             "with prompt logprobs": self.prompt_logprobs,
             "pooling": self.pools,
+            "a streaming session": self.resumable,
         }
         extra = "".join(f", {text}" for text, on in more.items() if on)
         return f"add {self.request_id}: {prompt} ({num_tokens(self.prompt)} tokens)" + (
             f", at most {self.max_tokens} out{extra}"
         )
+
+
+@dataclass(frozen=True)
+class Continue:
+    """More input for a streaming session.
+
+    Attributes:
+        last: the session ends instead.
+    """
+
+    request_id: str
+    prompt: Prompt
+    last: bool = False
+
+    def __str__(self) -> str:
+        if self.last:
+            return f"end session {self.request_id}"
+        return f"tell session {self.request_id} {' + '.join(map(str, self.prompt))}"
 
 
 @dataclass(frozen=True)
@@ -146,8 +167,8 @@ class WakeUp:
         return "wake up"
 
 
-Operation = Add | Step | Abort | Reset | Sleep | WakeUp
-_KINDS = {kind.__name__: kind for kind in (Add, Step, Abort, Reset, Sleep, WakeUp)}
+Operation = Add | Continue | Step | Abort | Reset | Sleep | WakeUp
+_KINDS = {kind.__name__: kind for kind in (Add, Continue, Step, Abort, Reset, Sleep, WakeUp)}
 
 
 def to_data(operation: Operation) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from vllm.v1.kv_cache_interface import (
 
 from tests.e2e.core.configurations import FEW_LAYERS
 from tests.soak.names import DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
+from vllm_ascend.core.layout.dsv4_specs import compressed_spec
+from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 
 # Every page has as many bytes, whatever the block size.
 _PAGE_BYTES = 4096
@@ -142,7 +143,7 @@ def _rows(layer: Layer, *, is_first: bool) -> tuple[KVCacheSpec, type[SlidingWin
     """A compressed layer of Ascend's, whose blocks count rows."""
     from vllm_ascend.patch.platform.patch_kv_cache_interface import AscendSlidingWindowMLASpec
 
-    spec = running_release().compressed_spec(
+    spec = compressed_spec(
         layer.block_size,
         layer.ratio,
         num_kv_heads=1,

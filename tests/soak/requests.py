@@ -12,10 +12,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from tests.soak.operations import ANSWER, IMAGE, Add, Segment
-from vllm_ascend.oracle.contents import contents_key, embedding_contents, image_contents
-from vllm_ascend.oracle.digests import PrefixDigests, mix, next_token
-from vllm_ascend.oracle.options import OracleOptions
-from vllm_ascend.replay.scheduler import block_hasher
+from vllm_ascend.dry_run.scheduler import block_hasher
+from vllm_ascend_evaluation.oracle.contents import contents_key, embedding_contents, image_contents
+from vllm_ascend_evaluation.oracle.digests import PrefixDigests, mix, next_token
+from vllm_ascend_evaluation.oracle.options import OracleOptions
 
 # Few ids, so that prompts which are not meant to be equal are alike in places.
 _STREAM_VOCABULARY = 50
@@ -93,5 +93,6 @@ def make(scheduler: Scheduler, add: Add, arrival: int) -> Request:
         lora_request=prompter.lora,
         cache_salt=add.salt,
         priority=add.priority,
+        resumable=add.resumable,
         block_hasher=block_hasher(scheduler),
     )

@@ -12,7 +12,7 @@ from tests.soak.case import Case, Recording
 from tests.soak.episode import Failure, replay
 from tests.soak.operations import Add, Operation, Prompt, num_tokens
 from tests.soak.recipes import Layer
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 
 _ROOMY_BLOCKS = 2000
 _ROOMY_TOKENS = 4096

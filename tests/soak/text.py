@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.soak.case import Case, Recording
 from tests.soak.operations import describe
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 
 
 def describe_recording(recording: Recording, path: Path) -> str:

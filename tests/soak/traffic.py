@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from tests.soak.case import Habits
 from tests.soak.driver import Driver
@@ -13,6 +14,7 @@ from tests.soak.operations import (
     STREAM,
     Abort,
     Add,
+    Continue,
     Operation,
     Prompt,
     Reset,
@@ -25,6 +27,8 @@ from tests.soak.operations import (
 )
 
 _NUM_PAST_ADDS = 20
+# How often a session is continued or ended, per engine step.
+_CONTINUES = 0.3
 # Several images are equally long, so that their placeholders are the same tokens.
 _IMAGE_TOKENS = (4, 4, 4, 11, 11, 11)
 
@@ -60,6 +64,8 @@ class RandomTraffic:
                 continue
             if len(alive) < habits.max_alive and (not alive or rng.random() < habits.arrival):
                 self._do(self._add())
+            if habits.with_sessions and rng.random() < _CONTINUES:
+                self._continue_a_session()
             self._do(Step(self._pick(habits.abort_in_flight)))
             if (leaver := self._pick(habits.abort)) is not None:
                 self._do(Abort(leaver))
@@ -93,8 +99,25 @@ class RandomTraffic:
             prompt_logprobs=rng.random() < habits.with_prompt_logprobs,
             pools=habits.pools,
         )
+        if self._may_be_session(add) and rng.random() < habits.with_sessions:
+            add = replace(add, resumable=True)
         self._past = [*self._past[1 - _NUM_PAST_ADDS :], add]
         return add
+
+    def _may_be_session(self, add: Add) -> bool:
+        """vLLM's sessions have token ids, and no prompt logprobs."""
+        return not (add.embeds or add.prompt_logprobs or add.pools)
+
+    def _continue_a_session(self) -> None:
+        """Send any session more input, as long as it may grow, or end it."""
+        rng, habits = self._random, self._habits
+        sessions = self._driver.open_sessions()
+        if not sessions:
+            return
+        session = rng.choice(sessions)
+        count = rng.randrange(1, 2 * habits.unit_tokens)
+        ends = session.num_tokens + count > habits.max_prompt_tokens or rng.random() < 0.3
+        self._do(Continue(session.request_id, self._branch((), count), last=ends))
 
     def _prompt(self) -> Prompt:
         """A new tree, a replay, a branch at any offset, or the next turn of a conversation."""

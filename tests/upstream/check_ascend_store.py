@@ -21,9 +21,10 @@ from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: 
     pool_scheduler,
     pool_worker,
 )
-from vllm_ascend.replay import scheduler as replay_scheduler
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.dry_run import scheduler as replay_scheduler
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.releases import running_release
 
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 _TRANSFER = KVTransferConfig(
@@ -164,7 +165,12 @@ def test_what_a_connector_cannot_be_told_is_refused_by_its_name(setting, inside_
                 kv_role="kv_both",
                 kv_connector_extra_config={"connectors": [store]},
             )
-        check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
+        check_row_layout(
+            config,
+            "--kv-transfer-config",
+            hybrid_is_off=False,
+            needed_settings=running_release().needed_settings,
+        )
 
     (key, value), backend = *setting.items(), {"backend": "mooncake"}
     with pytest.raises(ValueError, match=f'AscendStoreConnector with "{key}": .* DeepSeek-V4'):

@@ -15,11 +15,8 @@ import pytest
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core.configurations import (
-    CASES,
-    MODES,
     PARTIAL,
     RETENTION,
-    SWITCHES,
     Configuration,
 )
 from tests.e2e.core.conftest import switch  # noqa: F401
@@ -27,12 +24,10 @@ from tests.e2e.core.workload import Workload
 from tests.upstream import store_instances
 from tests.upstream.fixtures import without_npu  # noqa: F401
 from tests.upstream.store_instances import Instance, Pool
-from vllm_ascend.oracle import ContentViolation
-from vllm_ascend.patch.upstream import patch_ascend_store
+from vllm_ascend.core.layout.specs import window_span
+from vllm_ascend.patch.upstream import ascend_store_tables, patch_ascend_store
+from vllm_ascend_evaluation.oracle import ContentViolation
 
-_CASES = {case.name: case for case in CASES}
-_MODES = {mode.name: mode for mode in MODES}
-_SWITCHES = {switches.name: switches for switches in SWITCHES}
 WHOLE_BLOCKS = 64  # tokens that the pool is asked for; hits in the cache end at every 16
 
 
@@ -42,7 +37,7 @@ def hosts(monkeypatch, without_npu):
 
 
 def cell(case: str = "dsv4-rows", mode: str = "plain", switches: str = "best") -> Configuration:
-    return Configuration(_CASES[case], _MODES[mode], _SWITCHES[switches])
+    return Configuration.named(case, mode, switches)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -58,12 +53,13 @@ def answer(engine: Instance, name: str, prompt: list[int], num_tokens: int = 3) 
     return engine.hits[name]
 
 
+@pytest.mark.parametrize("switches", ["partial-0", "partial-sparse-0"])
 @pytest.mark.parametrize("load_async", [False, True])
 @pytest.mark.parametrize("mode", ["plain", "mtp1"])
 @pytest.mark.parametrize(("case", "alignment"), [("dsv4-rows", WHOLE_BLOCKS), ("dsv4-a3-32", 4096)])
-def test_one_engine_loads_what_another_stored(switch, case, alignment, mode, load_async):
+def test_one_engine_loads_what_another_stored(switch, case, alignment, mode, load_async, switches):
     """With 32 rows a granule names a block of the 4:1 groups, with more part of one."""
-    configuration = cell(case, mode, switches="partial-0")
+    configuration = cell(case, mode, switches)
     switch(configuration.environment)
     first, second = (Instance(configuration, load_async=load_async) for _ in range(2))
     prompt = tokens(2 * alignment + 10)
@@ -145,8 +141,39 @@ def test_blocks_that_windows_have_left_are_not_stored(engine):
 
 
 def test_stored_blocks_that_windows_have_left_are_noticed(engine, monkeypatch):
-    monkeypatch.setattr(patch_ascend_store, "_held_blocks", lambda _, tables, __: tables)
+    monkeypatch.setattr(patch_ascend_store, "blocks_of_tails", lambda _, tables, __: tables)
     assert store_behind_a_window(engine)
+
+
+def store_behind_open_windows(engine: Instance) -> list[str]:
+    """Return wrong pages where a step ends two tokens behind a boundary of the pool.
+
+    The state of tokens [58, 60) is still in its window then, by vLLM's rule, and read by nobody.
+    """
+    engine.add("short", tokens(14, seed=2), 1)
+    engine.add("long", tokens(300), 3)  # 66 tokens of it are in the first step
+    engine.step()
+    Pool.pages.clear()
+    engine.add("other", tokens(300, seed=1), 3)
+    engine.run()
+    return engine.wrong_pages()
+
+
+@pytest.fixture
+def sparse_engine(switch) -> Instance:
+    configuration = cell()
+    # With a number AscendStore stores fewer tails in later releases.
+    switch({**configuration.environment, RETENTION: "auto"})
+    return Instance(configuration)
+
+
+def test_sparse_state_is_not_stored_once_it_is_others(sparse_engine):
+    assert store_behind_open_windows(sparse_engine) == []
+
+
+def test_stored_sparse_state_of_others_is_noticed(sparse_engine, monkeypatch):
+    monkeypatch.setattr(ascend_store_tables, "read_span", lambda spec, _: window_span(spec))
+    assert store_behind_open_windows(sparse_engine)
 
 
 def store_in_a_failed_step(engine: Instance) -> dict:

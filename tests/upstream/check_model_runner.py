@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
 from tests.ut.worker.flash import flash_config
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
+from vllm_ascend.core.policy.units import KVCacheBlockCopy
 from vllm_ascend.worker.block_copies import copy_blocks
 from vllm_ascend.worker.kv_cache_tensors import KVCacheTensorsError
 from vllm_ascend.worker.model_runner_v1 import NPUModelRunner

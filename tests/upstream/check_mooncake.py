@@ -14,15 +14,13 @@ import pytest
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core.configurations import (
-    CASES,
     MODES,
-    SWITCHES,
     Configuration,
 )
 from tests.e2e.core.conftest import switch  # noqa: F401
 from tests.e2e.core.engine import Engine
 from tests.upstream import mooncake_instances
-from tests.upstream.fixtures import without_npu  # noqa: F401
+from tests.upstream.fixtures import caplog_of_vllm, without_npu  # noqa: F401
 from tests.upstream.mooncake_instances import Instance, decode, prefill
 from vllm_ascend.distributed.kv_transfer.kv_p2p import (  # type: ignore[import-not-found]
     mooncake_hybrid_connector,
@@ -31,12 +29,11 @@ from vllm_ascend.distributed.kv_transfer.kv_p2p import (  # type: ignore[import-
 TRANSFER = mooncake_instances.CopyingEngine()
 mooncake_instances.stand_in_for_hosts(mooncake_hybrid_connector, TRANSFER)
 
-_CASES = {case.name: case for case in CASES}
-_SWITCHES = {switches.name: switches for switches in SWITCHES}
 
-
-def cell(case: str = "dsv4-rows", switches: str = "best") -> Configuration:
-    return Configuration(_CASES[case], MODES[0], _SWITCHES[switches])
+def cell(
+    case: str = "dsv4-rows", switches: str = "best", mode: str = MODES[0].name
+) -> Configuration:
+    return Configuration.named(case, mode, switches)
 
 
 def prompts(num: int, longest: int = 280) -> dict[str, list[int]]:
@@ -81,6 +78,33 @@ def test_twenty_requests_are_answered_as_by_one_instance(switch, switches):
         assert any(hit % 64 for hit in producer.hits.values()), "no hit ended inside a block"
     consumer.drain()
     producer.drain()
+
+
+@pytest.mark.parametrize("mode", ["plain", "async"])
+@pytest.mark.parametrize("switches", ["best", "partial-sparse-0"])
+def test_prompts_that_end_around_boundaries_are_answered_as_by_one_instance(switch, switches, mode):
+    """Of sparse state, tables hold what is read behind a boundary, a token or some behind it."""
+    configuration = cell(switches=switches, mode=mode)
+    switch(configuration.environment)
+    port = mooncake_instances.free_port()
+    producer = Instance(configuration, "kv_producer", port, room=2.0)
+    consumer = Instance(configuration, "kv_consumer", port, room=2.0)
+    assert state_is_sparse(producer) and state_is_sparse(consumer)
+    rng = random.Random(0)
+    prefixes = [[rng.randrange(50) for _ in range(300)] for _ in range(4)]
+    for turn in range(30):
+        part = {}
+        for index in range(3):
+            length = max(rng.randrange(16, 288, 16) + rng.randrange(-1, 11), 2)
+            part[f"{turn}-{index}"] = rng.choice(prefixes)[:length]
+        assert decode(consumer, part, prefill(producer, part)) == alone(configuration, part)
+    consumer.drain()
+    producer.drain()
+
+
+def state_is_sparse(instance: Instance) -> bool:
+    plan = instance.scheduler.kv_cache_manager.coordinator.plan
+    return any(map(plan.is_sparse, plan.specs))
 
 
 def test_a_prompt_cached_but_for_its_last_token_is_computed(switch):
@@ -151,15 +175,3 @@ def test_a_pull_that_is_done_at_once_is_not_forgotten(switch, monkeypatch):
     assert answers == alone(configuration, asked)
     consumer.drain()
     producer.drain()
-
-
-@pytest.fixture
-def caplog_of_vllm(caplog):
-    """vLLM's loggers do not propagate."""
-    import logging
-
-    logger = logging.getLogger("vllm")
-    logger.addHandler(caplog.handler)
-    logger.setLevel(logging.INFO)
-    yield caplog
-    logger.removeHandler(caplog.handler)

@@ -14,16 +14,15 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.ascend_config as ascend_config_module
 from tests.upstream.fixtures import without_npu  # noqa: F401
-from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.recompute_scheduler import RecomputeScheduler
 from vllm_ascend.core.scheduler_dynamic_batch import SchedulerDynamicBatch
 from vllm_ascend.core.scheduler_profiling_chunk import ProfilingChunkScheduler
-from vllm_ascend.oracle.integrity import check_drained, check_integrity
-from vllm_ascend.oracle.worker import ShadowWorker
+from vllm_ascend.dry_run import scheduler as replay_scheduler
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 from vllm_ascend.patch.platform.patch_balance_schedule import _ORIGINAL_SCHEDULER, BalanceScheduler
-from vllm_ascend.replay import scheduler as replay_scheduler
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend_evaluation.oracle.integrity import check_drained, check_integrity
+from vllm_ascend_evaluation.oracle.worker import ShadowWorker
 
 SCHEDULERS = {
     "vllm": _ORIGINAL_SCHEDULER,
@@ -78,14 +77,12 @@ def test_a_repeated_prompt_hits_up_to_its_last_granule(scheduler):
 def test_every_scheduler_says_that_a_step_has_run(scheduler):
     """Beside a connector copy sources are held until then."""
     manager = scheduler.kv_cache_manager
-    hits = manager.coordinator.caching.partial_hits
-    held = hits.copies = CopyQueue(
-        manager.block_pool, can_replace=lambda *copy: False, until_confirmed=True
-    )
+    ledger = manager.coordinator.ledger
+    ledger.has_connector = True
     worker = ShadowWorker(scheduler)
     play(scheduler, worker, "first")
     _, copies = play(scheduler, worker, "second")
-    assert copies > 0 and not len(held)
+    assert copies > 0 and not ledger.sources()
     check_integrity(manager)
 
 

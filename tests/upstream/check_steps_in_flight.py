@@ -14,10 +14,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.upstream.fixtures import without_npu  # noqa: F401
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.oracle.worker import ShadowWorker
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend_evaluation.oracle.worker import ShadowWorker
 
 STEP_TOKENS = 2048
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +30,16 @@ def without_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     platform = vllm_ascend.platform.NPUPlatform
     monkeypatch.setattr(platform, "check_and_update_config", lambda *_: None)
     monkeypatch.setattr(platform, "device_type", "cpu")
+
+
+@pytest.fixture
+def caplog_of_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """vLLM's loggers do not propagate."""
+    logger = logging.getLogger("vllm")
+    logger.addHandler(caplog.handler)
+    logger.setLevel(logging.INFO)
+    yield caplog
+    logger.removeHandler(caplog.handler)
 
 
 def splits_slots_by_the_groups_block(builder: type, rows: int) -> None:

@@ -22,8 +22,8 @@ from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.core.configurations import Configuration
 from tests.upstream.store_client import StoreClient
 from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
-from vllm_ascend.oracle.contents import digests_of
-from vllm_ascend.oracle.groups import Kind
+from vllm_ascend_evaluation.oracle.contents import digests_of
+from vllm_ascend_evaluation.oracle.groups import Kind
 
 MODULE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 

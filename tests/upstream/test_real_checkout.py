@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from tests.upstream.forks import Answer, run_groups
 from tests.upstream.sources import checkout_here, release_here
 from tests.ut.overlay.miniature import snapshot
 from vllm_ascend.overlay import revert
-from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend.prefix_cache_config import VARIABLES, child_environment
 
 # Checks of what only one release of vllm-ascend has.
 OF_RELEASE = {
@@ -49,6 +51,36 @@ def test_our_checks_pass(answers, check):
     answer = answers[check]
     assert answer.exit_code == 0, answer.output[-8000:]
     assert answer.tests and answer.passed() == set(answer.tests)
+
+
+_SAYS_WHAT_IS_SET = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import stub
+stub.install(Path(sys.argv[1]))
+import vllm_ascend.patch.platform
+import vllm_ascend.envs
+for read in vllm_ascend.envs.env_variables.values():
+    read()
+print(sorted(set(sys.argv[3:]) & set(os.environ)))
+"""
+
+
+def test_a_variable_that_is_blank_counts_as_unset(overlaid):
+    """vllm-ascend 0.20.2 reads one of ours itself, right behind our first module, as a number."""
+    names = [variable.name for variable in VARIABLES]
+    environment = child_environment({**dict.fromkeys(names, ""), "VLLM_LOGGING_LEVEL": "ERROR"})
+    told = subprocess.run(
+        [sys.executable, "-c", _SAYS_WHAT_IS_SET, overlaid, Path(__file__).parent, *names],
+        cwd=overlaid,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert told.stdout.splitlines()[-1] == "[]"
 
 
 def test_revert_leaves_nothing(overlaid, tmp_path):

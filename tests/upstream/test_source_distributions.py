@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 
 from tests.upstream.sources import RELEASES, unpacked
 from vllm_ascend.__main__ import app
-from vllm_ascend.doctor.overlay import UNSUPPORTED, overlay_facts
+from vllm_ascend.doctor.findings import Severity
+from vllm_ascend.doctor.overlay import UNSUPPORTED, check_overlay, overlay_facts
 from vllm_ascend.overlay import OverlayError, make_plan
 from vllm_ascend.overlay.known_heads import head_of
+from vllm_ascend.overlay.ownership import files_of_ours
 from vllm_ascend.releases import takes_overlay
 
 SUPPORTED_RELEASES = [name for vllm, name in RELEASES.items() if takes_overlay(vllm)]
@@ -45,3 +47,16 @@ def test_another_is_refused_with_what_is_supported(release):
     assert result.exit_code == 2 and "supported here: vllm-ascend 0.20.2rc" in line
     facts = overlay_facts(root, None)
     assert facts.state == UNSUPPORTED and "supported here" in facts.text
+
+
+@pytest.mark.parametrize("release", RELEASES.values())
+def test_no_file_of_it_is_taken_for_ours(release):
+    assert files_of_ours(unpacked(release) / "vllm_ascend") == ()
+
+
+@pytest.mark.parametrize("serving", RELEASES)
+@pytest.mark.parametrize(("vllm", "release"), RELEASES.items())
+def test_under_another_vllm_it_is_wrong(vllm, release, serving):
+    facts = overlay_facts(unpacked(release), None)
+    severities = {finding.severity for finding in check_overlay(facts, {}, f"{serving}+cpu")}
+    assert (Severity.WRONG in severities) is (vllm != serving)

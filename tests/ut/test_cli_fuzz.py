@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from vllm_ascend.__main__ import COMMANDS, app
 from vllm_ascend.doctor import cli as doctor_cli
-from vllm_ascend.port_report import patch_table
-from vllm_ascend.port_report.patch_table import PatchTable
-from vllm_ascend.replay import commands
-from vllm_ascend.replay.runs.runner import Outcome
+from vllm_ascend.kv_events import relay
+from vllm_ascend_evaluation.port_report import patch_table
+from vllm_ascend_evaluation.port_report.patch_table import PatchTable
+from vllm_ascend_evaluation.replay import commands
+from vllm_ascend_evaluation.replay.runs.runner import Outcome
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = "http://127.0.0.1:9"
@@ -38,6 +39,10 @@ BASE = {
     ("memory-curve",): GENERATED,
     ("traffic",): GENERATED,
     ("prefix-curve",): ("--prefixes", "2", "--shared", "256", "--own", "32"),
+    ("relay",): (
+        *("--endpoint", "tcp://127.0.0.1:9", "--replay-endpoint", "tcp://127.0.0.1:9"),
+        *("--publish", "ipc://events"),
+    ),
     ("npu-check",): ("--url", NOBODY),
     ("port-report",): ("--vllm-ascend", str(REPOSITORY)),
     ("tiny-model",): (".",),
@@ -99,6 +104,7 @@ def nothing_runs(monkeypatch, tmp_path):
 
     monkeypatch.setattr(commands, "Runner", NothingRuns)
     monkeypatch.setattr(doctor_cli, "_diagnose", diagnose)
+    monkeypatch.setattr(relay, "relay_events", lambda *_, **__: None)
     monkeypatch.setattr(patch_table, "read_patch_table", lambda: PatchTable((), REPOSITORY))
     monkeypatch.chdir(tmp_path)
     # vLLM's handlers keep the stream that they were made with, which ends with its test.

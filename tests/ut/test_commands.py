@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from vllm_ascend.__main__ import COMMANDS, app
-from vllm_ascend.deployment import VERSION
+from vllm_ascend.deployment import VERSION, own_package
 
 LOCAL = "pip install httpx matplotlib rich typer, or, in this project's own folder, "
+
+
+def is_apart(target: str) -> bool:
+    """Whether a command is of the package that measures and proves."""
+    return not target.startswith("vllm_ascend.")
 
 
 def run(*arguments: str):
@@ -56,8 +64,8 @@ def test_to_see_which_commands_there_are_imports_none_of_their_packages():
 import sys, typer
 from vllm_ascend.__main__ import COMMANDS, app
 assert typer.main.get_command(app).list_commands(None) == list(COMMANDS)
-packages = {target.split(".")[1] for target in COMMANDS.values()}
-print({package for package in packages if f"vllm_ascend.{package}" in sys.modules})
+packages = {".".join(target.split(".")[:2]) for target in COMMANDS.values()}
+print(packages & sys.modules.keys())
 """
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -88,6 +96,23 @@ def test_without_a_library_every_command_is_still_listed():
     assert "Not available: this Python has no matplotlib." in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize("command", [name for name, target in COMMANDS.items() if is_apart(target)])
+def test_where_only_the_serving_package_is_a_command_says_how_to_get_the_other(tmp_path, command):
+    """As in a checkout of vllm-ascend that has the overlay."""
+    result = alone(tmp_path, command, "--url", "http://nowhere", "--out", "nowhere")
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {command} is part of the package vllm_ascend_evaluation")
+    assert line.endswith("in a clone of this project, after pip install -e '.[evaluation]'")
+
+
+def test_where_only_the_serving_package_is_its_own_commands_are_listed(tmp_path):
+    result = alone(tmp_path, "--help")
+    assert result.returncode == 0, result.stderr
+    listed = set(re.findall(r"^  ([a-z-]+)  ", result.stdout.split("Commands:")[1], re.M))
+    assert listed == {name for name, target in COMMANDS.items() if not is_apart(target)}
+
+
 def test_without_the_library_of_all_commands_there_is_one_line():
     result = without("typer", "doctor")
     assert (result.returncode, result.stdout) == (2, "")
@@ -99,6 +124,21 @@ def test_whoever_reads_no_further_gets_no_error():
     command = f"{sys.executable} -m vllm_ascend --help | true"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert result.stderr == ""
+
+
+def alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a copy of the serving package, where the other package is not."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(own_package(), folder / "vllm_ascend", ignore=ignored)
+    code = f"""
+import runpy, sys
+sys.path[:] = [path for path in sys.path if path != {str(own_package().parent)!r}]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+sys.argv = ["vllm_ascend", *{list(arguments)!r}]
+runpy.run_module("vllm_ascend", run_name="__main__")
+"""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vllm_ascend.prefix_cache_config import VARIABLES, PrefixCacheConfig, load_config
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 
 BY_NAME = {variable.name: variable for variable in VARIABLES}
 
@@ -82,34 +83,36 @@ LEGAL = {
     "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS": WHOLE_NUMBER,
     "VLLM_ASCEND_DSV4_SPARSE_STATE": FLAG,
     "VLLM_ASCEND_SPARE_TAILS": FLAG,
-    "VLLM_ASCEND_PROTECT_RETURNING": FLAG,
-    "VLLM_ASCEND_EVICTION": r"lru|learned",
+    "VLLM_ASCEND_EVICTION": r"lru|protect",
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": r"stock|best",
     "VLLM_PIN_SWA_TOKENS": FLAG,
     "VLLM_PIN_MIN_DROP_SIZE": WHOLE_NUMBER,
+    "VLLM_ASCEND_DP_ROUTING": r"cache",
 }
 REPRESENTATIVES = {
     FLAG: ("0", "1"),
     WHOLE_NUMBER: ("0", "1", "4096", "9" * 18),
     rf"auto|{WHOLE_NUMBER}": ("auto", "0", "32768", "9" * 18),
     r"32|64|128": ("32", "64", "128"),
-    r"lru|learned": ("lru", "learned"),
+    r"lru|protect": ("lru", "protect"),
     r"stock|best": ("stock", "best"),
+    r"cache": ("cache",),
 }
 ALLOWED = {
     FLAG: "allowed are 0 and 1",
     WHOLE_NUMBER: "allowed are whole numbers from 0 up, of at most 18 digits",
     rf"auto|{WHOLE_NUMBER}": "allowed are 'auto', 0, or a number of tokens",
     r"32|64|128": "allowed are 32, 64 and 128",
-    r"lru|learned": "allowed are 'lru' and 'learned'",
+    r"lru|protect": "allowed are 'lru' and 'protect'",
     r"stock|best": "allowed are 'stock' and 'best'",
+    r"cache": "allowed is 'cache'",
 }
 BEST = {
     "retention": "auto",
     "partial_hits": True,
     "sparse_state": True,
     "spare_tails": True,
-    "eviction": "learned",
+    "eviction": "protect",
 }
 
 

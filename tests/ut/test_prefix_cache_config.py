@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 
 import vllm_ascend
+from vllm_ascend import prefix_cache_config
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.prefix_cache_config import (
     VARIABLES,
-    PrefixCacheConfig,
     child_environment,
     load_config,
     register_with_vllm,
+    unset_blank_variables,
 )
+
+
+@pytest.fixture(autouse=True)
+def vllm_without_the_interval(monkeypatch):
+    """A vLLM that reads the retention interval itself has tests of its own."""
+    monkeypatch.setattr(prefix_cache_config, "_vllm_reads_retention", lambda: False)
+    prefix_cache_config._parse.cache_clear()
+    yield
+    prefix_cache_config._parse.cache_clear()
 
 
 def test_nothing_set_is_stock():
@@ -26,6 +37,17 @@ def test_nothing_set_is_stock():
 
 def test_empty_counts_as_unset():
     assert load_config({variable.name: "" for variable in VARIABLES}).is_stock
+
+
+def test_an_empty_value_is_unset_for_others_who_read_it(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable.name, "")
+    monkeypatch.setenv("VLLM_ASCEND_SPARE_TAILS", "0")
+    monkeypatch.setenv("VLLM_SOMEBODY_ELSES", "")
+    unset_blank_variables()
+    left = {variable.name for variable in VARIABLES} & os.environ.keys()
+    assert left == {"VLLM_ASCEND_SPARE_TAILS"}
+    assert os.environ["VLLM_SOMEBODY_ELSES"] == ""
 
 
 @pytest.mark.parametrize(
@@ -42,9 +64,8 @@ def test_empty_counts_as_unset():
         ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "512", "partial_min_hit_tokens", 512),
         ("VLLM_ASCEND_DSV4_SPARSE_STATE", "1", "sparse_state", True),
         ("VLLM_ASCEND_SPARE_TAILS", "1", "spare_tails", True),
-        ("VLLM_ASCEND_PROTECT_RETURNING", "1", "protect_returning", True),
         ("VLLM_ASCEND_EVICTION", "lru", "eviction", "lru"),
-        ("VLLM_ASCEND_EVICTION", "learned", "eviction", "learned"),
+        ("VLLM_ASCEND_EVICTION", "protect", "eviction", "protect"),
         ("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "best", "profile", "best"),
         ("VLLM_PIN_SWA_TOKENS", "1", "pin_swa_tokens", True),
         ("VLLM_PIN_MIN_DROP_SIZE", "4", "pin_min_drop_size", 4),
@@ -61,8 +82,7 @@ def test_values(name, raw, field, value):
         {"VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"},
         {"VLLM_ASCEND_DSV4_SPARSE_STATE": "1"},
         {"VLLM_ASCEND_SPARE_TAILS": "1"},
-        {"VLLM_ASCEND_PROTECT_RETURNING": "1"},
-        {"VLLM_ASCEND_EVICTION": "learned"},
+        {"VLLM_ASCEND_EVICTION": "protect"},
         {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"},
         {"VLLM_PIN_SWA_TOKENS": "1"},
     ],
@@ -80,11 +100,24 @@ def test_the_best_profile_is_one_line_for_five_switches():
             "VLLM_ASCEND_DSV4_PARTIAL_HITS": "1",
             "VLLM_ASCEND_DSV4_SPARSE_STATE": "1",
             "VLLM_ASCEND_SPARE_TAILS": "1",
-            "VLLM_ASCEND_EVICTION": "learned",
+            "VLLM_ASCEND_EVICTION": "protect",
         }
     )
     assert replace(profile, profile="stock", retention_from_profile=False) == each
     assert not profile.apply_dsv4_patch
+
+
+@pytest.mark.parametrize("raw", ["0", "1"])
+def test_a_former_variable_ends_in_one_sentence_that_names_the_new_one(raw):
+    with pytest.raises(ValueError) as error:
+        load_config({"VLLM_ASCEND_PROTECT_RETURNING": raw})
+    (sentence,) = str(error.value).splitlines()
+    assert "VLLM_ASCEND_PROTECT_RETURNING is no longer read" in sentence
+    assert "VLLM_ASCEND_EVICTION=protect" in sentence
+
+
+def test_a_blank_former_variable_counts_as_unset():
+    assert load_config({"VLLM_ASCEND_PROTECT_RETURNING": ""}).is_stock
 
 
 def test_a_variable_wins_over_the_profile():
@@ -111,7 +144,7 @@ def test_a_variable_wins_over_the_profile():
         ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "064", "32, 64 and 128"),
         ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "true", "0 and 1"),
         ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "-5", "whole numbers"),
-        ("VLLM_ASCEND_EVICTION", "mru", "'lru' and 'learned'"),
+        ("VLLM_ASCEND_EVICTION", "learned", "'lru' and 'protect'"),
         ("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "fast", "'stock' and 'best'"),
         ("VLLM_PIN_SWA_TOKENS", "on", "0 and 1"),
         ("VLLM_PIN_MIN_DROP_SIZE", "-1", "whole numbers"),

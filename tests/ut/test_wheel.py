@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel holds the package with all its data, and nothing else."""
+"""The wheel holds both packages with all their data, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGE = REPOSITORY / "vllm_ascend"
+PACKAGES = ("vllm_ascend", "vllm_ascend_evaluation")
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 METADATA = {
     "METADATA",
@@ -23,15 +23,19 @@ METADATA = {
 }
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path):
+def test_the_wheel_holds_every_file_of_both_packages_and_nothing_else(tmp_path):
     tree, out = tmp_path / "tree", tmp_path / "out"
     out.mkdir()
-    shutil.copytree(PACKAGE, tree / "vllm_ascend", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / name, tree / name, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(REPOSITORY / name, tree)
     (tree / "tests").mkdir()
     (tree / "tests" / "__init__.py").touch()
-    expected = {file.relative_to(tree).as_posix() for file in _files(tree / "vllm_ascend")}
+    expected = {
+        file.relative_to(tree).as_posix() for name in PACKAGES for file in _files(tree / name)
+    }
     subprocess.run([sys.executable, "-c", BUILD, out], cwd=tree, capture_output=True, check=True)
     (wheel,) = out.iterdir()
     names = set(zipfile.ZipFile(wheel).namelist())

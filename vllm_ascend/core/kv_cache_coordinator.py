@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import cached_property
 from time import perf_counter
@@ -13,28 +13,30 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
-from vllm_ascend.core.cache_plan import plan_cache
+from vllm_ascend.core.admission.room_to_start import room_to_start
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
-from vllm_ascend.core.layout.groups import describe_groups, find_draft_groups
+from vllm_ascend.core.layout.groups import find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
-from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
 from vllm_ascend.core.lookup.prefix_lookup import CacheView
 from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.plan.cache_plan import plan_cache
+from vllm_ascend.core.plan.planned_groups import describe_groups
+from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
+from vllm_ascend.core.policy.units import GroupId, KVCacheBlockCopy
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
-from vllm_ascend.core.scheduler_facts import scheduler_facts
+from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.single_type_kv_cache_manager import make_managers
 from vllm_ascend.core.stock_caching import StockCaching
 from vllm_ascend.prefix_cache_config import load_config
-from vllm_ascend.releases import running_release
 
 
 class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
@@ -47,6 +49,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             vLLM), or the retention interval in tokens.
         eagle_group_ids: Groups that may hold layers of a draft model.
         stats: What was counted so far.
+        ledger: What every request has entered and copied.
         lookup: Where a hit may end.
         caching: What is entered, how long it stays, and who gets memory: as vLLM does it, or by
             rank where any switch is on.
@@ -104,9 +107,18 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.lcm_block_size = plan.alignment
         self.local_kv_retention_interval = plan.interval
         self.request_footprint = RequestFootprint(plan)
-        make_pool = BlockPool if plan.is_stock else AscendBlockPool
-        sizes = kv_cache_config.num_blocks, enable_caching, hash_block_size
-        self.block_pool = make_pool(*sizes, enable_kv_cache_events, metrics_collector)
+        arguments = (
+            kv_cache_config.num_blocks,
+            enable_caching,
+            hash_block_size,
+            enable_kv_cache_events,
+            metrics_collector,
+        )
+        self.block_pool = (
+            BlockPool(*arguments)
+            if plan.is_stock
+            else AscendBlockPool(*arguments, tells_front_end=scheduler_facts().tells_front_end)
+        )
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )
@@ -114,28 +126,41 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
-        read_by_others = running_release().coordinator_attributes(plan.alignment, plan.interval)
+        self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
+        block_tokens = [manager.block_size for manager in self.single_type_managers]
+        read_by_others = plan.terms.coordinator_attributes(
+            plan.alignment, plan.interval, block_tokens
+        )
         for name, value in read_by_others.items():
             setattr(self, name, value)
-        self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
         self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
         self.stats = CacheStats()
         successors = SuccessorHashes(plan.hash_tokens, getattr(pool, "event_log", None))
+        self.successors = successors
+        self.ledger = Ledger(has_connector=plan.facts.has_connector)
         self.caching: StockCaching | RankedCaching
         if plan.is_stock:
-            self.caching = StockCaching(super(), self.groups, plan, successors)
+            self.caching = StockCaching(self, self.groups, plan, successors, self.ledger)
         else:
             self.caching = RankedCaching(
-                pool, self.groups, plan, self.request_footprint, successors, self.stats
+                pool,
+                self.groups,
+                plan,
+                self.request_footprint,
+                successors,
+                self.stats,
+                self.ledger,
             )
-        view = CacheView(pool, plan, successors, self.caching.unwritten_block_ids)
+        view = CacheView(pool, plan, successors)
         self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, view))
 
     # Look-up
 
     @contextmanager
     def looking_up(self, request: Request) -> Iterator[None]:
-        """Say whose hashes are looked up inside."""
+        """Name the request whose hashes are looked up inside."""
+        if self.ledger.has_connector:
+            self.ledger.record(request.request_id).request = request
         self.caching.look_up_starts(request)
         with self.lookup.on_behalf_of(request):
             yield
@@ -149,8 +174,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     ) -> tuple:
         """Return the blocks of the longest hit, per group, and its length in tokens.
 
-        Some releases of vLLM expect a third number, see :meth:`Release.found
-        <vllm_ascend.releases.release.Release.found>`.
+        Some releases of vLLM expect a third number, see :meth:`VllmTerms.found
+        <vllm_ascend.core.plan.vllm_terms.VllmTerms.found>`.
 
         The hit is a multiple of ``lcm_block_size``, ``max_cache_hit_length`` at most. The blocks
         (see :class:`~vllm_ascend.core.lookup.hit_search.Hit`) are only safe until the next
@@ -161,7 +186,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         if self.lookup.request is not None:
             self.caching.look_up_ends(self.lookup.request, hit)
         self.stats.look_up_seconds.append(perf_counter() - started)
-        return running_release().found(hit.blocks, hit.tokens)
+        return self.plan.terms.found(hit.blocks, hit.tokens)
 
     # Memory
 
@@ -178,10 +203,15 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's base class.
 
+        An asynchronous load needs more: room for those that have loaded before to start in.
+
         Args:
             num_local_computed_tokens: In releases that tell; the blocks of the hit say as much.
         """
-        return self.caching.allocation.get_num_blocks_to_allocate(
+        told = {}
+        if num_local_computed_tokens is not None:
+            told["num_local_computed_tokens"] = num_local_computed_tokens
+        need = self.caching.allocation.get_num_blocks_to_allocate(
             request_id,
             num_tokens,
             new_computed_blocks,
@@ -189,7 +219,15 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             total_computed_tokens,
             num_tokens_main_model,
             apply_admission_cap,
+            **told,
         )
+        if num_tokens_main_model > total_computed_tokens:  # as in most calls: no load
+            return need
+        if self.plan.leaves_room_for_loads and not apply_admission_cap:
+            need += room_to_start(
+                self.caching.allocation, self.ledger.awaiting_start(), self.groups, self.plan
+            )
+        return need
 
     def allocate_new_computed_blocks(
         self,
@@ -204,6 +242,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         the same hit rests on. vLLM goes through the groups one by one: what the first allocates
         for external tokens could be what the second is about to reference.
         """
+        if num_external_computed_tokens:
+            self.ledger.load_starts(request_id)
         num_tokens = num_local_computed_tokens + num_external_computed_tokens
         held: list[KVCacheBlock] = []
         for group in self.groups.all if num_external_computed_tokens else ():
@@ -214,6 +254,10 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
         self.block_pool.free_blocks(held)
+        if num_external_computed_tokens:
+            # With one more step in flight, windows leave loaded blocks before a failure is known.
+            loading = set(self._block_ids(request_id))
+            self.ledger.record(request_id).loading_block_ids = loading
 
     def allocate_new_blocks(self, *args: Any) -> tuple[list[KVCacheBlock], ...]:
         """Make room for more tokens; see vLLM's base class."""
@@ -256,12 +300,47 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """
         return self.caching.pop_blocks_for_free(request_id)
 
-    def withdraw_unwritten(self, request_id: str) -> None:
-        """Take back what a request entered in the step being scheduled and has yet to write.
+    @contextmanager
+    def preempting(self, request_id: str) -> Iterator[None]:
+        """Within, a running request is freed that will come back.
 
-        With nothing switched on nothing is remembered and nothing withdrawn, as in stock vLLM.
+        What it entered and has yet to write is withdrawn. What is known of its prompt stays.
         """
         self.caching.withdraw_unwritten(request_id)
+        rank = self.caching.rank_of(request_id)
+        yield
+        self.caching.resume(request_id, rank)
+
+    @contextmanager
+    def session_continues(self, session: Request, *, has_new_items: bool) -> Iterator[None]:
+        """Within, vLLM adds new input to a streaming session, which drops what it sampled last.
+
+        The hashes that cover dropped tokens go. A draft layer has computed its last row from the
+        first dropped token: nobody else may read that row. Drafts behind the token that ended the
+        turn count as computed in vLLM, but are no tokens of the session.
+
+        vLLM keeps the computed tokens. A session that lost its blocks while its last step was in
+        flight has none, and would lose its whole history: it keeps all but the last token.
+
+        Args:
+            has_new_items: The new input has multimodal items. vLLM takes the last item of a prompt
+                for that of the next hash, so all of such a prompt is hashed again.
+        """
+        holds_nothing = session.num_computed_tokens == 0
+        num_computed = session.num_tokens - 1 if holds_nothing else session.num_computed_tokens
+        num_kept = session.num_computed_tokens = min(num_computed, session.num_tokens)
+        # Workers learn the new input as that of a new request; behind a load, vLLM tells a request
+        # that was ever preempted as one whose tokens they know.
+        session.num_preemptions = 0
+        is_hashed_again = has_new_items or bool(session.mm_features)
+        del session.block_hashes[0 if is_hashed_again else num_kept // self.hash_block_size :]
+        if num_kept and not holds_nothing and any(group.is_eagle for group in self.groups.all):
+            self.ledger.record(session.request_id).stale_tokens.append(num_kept - 1)
+            self.successors.drop_from(session.request_id, num_kept)
+        yield
+        if holds_nothing:
+            session.num_computed_tokens = 0
+            self.ledger.moves_on(session)
 
     @contextmanager
     def frees_withdraw(self) -> Iterator[None]:
@@ -296,9 +375,49 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """Return the copies that the step just scheduled must make first, ``None`` if none."""
         return self.caching.take_block_copies()
 
-    def confirm_block_copies(self, copies: list[KVCacheBlockCopy]) -> None:
-        """The step that was told these copies, as they were returned above, has run."""
-        self.caching.confirm_block_copies(copies)
+    def step_is_dispatched(self, output: SchedulerOutput) -> None:
+        """The step has been scheduled, and is told to the workers as ``output``."""
+        self.ledger.dispatch(output)
+
+    def step_has_run(self, output: SchedulerOutput, lost_block_ids: Set[int]) -> None:
+        """The output of a step is back; enter what it has loaded.
+
+        Args:
+            output: What :meth:`step_is_dispatched` was given.
+            lost_block_ids: Blocks that a connector could not load, without the null block.
+        """
+        self.ledger.preempted_and_lost = []
+        for record in self.ledger.confirm(output):
+            self.caching.release_copies(record)
+            request = record.request
+            if request is None:
+                continue
+            if self.ledger.records.get(request.request_id) is not record:  # ended or preempted
+                is_lost = not record.loading_block_ids.isdisjoint(lost_block_ids)
+                if is_lost and not request.is_finished():
+                    self.ledger.preempted_and_lost.append(request)
+                continue
+            if record.is_loading and not self.is_affected(request.request_id, lost_block_ids):
+                record.load_ends()
+                self.caching.cache_blocks(request, record.num_noted_tokens)
+
+    def is_affected(self, request_id: str, lost_block_ids: Set[int]) -> bool:
+        """Whether a request rests on blocks that could not be loaded by the step confirmed last.
+
+        Args:
+            lost_block_ids: See :meth:`step_has_run`.
+        """
+        if not (lost_block_ids and self.ledger.took_part(request_id)):
+            return False
+        record = self.ledger.records.get(request_id)
+        if record is not None and not record.loading_block_ids.isdisjoint(lost_block_ids):
+            return True
+        return any(block_id in lost_block_ids for block_id in self._block_ids(request_id))
+
+    def _block_ids(self, request_id: str) -> Iterator[int]:
+        for manager in self.single_type_managers:
+            for block in manager.req_to_blocks.get(request_id, ()):
+                yield block.block_id
 
     def take_stats(self) -> CacheUpdate | None:
         """Return what was counted since the last call; ``None`` if nothing, or all is stock."""

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
 
 
 class _StoredInRows:
-    """What Ascend's specs have in common; a mixin, because each has a base of vLLM's own."""
+    """The common part of Ascend's specs: a mixin, because each has a base class of vLLM's own."""
 
     block_size: int
 
@@ -91,6 +91,7 @@ class AscendMLAAttentionSpec(_StoredInRows, MLAAttentionSpec):
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Bytes that one request of ``max_model_len`` tokens holds on this rank."""
+        # Nothing above this file is imported here: some checkouts keep their own copy of it.
         parallel = vllm_config.parallel_config
         ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
         local_tokens = cdiv(vllm_config.model_config.max_model_len, ranks)

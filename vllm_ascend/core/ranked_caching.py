@@ -9,7 +9,6 @@ passed), and until then a call costs one comparison.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from operator import itemgetter
 
@@ -18,51 +17,47 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
-from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.events.announcement import announced_groups
 from vllm_ascend.core.events.kv_event_queue import HitRules
-from vllm_ascend.core.eviction.rules import Lru, ProtectReturning
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
-from vllm_ascend.core.layout.units import GroupId, Ordinal
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
 from vllm_ascend.core.lookup.hit_search import Blocks, Hit
 from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.successors import SuccessorHashes
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.policy.boundaries import align_down
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.core.policy.units import GroupId, KVCacheBlockCopy, Ordinal
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
-from vllm_ascend.core.retention.boundaries import align_down
 from vllm_ascend.core.retention.freed_blocks import (
     PlacedBlock,
     deep_first,
     leave_behind,
     take_remaining_blocks,
 )
-from vllm_ascend.core.retention.learned_order import LearnedOrder
-from vllm_ascend.core.retention.request_record import RequestRecord
+from vllm_ascend.core.retention.ledger import Ledger
+from vllm_ascend.core.retention.request_record import (
+    EnteredBlocks,
+    RequestRecord,
+    WaitingTails,
+)
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
-from vllm_ascend.core.retention.tail_cache import Entered, TailCache
+from vllm_ascend.core.retention.tail_cache import TailCache
 from vllm_ascend.core.stock_caching import enter_full_blocks
-from vllm_ascend.releases import running_release
 
 _NEVER = 1 << 62
-# A block of a tail has no more than a granule, which came before as a whole or not at all.
-_WITHIN_A_GRANULE = 1
 
 
 class RankedCaching:
     """Caches what can be hit, with a rank that says how long.
 
     Attributes:
-        records: By request id, how far each request has come.
         tails: Enters the tails of boundaries.
         sparse_state: Decides which blocks of compressor state are real.
         partial_hits: Hits that end inside a block.
         allocation: Gives requests their blocks.
-        unwritten_block_ids: Cached blocks whose compressor state the step being scheduled has yet
-            to write. No hit may rest on them.
         withdraws_freed: A request that is freed loses its part of the step being scheduled.
     """
 
@@ -74,13 +69,13 @@ class RankedCaching:
         footprint: RequestFootprint,
         successors: SuccessorHashes,
         stats: CacheStats,
+        ledger: Ledger,
     ) -> None:
         self._pool, self._groups, self._plan = pool, groups, plan
         self._successors, self._stats = successors, stats
-        self.unwritten_block_ids: set[int] = set()
+        self._ledger, self._records = ledger, ledger.records
         self.withdraws_freed = False
         self._compressed = [is_compressed(spec) for spec in plan.specs]
-        self.records: dict[str, RequestRecord] = {}
         is_eagle = any(group.is_eagle for group in groups.all)
         lookahead = plan.hash_tokens if is_eagle else 0
         self.tails = TailCache(
@@ -92,27 +87,17 @@ class RankedCaching:
             least_gain=groups.tokens_for_a_tail(plan.whole_blocks + plan.alignment),
             stats=stats,
         )
-        self.sparse_state = SparseState(pool, groups.all, self.tails, self.records, plan)
-        self.partial_hits = PartialHits(pool, groups, plan, self.records)
+        self.sparse_state = SparseState(pool, groups.all, self.tails, ledger.records, plan)
+        self.partial_hits = PartialHits(pool, groups, plan, ledger)
         self.allocation = BlockAllocation(
-            groups, plan, footprint, self.records, self.sparse_state, self.partial_hits
+            groups, plan, footprint, ledger.records, self.sparse_state, self.partial_hits
         )
-        self._entered_in_step: defaultdict[str, list[Entered]] = defaultdict(list)
         self.returning: ReturningPrompts | None = None
-        self.learned: LearnedOrder | None = None
-        if groups.prefix:
-            self._follow_prompts(min(groups.prefix, key=lambda group: group.block_tokens))
-        self._describe_events()
-
-    def _follow_prompts(self, finest: Group) -> None:
-        """Note who comes again, where somebody asks, by the names of a group's blocks."""
-        config, pool = self._plan.config, self._pool
-        if config.eviction == "learned":  # it remembers names itself
-            base = ProtectReturning() if config.protect_returning else Lru()
-            self.learned = LearnedOrder(pool, finest, base)
-        elif config.protect_returning:
+        if groups.prefix and plan.config.eviction == "protect":
+            finest = min(groups.prefix, key=lambda group: group.block_tokens)
             self.returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
             pool.given_up = self.returning.given_up
+        self._describe_events()
 
     def _describe_events(self) -> None:
         """Tell those who follow the cache's events what a hit takes."""
@@ -127,25 +112,19 @@ class RankedCaching:
         )
         log.describe(announced_groups(self._groups.all, plan.specs, rules), rules)
 
-    def _record(self, request_id: str) -> RequestRecord:
-        record = self.records.get(request_id)
-        if record is None:
-            record = self.records[request_id] = RequestRecord()
-        return record
-
     # Look-up
 
     def look_up_starts(self, request: Request) -> None:
         """A request looks for a hit, perhaps not for the first time."""
-        record = self._record(request.request_id)
+        record = self._ledger.record(request.request_id)
         record.request = request
         # It may be let in behind another hit than the one before, which found no memory.
         record.next_free = 0
 
     def look_up_ends(self, request: Request, hit: Hit) -> None:
         """Remember where the request leaves what is cached; its tail there is worth keeping."""
-        record = self._record(request.request_id)
-        record.hit, record.matched = hit.tokens, hit.matched
+        record = self._ledger.record(request.request_id)
+        record.num_hit_tokens, record.num_matched_tokens = hit.tokens, hit.matched
         if self._groups.prefix:
             junction = max(hit.matched - self.tails.lookahead, 0)
             record.junction = align_down(junction, self._plan.alignment)
@@ -162,7 +141,7 @@ class RankedCaching:
         self._stats.partial_hits += bool(num_copies)
         if not num_local:
             return
-        record = self._record(request_id)
+        record = self._ledger.record(request_id)
         record.passed = record.cached = num_local
         for group in self._groups.retained:
             record.freed[group.id] = Ordinal(group.tail(num_local).start)
@@ -194,52 +173,54 @@ class RankedCaching:
         Blocks are entered when they are scheduled, before they are computed, as in vLLM; except
         for what a hit would copy or read before that is done.
         """
-        record = self.records.get(request.request_id)
+        record = self._records.get(request.request_id)
         if record is None:
-            record = self._record(request.request_id)
+            record = self._ledger.record(request.request_id)
         elif num_computed_tokens < record.next_cache:  # as in most steps
             return
         record.request = request
-        if not record.next_cache:
+        if not (record.next_cache or record.num_noted_tokens):
             self._note_start(request, record)
+        if self._ledger.awaits_load(request, num_computed_tokens):
+            return
         # A block can be named once the hash that covers it is complete.
         named = align_down(num_computed_tokens, self._plan.hash_tokens)
         record.next_cache = named + self._plan.hash_tokens
-        entered = self._entered_in_step[request.request_id]
+        self._ledger.open(record)
+        terms = self._plan.terms
         for group in self._groups.all:
             if not group.is_retained:
-                ordinals = enter_full_blocks(group, request, named, self._successors)
-                entered.append(Entered(group, ordinals))
+                end = min(named, record.end_before_stale(group)) if group.is_eagle else named
+                ordinals = enter_full_blocks(group, request, end, self._successors, terms)
+                record.entered.append(EnteredBlocks(group, ordinals))
             elif group.is_eagle:
                 self._successors.resolve_pending(group.id, request)
         self.partial_hits.collect(record, request, named)
         tails = self.tails.advance(record, named)
         for group, ordinals in tails:
-            self._note_tails(request, group, ordinals)
-        entered += tails
+            self._note_successors(request, group, ordinals)
+        record.entered += tails
         record.cached = named
 
     def _note_start(self, request: Request, record: RequestRecord) -> None:
         """Judge a request that is scheduled for the first time, if it looked for a hit at all."""
-        if record.hit is None or request.num_preemptions:
+        if record.num_hit_tokens is None or request.num_preemptions:
             return
         self._stats.note_start(
-            request.num_prompt_tokens, record.hit, missed_junction=record.missed_junction
+            request.num_prompt_tokens, record.num_hit_tokens, missed_junction=record.missed_junction
         )
-        if self.learned is not None:
-            self.learned.start(request, record)
-        elif self.returning is not None and self.returning.includes(request, record.matched):
+        if self.returning is not None and self.returning.includes(
+            request, record.num_matched_tokens
+        ):
             self.tails.protect(record)
 
-    def _note_tails(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
-        """Remember of the blocks of tails what a later look-up must know."""
-        blocks = group.manager.req_to_blocks[request.request_id]
+    def _note_successors(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
+        """Remember what follows the blocks of tails that a draft model's layers are in."""
         if group.is_eagle:
+            blocks = group.manager.req_to_blocks[request.request_id]
             for ordinal in ordinals:
                 end_tokens = (ordinal + 1) * group.block_tokens
                 self._successors.remember(group.id, request, blocks[ordinal], end_tokens)
-        if group.is_compressor_state:
-            self.unwritten_block_ids.update(blocks[i].block_id for i in ordinals)
 
     def withdraw_unwritten(self, request_id: str) -> None:
         """Take back what a request entered in the step being scheduled and has yet to write.
@@ -247,13 +228,55 @@ class RankedCaching:
         Called when it is preempted: its part of the step will not run, so nobody will ever write
         what the blocks' keys promise. What it keeps of earlier steps stays; others may hold it.
         """
-        self.partial_hits.unwritten.forget(request_id)
-        for group, ordinals in self._entered_in_step.pop(request_id, ()):
-            request = self.records[request_id].request
-            assert request is not None, "its blocks are entered, so it has named itself"
-            written = request.num_computed_tokens // group.block_tokens
+        record = self._records.get(request_id)
+        if record is None:
+            return
+        self._drop_waiting(record)
+        for group, ordinals in record.entered:
+            assert record.request is not None, "its blocks are entered, so it has named itself"
+            written = record.request.num_computed_tokens // group.block_tokens
             blocks = group.manager.req_to_blocks[request_id]
             self._pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})
+        record.entered.clear()
+
+    def lose(self, request_id: str) -> None:
+        """Enter nothing more of a request: it rests on blocks that could not be loaded."""
+        record = self._ledger.record(request_id)
+        record.is_loading = True
+        self._drop_waiting(record)
+
+    def _drop_waiting(self, record: RequestRecord) -> None:
+        """Drop what was to be entered when the next step starts: it will not be written."""
+        log, waiting = self._pool.event_log, record.waiting
+        record.waiting = []
+        if log is None:
+            return
+        for entry in waiting:
+            if not isinstance(entry, WaitingTails):
+                log.granules_withdrawn(entry.block.block_id, entry.granules)
+                continue
+            assert record.request is not None, "its blocks wait, so it has named itself"
+            blocks = entry.group.manager.req_to_blocks[record.request.request_id]
+            for block in (blocks[ordinal] for ordinal in entry.ordinals):
+                if block._block_hash is None:
+                    log.block_evicted(block.block_id)
+
+    def _settle(self, record: RequestRecord) -> None:
+        """Enter what waits on a record: the step that writes it has been dispatched."""
+        record.entered.clear()
+        waiting, record.waiting = record.waiting, []
+        for entry in waiting:
+            group = entry.group
+            if not isinstance(entry, WaitingTails):
+                self._pool.granules.enter(group.id, entry.block, entry.granules)
+                continue
+            assert record.request is not None, "its blocks wait, so it has named itself"
+            blocks = group.manager.req_to_blocks[record.request.request_id]
+            where = (group.block_tokens, group.id)
+            new = self._pool.enter(record.request, blocks, entry.ordinals, *where, entry.rank)
+            # They were told when they began to wait; not those that were evicted meanwhile.
+            self._pool.announce(record.request, blocks, new, *where)
+            self._note_successors(record.request, group, entry.ordinals)
 
     # Freeing
 
@@ -263,7 +286,7 @@ class RankedCaching:
         A boundary passed by drafts is dealt with once they are accepted: until then its tail is
         held as well. Prompts hold none, and a pool may have no block to spare for them.
         """
-        record, confirmed = self.records.get(request_id), total_computed_tokens
+        record, confirmed = self._records.get(request_id), total_computed_tokens
         if record is not None and confirmed < record.next_free:  # as in most steps
             return
         request = None if record is None else record.request
@@ -275,8 +298,10 @@ class RankedCaching:
             return
         if confirmed < record.next_free:
             return
+        if record.waiting:  # A request that a connector hands over ends here, before the next step.
+            self._settle(record)
         # A connector may write into a block at once, beside the steps that still read it.
-        in_flight = 0 if request is None else running_release().in_flight_tokens(request)
+        in_flight = 0 if request is None else self._plan.terms.in_flight_tokens(request)
         settled = max(confirmed - in_flight, 0)
         record.next_free = _NEVER
         left: list[PlacedBlock] = []
@@ -292,9 +317,7 @@ class RankedCaching:
             scratch = [block for block in freed if block._block_hash is None]
             self._pool.free_blocks(scratch, prepend=True)
             if len(scratch) < len(freed):
-                cached = [entry for entry in left if entry[1]._block_hash is not None]
-                self._classify(cached, record, _WITHIN_A_GRANULE)
-                self._pool.free_blocks([block for _, block in cached])
+                self._pool.free_blocks([b for b in freed if b._block_hash is not None])
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
@@ -309,29 +332,36 @@ class RankedCaching:
         if self.withdraws_freed:
             self.withdraw_unwritten(request_id)
         self._successors.forget(request_id)
-        self.partial_hits.end(request_id)
-        record = self.records.pop(request_id, None)
+        record = self._records.get(request_id)
+        if record is not None:
+            self._settle(record)
+            self.partial_hits.end(record)
+            del self._records[request_id]
         held: list[PlacedBlock] = []
-        parts_prompts = self.learned is not None and self.learned.rule.parts_prompts
-        ended = () if record is None else self.tails.finish(record, parts_prompts=parts_prompts)
+        ended = () if record is None else self.tails.finish(record)
         for entry in ended:
             if entry.block.ref_cnt == 0:
                 self._pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
-        self._classify(held, record, _WITHIN_A_GRANULE)
         for group in self._groups.all:
             blocks = take_remaining_blocks(group, record, request_id, self._pool.null_block)
             if record is not None and group.is_downward_closed:
                 self._rank_rows(blocks, record)
-            self._classify(blocks, record, group.block_tokens)
             held += blocks
             group.manager.free(request_id)
-        if self.learned is not None and record is not None:
-            self.learned.end(record)
         return deep_first(held)
 
+    def resume(self, request_id: str, rank: Rank) -> None:
+        """A request was preempted and will come back; what it keeps had the given rank."""
+        record = self._ledger.record(request_id)
+        record.rank, record.is_resumed = rank, True
+
+    def rank_of(self, request_id: str) -> Rank:
+        """Return the rank of the tails that a request keeps."""
+        return self._ledger.record(request_id).rank
+
     def _rank_rows(self, rows: list[PlacedBlock], record: RequestRecord) -> None:
-        """Say how long the rows of a request stay that ends."""
+        """Rank the rows of a finished request."""
         num_kept, request, end_of_kept = len(rows), record.request, record.end_of_kept
         if end_of_kept and request is not None:
             num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
@@ -341,32 +371,25 @@ class RankedCaching:
         if record.rank is Rank.PROTECTED:
             self._pool.protect(block for _, block in rows[:num_kept])
 
-    def _classify(
-        self, blocks: list[PlacedBlock], record: RequestRecord | None, block_tokens: int
-    ) -> None:
-        """Say of what class blocks of a group are that are about to be freed, where it matters."""
-        if self.learned is not None and record is not None:
-            self.learned.classify(blocks, record, block_tokens)
-
     # Steps
 
     def new_step_starts(self) -> None:
         """The step before has been dispatched: what it writes may be read from now on."""
-        self.partial_hits.new_step_starts()
+        for record in self._ledger.next_step():
+            self._settle(record)
+            if not self._ledger.has_connector:
+                self.partial_hits.release(record)
         self.sparse_state.release_spares()
-        self._entered_in_step.clear()
-        self.unwritten_block_ids.clear()
 
     def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
         """Return the copies that the step just scheduled must make first, ``None`` if none."""
-        copies = self.partial_hits.copies.take()
-        if copies is not None:
-            self._stats.copied_blocks += len(copies)
-        return copies
+        copies = self._ledger.copies_to_tell()
+        self._stats.copied_blocks += len(copies)
+        return copies or None
 
-    def confirm_block_copies(self, copies: list[KVCacheBlockCopy]) -> None:
-        """The step that was told these copies has run."""
-        self.partial_hits.copies.confirm(copies)
+    def release_copies(self, record: RequestRecord) -> None:
+        """The step that was told a request's copies has run."""
+        self.partial_hits.release(record)
 
     def take_stats(self) -> CacheUpdate | None:
         """Return what was counted since the last call; ``None`` if nothing was."""
@@ -374,5 +397,4 @@ class RankedCaching:
         # -1: the null block is nobody's.
         used = self._pool.num_gpu_blocks - 1 - queue.num_free_blocks
         evicted = queue.num_handed_out[1:]  # from spare on
-        rule = "" if self.learned is None else self.learned.rule.name
-        return self._stats.take((used, *queue.num_free_by_tier), evicted, rule)
+        return self._stats.take((used, *queue.num_free_by_tier), evicted)

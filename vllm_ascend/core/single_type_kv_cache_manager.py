@@ -20,18 +20,18 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.specs import (
     compress_ratio,
     is_compressed,
     tokens_per_block,
     unpack_uniform,
 )
-from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.retention.block_ranks import reachable_blocks
-from vllm_ascend.core.retention.boundaries import contiguous_blocks_for_hit
+from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.plan.vllm_terms import VllmTerms, terms_in_force
+from vllm_ascend.core.policy.block_ranks import reachable_blocks
+from vllm_ascend.core.policy.boundaries import contiguous_blocks_for_hit
+from vllm_ascend.core.policy.units import GroupId
 from vllm_ascend.core.retention.sparse_state import SparseStateManager
-from vllm_ascend.releases import running_release
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -154,6 +154,7 @@ def get_manager_for_kv_cache_spec(
     max_model_len: int | None = None,
     *,
     sparse_state: bool = False,
+    terms: VllmTerms | None = None,
     **kwargs,
 ) -> SingleTypeKVCacheManager:
     """Return the manager of a group, by what its spec *is* rather than by its exact class.
@@ -165,10 +166,10 @@ def get_manager_for_kv_cache_spec(
     get vLLM's own. Raises ``KeyError`` if no manager is known for a spec's class or a base of it.
     """
     spec = unpack_uniform(kv_cache_spec)
-    release = running_release()
-    kwargs = release.manager_arguments(tokens_per_block(spec)) | kwargs
-    step_tokens = kwargs.pop(release.step_tokens, max_num_batched_tokens)
-    if is_compressed(spec) and release.counts_rows:
+    terms = terms or terms_in_force()
+    kwargs = terms.manager_arguments(tokens_per_block(spec)) | kwargs
+    step_tokens = kwargs.pop(terms.step_tokens, max_num_batched_tokens)
+    if is_compressed(spec) and terms.counts_rows:
         if max_model_len is not None:
             ratio = compress_ratio(spec)
             max_rows, rows = max_model_len // ratio, tokens_per_block(spec) // ratio
@@ -177,11 +178,11 @@ def get_manager_for_kv_cache_spec(
     recycles = isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
     if recycles and step_tokens is not None and max_model_len is not None:
         kwargs["max_admission_blocks_per_request"] = spec.max_admission_blocks_per_request(
-            **{release.step_tokens: step_tokens}, max_model_len=max_model_len
+            **{terms.step_tokens: step_tokens}, max_model_len=max_model_len
         )
     if sparse_state:
         return SparseStateManager(spec, **kwargs)
-    manager_class = release.manager_class(spec)
+    manager_class = terms.manager_class(spec)
     if manager_class is None:
         raise KeyError(f"no KV cache manager for {type(spec).__name__}")
     return manager_class(spec, **kwargs)
@@ -195,14 +196,12 @@ def make_managers(
     def make(group_id: GroupId, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
         arguments = {
             "kv_cache_spec": group.kv_cache_spec,
-            running_release().step_tokens: (
-                plan.max_num_batched_tokens + plan.facts.num_in_flight_tokens
-            ),
+            plan.terms.step_tokens: (plan.max_num_batched_tokens + plan.facts.num_in_flight_tokens),
             "max_model_len": plan.max_model_len,
             "block_pool": pool,
             "enable_caching": pool.enable_caching,
             "kv_cache_group_id": group_id,
-            **running_release().manager_arguments(plan.alignment),
+            **plan.terms.manager_arguments(plan.alignment),
         }
         if plan.is_sparse(plan.specs[group_id]):
             return get_manager_for_kv_cache_spec(**arguments, sparse_state=True)
@@ -273,7 +272,7 @@ def reachable_block_mask(
     retention_interval: int | None = None,
     num_prompt_tokens: int | None = None,
 ) -> list[bool] | None:
-    """Say which blocks of ``[start_block, end_block)`` may serve a hit; ``None`` means all."""
+    """Return which blocks of ``[start_block, end_block)`` may serve a hit; ``None``: all."""
     return None  # full attention reads every block of a prefix
 
 

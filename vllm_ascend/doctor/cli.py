@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,58 +13,87 @@ from rich.markup import escape
 
 from vllm_ascend.doctor.findings import EXIT_BAD_INPUT, Diagnosis
 
+if TYPE_CHECKING:
+    from vllm_ascend.doctor.diagnosis import Question
+
+_DEFAULT_BATCHED_TOKENS = 8192
+
+_Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- COMMAND",
+        help="The serving command, judged as it stands: -- vllm serve MODEL ...",
+    ),
+]
+_Manifest = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A Kubernetes manifest or a compose file whose serving command and environment are "
+        "judged; -: standard input.",
+    ),
+]
+_Container = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which container of --manifest, if several serve."),
+]
+_Checkout = Annotated[
+    Path | None,
+    typer.Option(help="A vllm-ascend checkout; default: the one that serving imports, if any."),
+]
+_Model = Annotated[
+    Path | None,
+    typer.Option(help="A config.json, or the folder that holds it: tells the layout."),
+]
+_BlockSize = Annotated[int | None, typer.Option(help="As for vllm serve.", min=1)]
+_MaxModelLen = Annotated[int | None, typer.Option(help="As for vllm serve.", min=1)]
+_Drafts = Annotated[
+    int | None, typer.Option(help="Of --speculative-config; default: no drafting.", min=0)
+]
+_Transfer = Annotated[str | None, typer.Option(help="As for vllm serve, in JSON.")]
+_BatchedTokens = Annotated[
+    int | None,
+    typer.Option(help=f"As for vllm serve; default: {_DEFAULT_BATCHED_TOKENS}.", min=1),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+_Verbose = Annotated[bool, typer.Option("--verbose", help="Show every patch and every variable.")]
+
 
 def doctor(
-    checkout: Annotated[
-        Path | None,
-        typer.Option(help="A vllm-ascend checkout; default: the one that serving imports, if any."),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="A config.json, or the folder that holds it: tells the layout."),
-    ] = None,
-    block_size: Annotated[int | None, typer.Option(help="As of vllm serve.", min=1)] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="As of vllm serve.", min=1)] = None,
-    num_speculative_tokens: Annotated[
-        int, typer.Option(help="Of --speculative-config; 0: no drafting.", min=0)
-    ] = 0,
-    kv_transfer_config: Annotated[
-        str | None, typer.Option(help="As of vllm serve, in JSON.")
-    ] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="As of vllm serve.", min=1)] = 8192,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on standard output.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show every patch and every variable.")
-    ] = False,
+    command: _Command = None,
+    manifest: _Manifest = None,
+    container: _Container = None,
+    checkout: _Checkout = None,
+    model: _Model = None,
+    block_size: _BlockSize = None,
+    max_model_len: _MaxModelLen = None,
+    num_speculative_tokens: _Drafts = None,
+    kv_transfer_config: _Transfer = None,
+    max_num_batched_tokens: _BatchedTokens = None,
+    as_json: _AsJson = False,
+    verbose: _Verbose = False,
 ) -> None:
     """Say whether serving would do what the settings ask for.
 
     Exit codes: 0 it would, 1 it would not, 2 bad input.
     """
     # Here, not above: python -m vllm_ascend must not import vLLM to list its commands.
-    from vllm_ascend.doctor.layout_child import LayoutRequest
-    from vllm_ascend.prefix_cache_config import process_environment
-    from vllm_ascend.replay.trace import BadInputError
+    from vllm_ascend.command_line.bad_input import BadInputError
 
+    flags = {
+        "--block-size": block_size,
+        "--max-model-len": max_model_len,
+        "--num-speculative-tokens": num_speculative_tokens,
+        "--kv-transfer-config": kv_transfer_config,
+        "--max-num-batched-tokens": max_num_batched_tokens,
+    }
     try:
-        asked = None
-        connector = _json_object(kv_transfer_config)
-        if checkout is not None:
-            _check_checkout(checkout)
-        if model is not None:
-            asked = LayoutRequest(
-                model=str(_checked(model)),
-                block_size=block_size,
-                max_model_len=max_model_len,
-                num_speculative_tokens=num_speculative_tokens,
-                max_num_batched_tokens=max_num_batched_tokens,
-                kv_transfer_config=connector,
-            )
-        diagnosis = _diagnose(
-            process_environment(), checkout, asked, has_connector=connector is not None
-        )
+        _check_places(checkout, model)
+        if command or manifest is not None or container is not None:
+            question = _of_command(command or [], manifest, container, model, flags)
+        else:
+            question = _of_options(model, flags)
+        diagnosis = _diagnose(question, checkout)
     except BadInputError as error:
         text = f"[bold red]error:[/] {escape(str(error))}"
         _stderr().print(text, highlight=False, soft_wrap=True)
@@ -73,26 +102,81 @@ def doctor(
     raise typer.Exit(diagnosis.exit_code)
 
 
-def _check_checkout(checkout: Path) -> None:
+def _check_places(checkout: Path | None, model: Path | None) -> None:
+    from vllm_ascend.command_line.bad_input import BadInputError
     from vllm_ascend.deployment import is_checkout
-    from vllm_ascend.replay.trace import BadInputError
-
-    if not is_checkout(checkout / "vllm_ascend"):
-        raise BadInputError(
-            f"--checkout {checkout}: no checkout of vllm-ascend (no vllm_ascend/platform.py)"
-        )
-
-
-def _checked(model: Path) -> Path:
-    """Return the model's place, once its configuration could be read."""
     from vllm_ascend.doctor.model_config import read_model
 
-    read_model(model)
-    return model.resolve()
+    if checkout is not None and not is_checkout(checkout / "vllm_ascend"):
+        raise BadInputError(
+            f"--checkout {checkout}: is not a checkout of vllm-ascend "
+            "(it has no vllm_ascend/platform.py)"
+        )
+    if model is not None:
+        read_model(model)
+
+
+def _of_command(
+    words: list[str],
+    manifest: str | None,
+    container: str | None,
+    model: Path | None,
+    flags: dict[str, Any],
+) -> Question:
+    """Return the question whether a serving command would do.
+
+    Raises:
+        BadInputError: There is none, or more than one, or it and options say the same.
+    """
+    from vllm_ascend.command_line.bad_input import BadInputError
+    from vllm_ascend.doctor.diagnosis import Question
+    from vllm_ascend.doctor.manifests import serving_command_of
+    from vllm_ascend.doctor.serving_command import Container, find_serving_command
+    from vllm_ascend.prefix_cache_config import process_environment
+
+    environ = process_environment()
+    given = [option for option, value in flags.items() if value is not None]
+    if given:
+        raise BadInputError(f"{given[0]}: the serving command says that; leave the option out")
+    if words and manifest is not None:
+        raise BadInputError(f"--manifest {manifest}: leave it out, or the command behind --")
+    if manifest is not None:
+        command = serving_command_of(manifest, container, environ)
+    elif container is not None:
+        raise BadInputError(f"--container {container}: needs --manifest")
+    else:
+        try:
+            found = find_serving_command(Container("", words, environ))
+        except ValueError as error:
+            raise BadInputError(f"the command behind --: {error}") from error
+        if found is None:
+            raise BadInputError(f"the command behind --: {words[0]!r} is not `vllm serve ...`")
+        command = found
+    return Question(command.environ, command=command, model=model)
+
+
+def _of_options(model: Path | None, flags: dict[str, Any]) -> Question:
+    """Return the question about the model that options describe, if they name one."""
+    from vllm_ascend.doctor.diagnosis import Question
+    from vllm_ascend.doctor.layout_child import LayoutRequest
+    from vllm_ascend.prefix_cache_config import process_environment
+
+    connector = _json_object(flags["--kv-transfer-config"])
+    asked = None
+    if model is not None:
+        asked = LayoutRequest(
+            model=str(model.resolve()),
+            block_size=flags["--block-size"],
+            max_model_len=flags["--max-model-len"],
+            num_speculative_tokens=flags["--num-speculative-tokens"] or 0,
+            max_num_batched_tokens=flags["--max-num-batched-tokens"] or _DEFAULT_BATCHED_TOKENS,
+            kv_transfer_config=connector,
+        )
+    return Question(process_environment(), layout=asked, has_connector=connector is not None)
 
 
 def _json_object(text: str | None) -> dict[str, Any] | None:
-    from vllm_ascend.replay.trace import BadInputError
+    from vllm_ascend.command_line.bad_input import BadInputError
 
     if text is None:
         return None
@@ -105,14 +189,12 @@ def _json_object(text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def _diagnose(
-    environ: dict[str, str], checkout: Path | None, asked: Any, *, has_connector: bool
-) -> Diagnosis:
+def _diagnose(question: Question, checkout: Path | None) -> Diagnosis:
     """Run the probes, showing on a terminal that something goes on."""
     from vllm_ascend.doctor.diagnosis import diagnose
 
     with _stderr().status("starting vLLM as serving does ..."):
-        return diagnose(environ, checkout=checkout, asked=asked, has_connector=has_connector)
+        return diagnose(question, checkout=checkout)
 
 
 def _print(diagnosis: Diagnosis, *, as_json: bool, verbose: bool) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.doctor.findings import Finding, Severity, VariableRow
-from vllm_ascend.prefix_cache_config import VARIABLES, PrefixCacheConfig, Variable, load_config
+from vllm_ascend.prefix_cache_config import VARIABLES, Variable, is_left_to_vllm, load_config
 
 _PROBE = "environment"
 _HASH_SEED = "PYTHONHASHSEED"
@@ -44,6 +45,8 @@ def _row(variable: Variable, environ: Mapping[str, str], config: PrefixCacheConf
     in_force = getattr(config, variable.field)
     if _complaint(variable, environ):
         source, value = "invalid", raw
+    elif variable.field == "retention" and is_left_to_vllm(environ):
+        source, value = "vllm", raw
     elif raw:
         source, value = "set", _spoken(in_force)
     else:
@@ -61,7 +64,8 @@ def _spoken(value: object) -> str:
 def _complaint(variable: Variable, environ: Mapping[str, str]) -> str:
     """Return why the variable's value cannot be used, or nothing."""
     try:
-        load_config({variable.name: environ.get(variable.name, "")})
+        if raw := environ.get(variable.name):
+            variable.parse(variable.name, raw)
     except ValueError as error:
         return str(error)
     return ""
@@ -74,6 +78,18 @@ def check_values(environ: Mapping[str, str]) -> Iterator[Finding]:
         if complaint:
             remedy = f"set {variable.name} to one of: {variable.values}; or unset it"
             yield Finding(_PROBE, Severity.WRONG, complaint, remedy)
+
+
+def check_interval(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding if the retention interval that is set is vLLM's own affair."""
+    if is_left_to_vllm(environ):
+        yield Finding(
+            _PROBE,
+            Severity.WARNING,
+            "VLLM_PREFIX_CACHE_RETENTION_INTERVAL is the only switch that is on, and this vLLM "
+            "reads it itself: nothing of this project is in force",
+            "that is all right if it is meant so; else set VLLM_ASCEND_PREFIX_CACHE_PROFILE=best",
+        )
 
 
 def check_names(environ: Mapping[str, str], known: Collection[str]) -> Iterator[Finding]:

@@ -34,13 +34,15 @@ class Finding:
         probe: Which probe found it.
         severity: How much it matters.
         text: What is so.
-        remedy: What to do about it; empty if there is nothing to do.
+        remedy: What to do about it; empty if there is nothing to do, or if ``command`` says it.
+        command: The shell command that does it; empty if there is none.
     """
 
     probe: str
     severity: Severity
     text: str
     remedy: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class VariableRow:
     Attributes:
         name: The variable.
         value: What is in force; the raw value if it is not allowed; ``"unset"`` for none.
-        source: ``"set"``, ``"default"``, ``"profile"`` or ``"invalid"``.
+        source: ``"set"``, ``"default"``, ``"profile"``, ``"vllm"`` (vLLM reads it, we do not) or
+            ``"invalid"``.
         allowed: The allowed values.
         effect: What it does.
     """
@@ -157,18 +160,29 @@ class OverlayFacts:
     """The overlay over a vllm-ascend checkout.
 
     Attributes:
-        state: ``"absent"``, ``"applied"``, ``"half-applied"``, ``"modified"``, ``"none"`` where
-            there is no checkout that it could lie over, ``"unsupported"`` where there is one for
-            another vLLM, or ``"unknown"``.
+        state: One of the overlay's own words; or ``"none"`` where there is no checkout that it
+            could lie over, ``"unsupported"`` where there is one for another vLLM, or ``"unknown"``.
         text: In words.
         checkout: The checkout looked at, if any.
         head: Its commit, if known.
+        command: The shell command that cures it; empty if there is none.
+        out_of_force: Files of vllm-ascend that were changed, and that ours take the place of.
     """
 
     state: str
     text: str
     checkout: str | None = None
     head: str | None = None
+    command: str = ""
+    out_of_force: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CommandFacts:
+    """The serving command that was judged; ``container`` names what runs it in a manifest."""
+
+    text: str
+    container: str
 
 
 @dataclass(frozen=True)
@@ -181,6 +195,7 @@ class Diagnosis:
     variables: tuple[VariableRow, ...]
     layout: LayoutFacts | None
     findings: tuple[Finding, ...]
+    command: CommandFacts | None = None
 
     @property
     def exit_code(self) -> int:

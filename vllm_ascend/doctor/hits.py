@@ -7,8 +7,8 @@ import itertools
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_ascend.replay.scheduler import make_request
-from vllm_ascend.replay.worker import SamplingWorker
+from vllm_ascend.dry_run.scheduler import make_request
+from vllm_ascend.dry_run.worker import SamplingWorker
 
 _REQUESTS = (1, 2, 3)
 # Behind the common prefix, if there is room: so many granules and two alignments, so that nothing

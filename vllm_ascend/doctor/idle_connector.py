@@ -19,6 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 class IdleConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module."""
 
+    knows_rows = True
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load nothing."""
 
@@ -57,3 +59,22 @@ class IdleGranuleConnector(IdleConnector):
     """One that copes with requests that start inside a block."""
 
     knows_granules = True
+
+
+class IdleTailConnector(IdleConnector):
+    """One beside which compressor state may be sparse."""
+
+    takes_tails_alone = True
+
+
+class IdleGranuleTailConnector(IdleGranuleConnector, IdleTailConnector):
+    """One that declares both."""
+
+
+STAND_INS = {
+    (False, False): IdleConnector,
+    (True, False): IdleGranuleConnector,
+    (False, True): IdleTailConnector,
+    (True, True): IdleGranuleTailConnector,
+}
+"""Whether a connector knows granules, and takes tails alone -> what stands in for it."""

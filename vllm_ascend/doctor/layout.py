@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import vllm_ascend
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.doctor import children
 from vllm_ascend.doctor.findings import Finding, LayoutFacts, Severity
 from vllm_ascend.doctor.layout_child import LayoutRequest
 from vllm_ascend.doctor.model_config import DSV4
-from vllm_ascend.replay.trace import BadInputError
 
 _PROBE = "layout"
 _APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
@@ -69,8 +69,18 @@ def check_layout(
     asked: LayoutRequest,
     environ: Mapping[str, str],
     package: Path | None,
+    *,
+    knows_command: bool = False,
 ) -> Iterator[Finding]:
-    """Yield what contradicts the model or cannot help it; for the arguments see above."""
+    """Yield what contradicts the model or cannot help it.
+
+    Args:
+        answer: See :func:`ask_layout`, like those that follow.
+        asked: The model and the engine's arguments.
+        environ: The environment that serving would have.
+        package: The package ``vllm_ascend`` that serving would import, if any.
+        knows_command: The whole serving command is known, and what it makes of hybrid models.
+    """
     if "conflict" in answer:
         text = f"an engine would refuse this model with these settings: {answer['conflict']}"
         yield Finding(_PROBE, Severity.WRONG, text, "change one of the two")
@@ -88,13 +98,14 @@ def check_layout(
     if not is_ours(package):
         text = "the layout is what this project would give; serving does not have it yet"
         yield Finding(_PROBE, Severity.WARNING, text, "install it, or apply the overlay")
-    if asked.kv_transfer_config is not None and len(layout.groups) > 1:
+    if asked.kv_transfer_config is not None and len(layout.groups) > 1 and not knows_command:
         yield Finding(
             _PROBE,
             Severity.WARNING,
-            "with --kv-transfer-config vLLM turns the hybrid KV cache manager off, and with it "
-            "every group but one, unless it is told otherwise",
-            "serve with --no-disable-hybrid-kv-cache-manager",
+            "with --kv-transfer-config vLLM may turn the hybrid KV cache manager off, and with it "
+            "every group but one; with DeepSeek-V4 the engine then does not start",
+            "serve with --no-disable-hybrid-kv-cache-manager, or give the whole command, which "
+            "tells: doctor -- vllm serve ...",
         )
 
 

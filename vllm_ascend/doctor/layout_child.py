@@ -16,16 +16,16 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.doctor.findings import GroupRow, LayoutFacts
 from vllm_ascend.doctor.model_config import DSV4, max_model_len_of, read_model
-from vllm_ascend.replay.trace import BadInputError
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-    from vllm_ascend.core.cache_plan import CachePlan
-    from vllm_ascend.replay.layouts import KVLayout
+    from vllm_ascend.core.plan.cache_plan import CachePlan
+    from vllm_ascend.dry_run.layouts import KVLayout
 
 # Enough for any three requests of the probe one after another; no memory stands behind them.
 _NUM_BLOCKS = 1 << 15
@@ -79,8 +79,8 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
     importlib.import_module("vllm.plugins").load_general_plugins()
     if asked.installs_patches:
         importlib.import_module("vllm_ascend.patch.platform")
+    from vllm_ascend.core.checks.startup_report import capacity_tokens
     from vllm_ascend.core.layout.specs import group_specs
-    from vllm_ascend.core.reporting.startup_report import capacity_tokens
     from vllm_ascend.doctor.hits import PrefixProbe
     from vllm_ascend.doctor.model_layout import model_layout
 
@@ -114,7 +114,7 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
             capacity_tokens(specs, _NUM_BLOCKS) * (_GIB / prod((bytes_per_block, _NUM_BLOCKS)))
         ),
         max_model_len=max_model_len,
-        warnings=_warnings(scheduler, plan),
+        warnings=(*_warnings(scheduler, plan), *_tier_warnings(asked, scheduler)),
     )
 
 
@@ -128,8 +128,8 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from vllm_ascend.doctor.idle_connector import IdleConnector, IdleGranuleConnector
-    from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+    from vllm_ascend.doctor.idle_connector import STAND_INS
+    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
     options = SchedulerOptions(
         num_blocks=_NUM_BLOCKS,
@@ -142,8 +142,7 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
         return scheduler
     _check_connector(asked, layout)
     vllm_config, kv_cache_config = scheduler.vllm_config, scheduler.kv_cache_config
-    knows_granules = _connector_knows_granules(asked)
-    stand_in = IdleGranuleConnector if knows_granules else IdleConnector
+    stand_in = STAND_INS[_what_connector_declares(asked)]
     vllm_config.kv_transfer_config = KVTransferConfig(
         kv_connector=stand_in.__name__,
         kv_connector_module_path=stand_in.__module__,
@@ -170,36 +169,43 @@ def _check_connector(asked: LayoutRequest, layout: KVLayout) -> None:
 
     from vllm_ascend.core.connectors.connector_rules import check_row_layout
     from vllm_ascend.core.layout.specs import counts_rows
+    from vllm_ascend.releases import running_release
 
     # Where serving has no patches yet, it may be vllm-ascend's, whose plugins are not loaded here.
     if asked.installs_patches or not any(map(counts_rows, layout.specs.values())):
         return
     config = KVTransferConfig(**(asked.kv_transfer_config or {}))
-    check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
+    check_row_layout(
+        config,
+        "--kv-transfer-config",
+        hybrid_is_off=False,
+        needed_settings=running_release().needed_settings,
+    )
 
 
-def _connector_knows_granules(asked: LayoutRequest) -> bool:
-    """Return what the configured connector's class says of itself.
+def _what_connector_declares(asked: LayoutRequest) -> tuple[bool, bool]:
+    """Return whether the configured connector knows granules, and whether it takes tails alone.
 
     Raises:
         ValueError: There is no such connector, or the configuration is invalid.
     """
     from vllm.config import KVTransferConfig
 
-    from vllm_ascend.core.connectors.connector_rules import knows_granules
+    from vllm_ascend.core.connectors.connector_rules import knows_granules, takes_tails_alone
 
     try:
-        return knows_granules(KVTransferConfig(**(asked.kv_transfer_config or {})))
+        config = KVTransferConfig(**(asked.kv_transfer_config or {}))
+        return knows_granules(config), takes_tails_alone(config)
     except (AttributeError, ImportError, TypeError, ValueError) as error:
         if asked.installs_patches:
-            return False  # it may be vllm-ascend's, whose plugins are not loaded here
+            return False, False  # it may be vllm-ascend's, whose plugins are not loaded here
         raise ValueError(f"--kv-transfer-config: {error}") from error
 
 
 def _plan(scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int) -> CachePlan:
     """Return what is in force; with vLLM's own coordinator, what it does in our words."""
-    from vllm_ascend.core.cache_plan import plan_cache
-    from vllm_ascend.core.scheduler_facts import SchedulerFacts
+    from vllm_ascend.core.plan.cache_plan import plan_cache
+    from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
     from vllm_ascend.prefix_cache_config import load_config
 
     coordinator = scheduler.kv_cache_manager.coordinator
@@ -217,12 +223,23 @@ def _plan(scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int
 
 
 def _warnings(scheduler: Scheduler, plan: CachePlan) -> tuple[str, ...]:
-    from vllm_ascend.core.reporting import startup_report
+    from vllm_ascend.core.checks import startup_report
 
     ours = hasattr(scheduler.kv_cache_manager.coordinator, "plan")
     if not ours and plan.config.profile == "best":
         return ()  # meant for every model; this one has nothing that it could change
     return tuple(startup_report.warnings(plan))
+
+
+def _tier_warnings(asked: LayoutRequest, scheduler: Scheduler) -> tuple[str, ...]:
+    from vllm.config import KVTransferConfig
+
+    from vllm_ascend.doctor.tier import check_tier
+
+    if asked.kv_transfer_config is None or asked.installs_patches:
+        return ()  # it may be vllm-ascend's connector, whose plugins are not loaded here
+    config = KVTransferConfig(**asked.kv_transfer_config)
+    return tuple(check_tier(config, scheduler.kv_cache_config, scheduler.vllm_config))
 
 
 def _group_rows(layout: KVLayout, kv_cache_config: KVCacheConfig) -> tuple[GroupRow, ...]:

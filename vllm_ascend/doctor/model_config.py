@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.command_line.bad_input import BadInputError
 
 DSV4 = "deepseek_v4"
 _DEFAULT_MAX_MODEL_LEN = 131_072

@@ -13,13 +13,13 @@ from vllm.config import CacheConfig
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
 from vllm_ascend.doctor.model_config import DSV4
+from vllm_ascend.dry_run import layouts
+from vllm_ascend.dry_run.layouts import KVLayout
 from vllm_ascend.prefix_cache_config import load_config
-from vllm_ascend.replay import layouts
-from vllm_ascend.replay.layouts import KVLayout
-from vllm_ascend.replay.trace import BadInputError
 
 _RATIO_OF_LAYER_TYPE = {
     "sliding_attention": 0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this project lies over a vllm-ascend checkout, whole."""
+"""Whether this project lies over a vllm-ascend checkout, whole, and that over the right vLLM."""
 
 from __future__ import annotations
 
@@ -9,28 +9,43 @@ from pathlib import Path
 from vllm_ascend.deployment import is_checkout
 from vllm_ascend.doctor.environment import asks_for_something
 from vllm_ascend.doctor.findings import Finding, OverlayFacts, Severity
-from vllm_ascend.overlay import OverlayError, make_plan, status
-from vllm_ascend.overlay.state import ABSENT, APPLIED, HALF_APPLIED, MODIFIED
+from vllm_ascend.overlay import OverlayError, OverlayStatus, make_plan, status
+from vllm_ascend.overlay.ownership import command_to_get_back, describe_left_behind
+from vllm_ascend.overlay.plan import describe_out_of_force
+from vllm_ascend.overlay.release import made_for
+from vllm_ascend.overlay.state import (
+    ABSENT,
+    APPLIED,
+    HALF_APPLIED,
+    MODIFIED,
+    OUTDATED,
+)
 
 # Beside the overlay's own words for what is there:
 NO_CHECKOUT = "none"
 UNKNOWN = "unknown"
 UNSUPPORTED = "unsupported"
+# What it is that serving imports: files of ours, whole.
+IN_FORCE = (APPLIED, OUTDATED)
 
 _PROBE = "overlay"
 _NAMES_SHOWN = 3
 _TEXTS = {
     ABSENT: "the checkout is vllm-ascend's own, nothing of this project lies over it",
     APPLIED: "this project lies over the checkout, whole",
+    OUTDATED: "another version of this project lies over the checkout, whole; these differ",
     HALF_APPLIED: "applying or reverting it was interrupted",
     MODIFIED: "changed since it was applied",
 }
-_REMEDIES = {
-    ABSENT: "python -m vllm_ascend overlay apply CHECKOUT",
-    UNSUPPORTED: "check out a branch that it names, or use its image",
-    HALF_APPLIED: "python -m vllm_ascend overlay revert CHECKOUT, then apply it",
-    MODIFIED: "python -m vllm_ascend overlay revert --discard-changes CHECKOUT, then apply it",
+_OVERLAY = "python -m vllm_ascend overlay"
+# By what is there, with the checkout in place of {0}.
+_COMMANDS = {
+    ABSENT: f"{_OVERLAY} apply {{0}}",
+    OUTDATED: f"{_OVERLAY} revert {{0}} && {_OVERLAY} apply {{0}}",
+    HALF_APPLIED: f"{_OVERLAY} revert {{0}} && {_OVERLAY} apply {{0}}",
+    MODIFIED: f"{_OVERLAY} revert --discard-changes {{0}} && {_OVERLAY} apply {{0}}",
 }
+_SEVERITIES = {UNKNOWN: Severity.WARNING, OUTDATED: Severity.WARNING}
 
 
 def overlay_facts(checkout: Path | None, package: Path | None) -> OverlayFacts:
@@ -51,30 +66,72 @@ def overlay_facts(checkout: Path | None, package: Path | None) -> OverlayFacts:
         return OverlayFacts(UNKNOWN, f"cannot be told: {error}", str(checkout))
     if found.unsupported:
         return OverlayFacts(UNSUPPORTED, found.unsupported, str(checkout))
-    text = _TEXTS.get(found.state, found.state)
-    if found.modified:
-        more = len(found.modified) - _NAMES_SHOWN
-        text += f": {', '.join(found.modified[:_NAMES_SHOWN])}"
-        text += f" and {more} more" if more > 0 else ""
-    return OverlayFacts(found.state, text, str(checkout), found.head)
+    if found.left_behind:
+        command = command_to_get_back(checkout.resolve(), found.left_behind)
+    else:
+        command = _COMMANDS.get(found.state, "").format(checkout)
+    return OverlayFacts(
+        found.state, _text(found), str(checkout), found.head, command, found.out_of_force
+    )
 
 
-def check_overlay(facts: OverlayFacts, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding unless the overlay is whole, or is neither there nor asked for."""
-    if facts.state in (NO_CHECKOUT, APPLIED):
+def _text(found: OverlayStatus) -> str:
+    if found.left_behind:
+        return describe_left_behind(found.left_behind)
+    names = found.modified or found.outdated
+    more = len(names) - _NAMES_SHOWN
+    shown = f": {', '.join(names[:_NAMES_SHOWN])}" if names else ""
+    return _TEXTS[found.state] + shown + (f" and {more} more" if more > 0 else "")
+
+
+def check_overlay(
+    facts: OverlayFacts, environ: Mapping[str, str], vllm: str | None = None
+) -> Iterator[Finding]:
+    """Yield what is wrong with the overlay, or with the checkout for the vLLM that serves.
+
+    Args:
+        facts: See :func:`overlay_facts`.
+        environ: The environment that serving would have.
+        vllm: The version of the vLLM that serves, if there is one.
+    """
+    if facts.state == NO_CHECKOUT:
         return
+    mismatch = _another_vllm(facts, vllm)
+    if mismatch is not None:
+        yield mismatch
+        return  # nothing that could be done to this checkout would help
+    if facts.out_of_force:
+        text = f"{facts.checkout}: {describe_out_of_force(facts.out_of_force)}"
+        yield Finding(_PROBE, Severity.WARNING, text, "see whether serving needs that change")
     if facts.state == UNSUPPORTED:
         severity = Severity.WRONG if asks_for_something(environ) else Severity.WARNING
-        yield Finding(_PROBE, severity, f"{facts.checkout}: {facts.text}", _REMEDIES[UNSUPPORTED])
-        return
-    text = f"the overlay over {facts.checkout}: {facts.text}"
-    if facts.state == ABSENT:
+        remedy = "check out a branch that it names, or use its image"
+        yield Finding(_PROBE, severity, f"{facts.checkout}: {facts.text}", remedy)
+    elif facts.state == ABSENT:
         yield from _check_fit(Path(str(facts.checkout)))
         if asks_for_something(environ):
-            yield Finding(_PROBE, Severity.WRONG, text, _REMEDIES[ABSENT])
-        return
-    severity = Severity.WARNING if facts.state == UNKNOWN else Severity.WRONG
-    yield Finding(_PROBE, severity, text, _REMEDIES.get(facts.state, ""))
+            yield _finding(facts)
+    elif facts.state != APPLIED:
+        yield _finding(facts)
+
+
+def _finding(facts: OverlayFacts) -> Finding:
+    severity = _SEVERITIES.get(facts.state, Severity.WRONG)
+    text = f"the overlay over {facts.checkout}: {facts.text}"
+    return Finding(_PROBE, severity, text, command=facts.command)
+
+
+def _another_vllm(facts: OverlayFacts, vllm: str | None) -> Finding | None:
+    """Return what is to be said of a checkout that is made for another vLLM than serves."""
+    release = made_for(Path(str(facts.checkout)), facts.head)
+    if vllm is None or release.vllm in (None, vllm.partition("+")[0]):
+        return None
+    return Finding(
+        _PROBE,
+        Severity.WRONG,
+        f"{facts.checkout} is {release}, and vLLM {vllm} serves: they do not go together",
+        f"serve with vLLM {release.vllm}, or name the checkout of vllm-ascend for vLLM {vllm}",
+    )
 
 
 def _check_fit(checkout: Path) -> Iterator[Finding]:
@@ -88,5 +145,10 @@ def _check_fit(checkout: Path) -> Iterator[Finding]:
         text = f"the overlay does not fit {checkout}: {'; '.join(found.problems)}"
         yield Finding(_PROBE, Severity.WARNING, text, "check out a commit that is supported")
     elif found.head is None:
-        text = f"{checkout} is no known commit of vllm-ascend; all that the overlay needs is there"
-        yield Finding(_PROBE, Severity.WARNING, text, "overlay apply --allow-unknown")
+        text = (
+            f"{checkout} is not a known commit of vllm-ascend, but has all that the overlay needs"
+        )
+        covered = describe_out_of_force(found.out_of_force)
+        text += f". {covered}" if covered else ""
+        command = f"{_OVERLAY} apply --allow-unknown {checkout}"
+        yield Finding(_PROBE, Severity.WARNING, text, command=command)

@@ -162,6 +162,8 @@ def check_patches(
     rows: tuple[PatchRow, ...],
     environ: Mapping[str, str],
     package: Path | None,
+    *,
+    is_overlaid: bool = False,
 ) -> Iterator[Finding]:
     """Yield what is wrong with the patches in a serving process.
 
@@ -173,6 +175,7 @@ def check_patches(
         rows: See :func:`patch_rows`.
         environ: Its environment.
         package: The package ``vllm_ascend`` that it imports.
+        is_overlaid: This is a checkout's, with files of ours over it, whole.
     """
     stops, is_known = _what_stops_engines(answers), _is_invalid_value(answers, environ)
     if stops and not is_known:
@@ -185,10 +188,10 @@ def check_patches(
     elif any(row.status in (APPLIED, LEFT_TO_VLLM) for row in rows):
         yield from _check_rows(rows, severity)
     elif not stops:
-        text, remedy = _why_inactive(answers, package)
+        text, remedy, command = _why_inactive(answers, package, is_overlaid=is_overlaid)
         if severity is Severity.WRONG:
-            text += f"; without them nobody acts on {', '.join(variables_set(environ))}"
-        yield Finding(_PROBE, severity, f"the patches are not active: {text}", remedy)
+            text += f"; without them nothing acts on {', '.join(variables_set(environ))}"
+        yield Finding(_PROBE, severity, f"the patches are not active: {text}", remedy, command)
 
 
 def _what_stops_engines(answers: Mapping[str, Any]) -> str:
@@ -224,14 +227,17 @@ def _check_rows(rows: tuple[PatchRow, ...], severity: Severity) -> Iterator[Find
         yield Finding(_PROBE, weight, text, "find who else patches vLLM in this image")
 
 
-def _why_inactive(answers: Mapping[str, Any], package: Path | None) -> tuple[str, str]:
-    """Return (reason, remedy) where no patch is in place although all plugins loaded."""
+def _why_inactive(
+    answers: Mapping[str, Any], package: Path | None, *, is_overlaid: bool
+) -> tuple[str, str, str]:
+    """Return (reason, remedy, command) where no patch is in place although all plugins loaded."""
     plugins = answers.get("plugins", {})
     entries = plugins.get("entries", [])
     if not entries:
         return (
             "no installed distribution registers vllm_ascend as a vLLM plugin",
-            "install this package into the Python that serves: pip install --no-deps .",
+            "install this package into the Python that serves",
+            "pip install --no-deps .",
         )
     for entry in entries:
         if entry["failed"]:
@@ -239,19 +245,30 @@ def _why_inactive(answers: Mapping[str, Any], package: Path | None) -> tuple[str
                 f"vLLM cannot load the plugin {entry['name']}, logs that and goes on without it: "
                 f"{entry['failed']}",
                 "cure the import",
+                "",
             )
     barred = [entry["name"] for entry in entries if not entry["allowed"]]
     if len(barred) == len(entries):
         return (
             f"VLLM_PLUGINS={','.join(plugins['allowed'])} leaves out {', '.join(barred)}",
             f"add {barred[0]} to VLLM_PLUGINS, or unset it",
+            "",
+        )
+    if is_overlaid and package is not None:
+        names = ", ".join(entry["name"] for entry in entries)
+        return (
+            "the overlay is in force, but no plugin of vllm-ascend is installed that would import "
+            f"it: of those that vLLM finds, only {names} names this package",
+            "install the checkout",
+            f"pip install --no-deps --editable {package.parent}",
         )
     if _over_checkout(package):
         return (
             "serving imports vllm-ascend's package, and the overlay is not in force there",
-            "apply the overlay to that checkout",
+            "",
+            f"python -m vllm_ascend overlay apply {Path(str(package)).parent}",
         )
-    return "its plugins were loaded, but installed nothing", "reinstall this package"
+    return "its plugins were loaded, but installed nothing", "reinstall this package", ""
 
 
 def check_package(answers: Mapping[str, Any], package: Path | None) -> Iterator[Finding]:

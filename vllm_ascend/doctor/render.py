@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The diagnosis as text: tables that fit 80 columns, colours on a terminal only."""
+"""The diagnosis as text: it fits 80 columns but for what is copied, with colours on a terminal."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from rich.console import Console, RenderableType
@@ -25,8 +26,15 @@ from vllm_ascend.patch.planner import APPLIED
 
 PLAIN_WIDTH = 80
 _INDENT = 2
+_LABEL = 11  # the longest label of the short form, and a blank
 _STYLES = {Severity.WRONG: "bold red", Severity.WARNING: "yellow", Severity.OK: "green"}
-_SOURCES = {"set": "set", "default": "default", "profile": "by the profile", "invalid": "INVALID"}
+_SOURCES = {
+    "set": "set",
+    "default": "default",
+    "profile": "by the profile",
+    "vllm": "vLLM's own",
+    "invalid": "INVALID",
+}
 
 
 def console_for_output() -> Console:
@@ -65,44 +73,79 @@ def print_without_padding(console: Console, print_all: Callable[[], None]) -> No
 
 
 def _print_sections(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
+    width = console.width
     if verbose:
         _section(console, "Versions", _versions(diagnosis))
-        _section(console, "Overlay", _overlay(diagnosis))
-        _section(console, "Patches", *_patches(diagnosis.patches))
-        _section(console, "Variables", *map(_variable, diagnosis.variables))
+        _section(console, "Overlay", _paragraph(_overlay(diagnosis), width, _INDENT))
+        if diagnosis.command:
+            _section(console, "Command", [Text(" " * _INDENT + diagnosis.command.text)])
+        _section(console, "Patches", _patches(diagnosis.patches, width))
+        _section(console, "Variables", _variables(diagnosis.variables, width))
     else:
-        console.print(_short(diagnosis))
+        for text in _short(diagnosis, width):
+            console.print(text, soft_wrap=True)
         console.print()
     if diagnosis.layout is not None:
-        _section(console, "Layout", *_layout(diagnosis.layout))
+        parts = [
+            Padding(part, (0, 0, 0, _INDENT), expand=False) for part in _layout(diagnosis.layout)
+        ]
+        _section(console, "Layout", parts)
     if diagnosis.findings:
-        _section(console, "Findings", *map(_finding, _worst_first(diagnosis.findings)))
+        findings = _worst_first(diagnosis.findings)
+        texts = [text for finding in findings for text in _finding(finding, width)]
+        _section(console, "Findings", texts)
     console.print(_verdict(diagnosis))
 
 
-def _short(diagnosis: Diagnosis) -> Table:
-    """Return a row for each of what ``verbose`` has a section for."""
+def _section(console: Console, title: str, parts: Iterable[RenderableType]) -> None:
+    console.print(Text(title, style="bold"))
+    for part in parts:
+        # A text is wrapped already: what is longer than the console is one word, to be copied.
+        console.print(part, soft_wrap=isinstance(part, Text))
+    console.print()
+
+
+def _paragraph(text: str, width: int, indent: int, first: str = "", style: str = "") -> list[Text]:
+    """Return lines that are broken at blanks alone: paths, names and targets stay whole.
+
+    Args:
+        text: What is told; a line break in it stays one.
+        width: Columns.
+        indent: Blanks in front of each line.
+        first: What stands in their place in front of the first line.
+        style: Of the text, not of ``first``.
+    """
+    lines: list[str] = []
+    for part in text.splitlines() or [""]:
+        lines += textwrap.wrap(
+            part, max(width - indent, 1), break_long_words=False, break_on_hyphens=False
+        )
+    fronts = [first.ljust(indent), *[" " * indent] * (len(lines) - 1)]
+    return [Text.assemble(front, (line, style)) for front, line in zip(fronts, lines, strict=False)]
+
+
+def _short(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
+    """Yield a line, or a few, for each of what ``verbose`` has a section for."""
     found = [version for version in diagnosis.versions if version.version]
     counts = Counter(row.status for row in diagnosis.patches)
     asked = [row for row in diagnosis.variables if row.source != "default"]
-    table = _table("", "")
-    table.add_row("Versions", ", ".join(f"{v.name} {v.version}" for v in found))
-    table.add_row("Overlay", _overlay(diagnosis))
-    table.add_row("Patches", ", ".join(f"{n} {s}" for s, n in sorted(counts.items())) or "none")
-    table.add_row("Variables", "\n".join(map(_assignment, asked)) or "none is set")
-    return table
+    rows = {
+        "Versions": ", ".join(f"{v.name} {v.version}" for v in found),
+        "Overlay": _overlay(diagnosis),
+        "Command": diagnosis.command.text if diagnosis.command else "",
+        "Patches": ", ".join(f"{n} {s}" for s, n in sorted(counts.items())) or "none",
+        "Variables": "\n".join(map(_assignment, asked)) or "none is set",
+    }
+    for name, text in rows.items():
+        if name == "Command":  # to be copied: on one line
+            yield from [Text(f"{name:{_LABEL}}{text}")] if text else []
+        else:
+            yield from _paragraph(text, width, _LABEL, name)
 
 
 def _assignment(row: VariableRow) -> str:
     source = "" if row.source == "set" else f" ({_SOURCES[row.source]})"
     return f"{row.name}={row.value}{source}"
-
-
-def _section(console: Console, title: str, *parts: RenderableType) -> None:
-    console.print(Text(title, style="bold"))
-    for part in parts:
-        console.print(Padding(part, (0, 0, 0, _INDENT), expand=False))
-    console.print()
 
 
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
@@ -113,35 +156,35 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _versions(diagnosis: Diagnosis) -> Table:
-    table = _table("", "", "")
-    for version in diagnosis.versions:
-        table.add_row(version.name, version.version or "not found", version.origin)
-    return table
+def _versions(diagnosis: Diagnosis) -> Iterator[Text]:
+    rows = [(v.name, v.version or "not found", v.origin) for v in diagnosis.versions]
+    for name, version, origin in rows:
+        name_width, version_width = (max(len(row[i]) for row in rows) for i in (0, 1))
+        yield Text(f"  {name:{name_width}} {version:{version_width}} {origin}".rstrip())
 
 
-def _overlay(diagnosis: Diagnosis) -> Text:
+def _overlay(diagnosis: Diagnosis) -> str:
     facts = diagnosis.overlay
     where = f"\n{facts.checkout}" + (f" at {facts.head}" if facts.head else "")
-    return Text(facts.text + (where if facts.checkout else ""), overflow="fold")
+    return facts.text + (where if facts.checkout else "")
 
 
-def _patches(rows: tuple[PatchRow, ...]) -> Iterator[RenderableType]:
-    """Yield a table per module that is patched; a reason where a patch is not applied."""
+def _patches(rows: tuple[PatchRow, ...], width: int) -> Iterator[Text]:
+    """Yield the patches of each module; a reason where a patch is not applied."""
     if not rows:
-        yield Text("none could be read")
+        yield Text("  none could be read")
     for module, group in groupby(sorted(rows, key=lambda row: row.target), key=_module):
         patches = list(group)
-        yield Text(module, style="dim", overflow="fold")
-        table = _table("", "", "")
+        yield Text(f"  {module}", style="dim")
         for patch in patches:
-            table.add_row(f"  {_name(patch)}", patch.feature, _status(patch))
-        yield table
+            yield Text.assemble(
+                f"    {_name(patch)} ", (f"({patch.feature}) ", "dim"), _status(patch)
+            )
         reasons = dict.fromkeys(p.reason for p in patches if p.status != APPLIED)
         for reason in reasons:
             names = ", ".join(_name(p) for p in patches if p.reason == reason)
             text = reason if len(reasons) == 1 else f"{names}: {reason}"
-            yield Padding(Text(text, style="dim", overflow="fold"), (0, 0, 0, 4))
+            yield from _paragraph(text, width, 6, style="dim")
 
 
 def _name(patch: PatchRow) -> str:
@@ -152,20 +195,21 @@ def _module(row: PatchRow) -> str:
     return row.target.partition(":")[0]
 
 
-def _status(patch: PatchRow) -> Text:
-    return Text(patch.status, style="green" if patch.status == APPLIED else "yellow")
+def _status(patch: PatchRow) -> tuple[str, str]:
+    return patch.status, "green" if patch.status == APPLIED else "yellow"
 
 
-def _variable(row: VariableRow) -> RenderableType:
-    head = Text.assemble(
-        (row.name, "bold" if row.source == "set" else ""),
-        f" = {row.value} ",
-        (f"({_SOURCES[row.source]})", _STYLES[Severity.WRONG] if row.source == "invalid" else ""),
-    )
-    table = _table("")
-    table.add_row(head)
-    table.add_row(Padding(Text(row.effect, style="dim"), (0, 0, 0, _INDENT)))
-    return table
+def _variables(rows: tuple[VariableRow, ...], width: int) -> Iterator[Text]:
+    for row in rows:
+        yield Text.assemble(
+            (f"  {row.name}", "bold" if row.source == "set" else ""),
+            f" = {row.value} ",
+            (
+                f"({_SOURCES[row.source]})",
+                _STYLES[Severity.WRONG] if row.source == "invalid" else "",
+            ),
+        )
+        yield from _paragraph(row.effect, width, 4, style="dim")
 
 
 def _layout(layout: LayoutFacts) -> Iterator[RenderableType]:
@@ -208,13 +252,16 @@ def _worst_first(findings: tuple[Finding, ...]) -> list[Finding]:
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
-def _finding(finding: Finding) -> RenderableType:
-    table = _table("", "")
-    label = Text(f"{finding.severity.value}:", style=_STYLES[finding.severity])
-    table.add_row(label, Text(finding.text))
+def _finding(finding: Finding, width: int) -> Iterator[Text]:
+    label = f"{' ' * _INDENT}{finding.severity.value}: "
+    lines = _paragraph(finding.text, width, len(label), label)
+    lines[0].stylize(_STYLES[finding.severity], _INDENT, len(label) - 1)
+    yield from lines
+    front = f"{' ' * len(label)}-> "
     if finding.remedy:
-        table.add_row("", Text(f"-> {finding.remedy}", style="dim"))
-    return table
+        yield from _paragraph(finding.remedy, width, len(front), front, style="dim")
+    if finding.command:  # to be copied: on one line
+        yield Text.assemble(front, (finding.command, "dim"))
 
 
 def _verdict(diagnosis: Diagnosis) -> Text:

@@ -10,7 +10,6 @@ has its tails, they are the same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from enum import Enum
 from typing import Any
 
 from vllm.distributed.kv_events import (
@@ -22,17 +21,11 @@ from vllm.distributed.kv_events import (
 )
 from vllm.logger import init_logger
 
+from vllm_ascend.kv_events.bound import Bound
 from vllm_ascend.kv_events.hit_tree import Granule, HitTree
 
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 _GROUP = 0
-
-
-class Bound(str, Enum):
-    """What the published chains say of the engine's hits."""
-
-    UPPER = "upper"  # never too short: every prefix that some prompt hits, and what is in front
-    LOWER = "lower"  # never too long: prefixes in which every boundary is hit
 
 
 class BoundEvents:

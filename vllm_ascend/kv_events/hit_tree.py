@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All cached prefixes of an engine as a tree of granules, and at which of them a look-up may end.
 
-:class:`~vllm_ascend.kv_events.prefix_index.PrefixIndex` answers for one prompt; this answers for
+A router asks about one prompt (``PrefixIndex``, the reference for routers); this answers for
 all that go through a granule, and keeps the answers up to date as events come: an event costs what
 it changes, not what is cached.
 """
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from vllm_ascend.kv_events.layout import PLACE_BITS, EventReader, GroupRule, placed_name
-from vllm_ascend.kv_events.probe import freeze
+from vllm_ascend.kv_events.layout import PLACE_BITS, EventReader, GroupRule, freeze, placed_name
 
 # What is left of an integer name in those of the units inside its granule.
 _KEPT_BITS_MASK = (1 << 64 - PLACE_BITS) - 1

@@ -155,3 +155,8 @@ class EventReader:
     def _cleared(self) -> None:
         """Nothing is cached any more."""
         raise NotImplementedError
+
+
+def freeze(keys: Any) -> Hashable:
+    """Return extra keys with tuples for lists: decoders differ in which they make."""
+    return tuple(map(freeze, keys)) if isinstance(keys, list | tuple) else keys

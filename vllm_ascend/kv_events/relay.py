@@ -1,36 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes an engine's KV events again for routers that know no KV cache groups::
+"""Publishes an engine's KV events again for routers that know no KV cache groups.
 
-    python -m vllm_ascend.kv_events.relay --endpoint tcp://127.0.0.1:5557 \
-        --replay-endpoint tcp://127.0.0.1:5558 --publish tcp://*:5559 --topic kv@POD@MODEL
-
-Such routers take every ``BlockStored`` for a piece of a prefix and every ``BlockRemoved`` for its
-end. Of several groups, they would forget a prefix whenever some window moves on. This passes on one
-group that holds whole prefixes, and leaves out the rest: what a router then finds is never less
-than what the engine would hit, and more only where a tail is missing. With ``--bound`` tails count
-as well (:mod:`vllm_ascend.kv_events.bounds`): a prefix whose tail is gone is removed.
+Such a router keeps one set of block hashes per engine, and of a hybrid model's several groups it
+would forget a prefix whenever some window moves on. The relay passes on one group that holds whole
+prefixes, and leaves out the rest: what a router then finds is never less than what the engine would
+hit, and more only where a tail is missing. With a bound, tails count as well
+(:mod:`vllm_ascend.kv_events.bounds`): a prefix whose tail is gone is removed.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
-import typer
 import zmq
 from vllm.distributed.kv_events import AllBlocksCleared, KVEventBatch, ZmqEventPublisher
 from vllm.logger import init_logger
 
-from vllm_ascend.kv_events.bounds import Bound, BoundEvents
+from vllm_ascend.kv_events.bound import Bound
+from vllm_ascend.kv_events.bounds import BoundEvents
 from vllm_ascend.kv_events.layout import read_description
 from vllm_ascend.kv_events.subscriber import MissedEventsError, Subscriber
 
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 _POLL_SECONDS = 1.0
-_ADDRESS = re.compile(r"tcp://(\*|[^:*]+|\[[^]]+\]):[1-9]\d{0,4}|(ipc|inproc)://.+")
+# Batches bear the rank of their engine: the relay publishes at the address that it is given.
+_NO_RANK = 0
 
 
 class View(Protocol):
@@ -67,39 +64,57 @@ class PrefixEvents:
         return event.group_idx == self._group
 
 
-def _check_address(address: str | None) -> str | None:
-    if address is not None and not _ADDRESS.fullmatch(address):
-        raise typer.BadParameter(f"{address!r} is not tcp://HOST:PORT or ipc://PATH")
-    return address
+class RelayPublisher(ZmqEventPublisher):
+    """vLLM's publisher, listening on its address unless it is told to connect to it.
+
+    vLLM's own listens on addresses with a wildcard alone. On ``tcp://127.0.0.1:5559`` it would wait
+    for a router that listens there, for ever and without a word.
+    """
+
+    def __init__(
+        self, address: str, replay_address: str | None, topic: str = "", *, connects: bool = False
+    ) -> None:
+        """Open the sockets.
+
+        Args:
+            address: Where batches are published.
+            replay_address: Where requests for past batches are answered, if anywhere.
+            topic: What they are published under.
+            connects: The router listens on ``address``.
+
+        Raises:
+            zmq.ZMQError: An address cannot be used.
+        """
+        self._connects = connects
+        super().__init__(_NO_RANK, address, replay_address, topic=topic)
+
+    def _socket_setup(self) -> None:
+        self._pub = self._ctx.socket(zmq.PUB)
+        self._pub.set_hwm(self._hwm)
+        if self._connects:
+            self._pub.connect(self._endpoint)
+        else:
+            self._pub.bind(self._endpoint)
+        super()._socket_setup()  # the other socket: it leaves one that is there alone
 
 
-def _option(text: str) -> Any:
-    return typer.Option(help=text, callback=_check_address)
-
-
-def relay(
-    endpoint: Annotated[str, _option("The engine's events, as seen from here.")],
-    replay_endpoint: Annotated[str, _option("The engine's replay endpoint.")],
-    publish: Annotated[str, _option("Where to publish, e.g. tcp://*:5559.")],
-    topic: Annotated[str, typer.Option(help="The topic to subscribe to, and to publish.")] = "",
-    publish_replay: Annotated[
-        str | None, _option("Where to answer requests for past batches.")
-    ] = None,
-    bound: Annotated[
-        Bound | None,
-        typer.Option(
-            help="Publish what would be hit, tails and all: never less (upper), or never more "
-            "(lower). Left out: every cached prefix, whether it has its tail or not."
-        ),
-    ] = None,
+def relay_events(
+    endpoint: str,
+    replay_endpoint: str,
+    publisher: ZmqEventPublisher,
+    *,
+    topic: str,
+    bound: Bound | None,
 ) -> None:
-    """Pass on until interrupted."""
-    try:
-        publisher = ZmqEventPublisher(0, publish, publish_replay, topic=topic)
-    except zmq.ZMQError as error:
-        addresses = " and ".join(filter(None, (publish, publish_replay)))
-        options = "'--publish'" + (" / '--publish-replay'" if publish_replay else "")
-        raise typer.BadParameter(f"{addresses}: {error}", param_hint=options) from error
+    """Pass on an engine's events until interrupted; closes the publisher.
+
+    Args:
+        endpoint: Where the engine publishes, as seen from here.
+        replay_endpoint: Where it answers requests for past batches.
+        publisher: Takes what a router gets.
+        topic: The topic to subscribe to.
+        bound: What is published instead of every cached prefix.
+    """
     decode = msgspec.msgpack.Decoder(KVEventBatch).decode
     subscriber = Subscriber(endpoint, replay_endpoint, decode, topic)
     view = PrefixEvents() if bound is None else BoundEvents(bound)
@@ -128,8 +143,9 @@ def pass_on(
     except MissedEventsError as error:
         _logger.warning("KV events: %s; telling that nothing is cached", error)
         view.forget()
-        publisher.publish(KVEventBatch(ts=time.time(), events=[AllBlocksCleared()]))
+        publisher.publish(_nothing_is_cached(error.next_batch.data_parallel_rank))
 
 
-if __name__ == "__main__":
-    typer.run(relay)
+def _nothing_is_cached(rank: int | None) -> KVEventBatch:
+    """Return what makes a router forget all that it knows of a rank of the engine."""
+    return KVEventBatch(ts=time.time(), events=[AllBlocksCleared()], data_parallel_rank=rank)

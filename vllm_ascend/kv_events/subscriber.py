@@ -23,7 +23,14 @@ class MissedEventsError(RuntimeError):
 
     Start over with an empty index. It is exact again from the publisher's next start or the next
     reset of its cache, whichever comes first; the subscriber itself goes on.
+
+    Attributes:
+        next_batch: The first batch behind the gap; the subscriber still yields it.
     """
+
+    def __init__(self, message: str, next_batch: Any) -> None:
+        super().__init__(message)
+        self.next_batch = next_batch
 
 
 class Subscriber:
@@ -119,18 +126,19 @@ class Subscriber:
         if is_known and missing.pop(0)[1].ts != self._last_ts:
             self._start_over(sequence, batch)
         self._pending.extendleft(reversed([*missing, (sequence, batch)]))
-        expected, first = self._next_sequence, self._pending[0][0]
+        expected, (first, next_batch) = self._next_sequence, self._pending[0]
         if first > expected:
             self._next_sequence = first
             raise MissedEventsError(
-                f"batches {expected} to {first - 1} are not kept by the publisher any more"
+                f"batches {expected} to {first - 1} are not kept by the publisher any more",
+                next_batch,
             )
 
     def _start_over(self, sequence: int, batch: Any) -> None:
         """Numbers began anew, and so did the engine's cache."""
         self._next_sequence = 0 if self._replay is not None else sequence
         self._pending.appendleft((sequence, batch))
-        raise MissedEventsError("the publisher was started anew")
+        raise MissedEventsError("the publisher was started anew", batch)
 
     def _replayed(self, first: int) -> list[tuple[int, Any]]:
         """Return what the publisher still has from a batch on."""

@@ -16,9 +16,8 @@ from typing import Any
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from vllm_ascend.core.eviction.learned_rule import RULE_NAMES
-from vllm_ascend.core.pool.free_queue import TIERS as FREE_RANKS
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.policy.ranks import TIERS as FREE_RANKS
+from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheUpdate
 
 _PREFIX = "vllm_ascend:"
@@ -41,7 +40,7 @@ class PrefixCacheProm:
     """The metrics of all engines that one API server talks to.
 
     Counters and histograms start at zero; the blocks of an engine are unknown, and not shown,
-    until its first step, and so is its rule, unless none is learned.
+    until its first step.
     """
 
     def __init__(self, stat_logger: PrometheusStatLogger) -> None:
@@ -59,13 +58,6 @@ class PrefixCacheProm:
             "KV cache blocks by tier: used by requests, or free and given up in this order: "
             "scratch (nothing is lost), spare, cached, protected, pinned.",
             "tier",
-            multiprocess_mode="mostrecent",
-        )
-        self._eviction_rule = self._make(
-            "gauge",
-            "eviction_rule",
-            "1 for the rule in force that says which cached block is given up first, 0 for others.",
-            "rule",
             multiprocess_mode="mostrecent",
         )
         self._evictions = self._make(
@@ -108,8 +100,6 @@ class PrefixCacheProm:
         labels = self._engines[engine]
         for tier, blocks in zip(TIERS, update.blocks, strict=True):
             self._blocks.labels(*labels, tier).set(blocks)
-        for rule in RULE_NAMES if update.eviction_rule else ():
-            self._eviction_rule.labels(*labels, rule).set(rule == update.eviction_rule)
         for tier, number in zip(EVICTED_TIERS, update.evicted, strict=False):
             _add(self._evictions, number, *labels, tier)
         for kind, number in zip(KINDS, update.kept, strict=False):
@@ -122,26 +112,40 @@ class PrefixCacheProm:
         for seconds in update.look_up_seconds:
             self._look_up_seconds.labels(*labels).observe(seconds)
 
-    def _make(
-        self,
-        metric: str,
-        name: str,
-        documentation: str,
-        label: str | None = None,
-        values: Sequence[str] = (),
-        **arguments: Any,
-    ) -> Any:
-        """Register a metric, for all engines and all ``values`` of its own label at zero."""
-        made = getattr(self._stat_logger, f"_{metric}_cls")(
-            name=_PREFIX + name,
-            documentation=documentation,
-            labelnames=["model_name", "engine", *([label] if label else ())],
-            **arguments,
-        )
-        own_labels = [(value,) for value in values] if label else [()]
-        for labels, own in product(self._engines.values(), own_labels):
-            made.labels(*labels, *own)
-        return made
+    def _make(self, *arguments: Any, **keywords: Any) -> Any:
+        return make_metric(self._stat_logger, *arguments, **keywords)
+
+
+def make_metric(
+    stat_logger: PrometheusStatLogger,
+    metric: str,
+    name: str,
+    documentation: str,
+    label: str | None = None,
+    values: Sequence[str] = (),
+    **arguments: Any,
+) -> Any:
+    """Register a metric, for all engines and all ``values`` of its own label at zero.
+
+    Args:
+        stat_logger: vLLM's, whose classes and labels are used.
+        metric: ``counter``, ``gauge`` or ``histogram``.
+        name: Without the prefix that all of ours have.
+        documentation: For people.
+        label: A label of its own, besides model and engine.
+        values: Of that label.
+        **arguments: More for the class.
+    """
+    made = getattr(stat_logger, f"_{metric}_cls")(
+        name=_PREFIX + name,
+        documentation=documentation,
+        labelnames=["model_name", "engine", *([label] if label else ())],
+        **arguments,
+    )
+    own_labels = [(value,) for value in values] if label else [()]
+    for labels, own in product(stat_logger.per_engine_labelvalues.values(), own_labels):
+        made.labels(*labels, *own)
+    return made
 
 
 def unregister() -> None:

@@ -15,18 +15,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend.command_line.ends import EXIT_INTERRUPTED, bad_input_ends
+from vllm_ascend.command_line.interrupts import no_interrupts
 from vllm_ascend.doctor.versions import versions
 from vllm_ascend.npu_check.outcome import Check, Outcome, Verdict, summed_up
 from vllm_ascend.npu_check.server import AnsweringServer
 from vllm_ascend.npu_check.server_checks import ServerChecks
 from vllm_ascend.prefix_cache_config import process_environment
-from vllm_ascend.regress.server import Server
-from vllm_ascend.replay.commands import EXIT_INTERRUPTED, bad_input_ends
-from vllm_ascend.replay.http.access import ApiKey, HttpAccess, Insecure
-from vllm_ascend.replay.http.client import ServerError, base_url
-from vllm_ascend.replay.http.prompts import MIN_VOCABULARY
-from vllm_ascend.replay.interrupts import no_interrupts
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend.server_access.access import ApiKey, HttpAccess, Insecure, ServerError, base_url
+from vllm_ascend.server_access.server import Server
+from vllm_ascend.server_access.vocabulary import MIN_VOCABULARY
 
 _EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.SKIPPED: 3}
 _COLORS = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.SKIPPED: "yellow"}
@@ -34,7 +33,7 @@ _NO_NPU = "torch_npu or vLLM finds no NPU here"
 
 _Url = Annotated[
     str | None,
-    typer.Option(help="A server that runs, http://HOST:PORT; without it, the device alone."),
+    typer.Option(help="A running server, http://HOST:PORT. Without it: the device alone."),
 ]
 _Model = Annotated[str | None, typer.Option(help="By default the server's first.")]
 _VocabSize = Annotated[
@@ -43,8 +42,8 @@ _VocabSize = Annotated[
 _Margin = Annotated[
     float,
     typer.Option(
-        help="How much likelier, in nats, a token may have been than the one in its place and the "
-        "difference still count as rounding. 0: no difference does, as with fp32.",
+        help="The largest difference of two tokens' scores, in nats, that still counts as "
+        "rounding. 0: no difference does, as with fp32.",
         min=0,
     ),
 ]
@@ -60,7 +59,7 @@ def npu_check(
     api_key: ApiKey = None,
     insecure: Insecure = False,
 ) -> None:
-    """Check on a node with NPUs what no other machine can show; JSON on standard output.
+    """Check what only a node with NPUs can show; JSON on standard output.
 
     Exit codes: 0 all passed, 1 one failed, 2 bad input, 3 none failed but some could not be run,
     130 interrupted.

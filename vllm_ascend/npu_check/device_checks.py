@@ -12,8 +12,7 @@ from functools import partial
 import torch
 from vllm.platforms import current_platform
 
-from vllm_ascend.core.layout.units import BlockId
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
+from vllm_ascend.core.policy.units import BlockId, KVCacheBlockCopy
 from vllm_ascend.npu_check.outcome import Check, CheckFailedError
 from vllm_ascend.releases import running_release
 from vllm_ascend.worker.block_copies import copy_blocks

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_ascend.replay.http.prompts import FIRST_ID
+from vllm_ascend.server_access.vocabulary import FIRST_ID
 
 ANSWER_TOKENS = 32
 # Enough for a model to know where it has seen them.

@@ -11,9 +11,8 @@ import httpx
 from vllm_ascend.npu_check.answers import Answer
 from vllm_ascend.npu_check.outcome import CheckFailedError
 from vllm_ascend.npu_check.prompts import ANSWER_TOKENS
-from vllm_ascend.regress.server import server_errors
-from vllm_ascend.replay.http.access import HttpAccess
-from vllm_ascend.replay.http.client import ServerError
+from vllm_ascend.server_access.access import HttpAccess, ServerError
+from vllm_ascend.server_access.server import server_errors
 
 # The next likely ids tell whether rounding may have chosen another one.
 _NUM_SCORES = 5

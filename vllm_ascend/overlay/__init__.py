@@ -5,8 +5,8 @@ Nothing here imports vLLM or torch: it runs on any machine that can see the chec
 """
 
 from vllm_ascend.overlay.errors import OverlayError
+from vllm_ascend.overlay.inspection import OverlayStatus, status
 from vllm_ascend.overlay.plan import OverlayPlan, make_plan
-from vllm_ascend.overlay.state import OverlayStatus, status
 from vllm_ascend.overlay.transaction import apply, revert
 
 __all__ = [

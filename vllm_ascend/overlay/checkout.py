@@ -26,6 +26,7 @@ class Checkout:
         head: The supported commit whose files it has; ``None`` if they are none's.
         changed: Files that differ from the supported head that is nearest, if ``head`` is ``None``.
         nearest: That head.
+        out_of_force: Those of them that ours take the place of: under an overlay nothing runs them.
         problems: What our patches and modules miss in it; empty if they fit.
     """
 
@@ -34,6 +35,7 @@ class Checkout:
     head: str | None
     nearest: str
     changed: tuple[str, ...]
+    out_of_force: tuple[str, ...]
     problems: tuple[str, ...]
 
     @property
@@ -81,7 +83,9 @@ def inspect(
     problems: tuple[str, ...] = ()
     if originals is None:
         problems = (*missing_names(package, release), *_misfits(package, release))
-    return Checkout(root, release, head, nearest, tuple(differences[nearest]), problems)
+    changed = tuple(differences[nearest])
+    covered = tuple(path for path in changed if path in found and path in release.replaced)
+    return Checkout(root, release, head, nearest, changed, covered, problems)
 
 
 def _misfits(package: Path, release: Release) -> list[str]:

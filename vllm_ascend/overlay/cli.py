@@ -13,11 +13,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Column, Table
 
-from vllm_ascend.overlay import state, transaction
+from vllm_ascend.overlay import inspection, state, transaction
 from vllm_ascend.overlay.errors import OverlayError
-from vllm_ascend.overlay.plan import OverlayPlan, make_plan
+from vllm_ascend.overlay.inspection import OverlayStatus
+from vllm_ascend.overlay.ownership import command_to_get_back, describe_left_behind
+from vllm_ascend.overlay.plan import OverlayPlan, describe_out_of_force, make_plan
 
 app = typer.Typer(
     name="overlay",
@@ -59,7 +60,9 @@ def apply(
     checkout: CheckoutArgument,
     allow_unknown: Annotated[
         bool,
-        typer.Option(help="Accept a checkout whose files are no known commit's, if all fits."),
+        typer.Option(
+            help="Accept a checkout that is not a known commit, if all that is needed is there."
+        ),
     ] = False,
 ) -> None:
     """Put all files in their places, or none."""
@@ -71,6 +74,7 @@ def apply(
             done = transaction.apply(planned, progress=lambda _path: progress.advance(task))
     files = f"{len(planned.files)} files"
     print_line(f"applied: {files}" if done else f"applied already: {files}, nothing to do")
+    _print_out_of_force(planned.checkout.out_of_force)
 
 
 @app.command()
@@ -88,19 +92,38 @@ def revert(
 
 @app.command()
 def status(checkout: CheckoutArgument, as_json: JsonOption = False) -> None:
-    """Say what is there. Exit code 0 if an overlay is in force as it was put there, else 1."""
+    """Say what is there. Exit code 0 if this version's overlay is complete, else 1."""
     with _one_error():
-        found = state.status(checkout)
+        found = inspection.status(checkout)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1))
     else:
-        on = f" on commit {found.head[:8]}" if found.head else ""
-        print_line(f"{found.state}{on}: {found.files} files of ours")
-        if found.unsupported:
-            print_line(f"  {found.unsupported}")
-        for path in found.modified:
-            print_line(f"  changed since: {path}")
+        _print_status(found, checkout)
     raise typer.Exit(0 if found.state == state.APPLIED else 1)
+
+
+def _print_status(found: OverlayStatus, checkout: Path) -> None:
+    on = f" on commit {found.head[:8]}" if found.head else ""
+    print_line(f"{found.state}{on}: {found.files} files of ours")
+    if found.unsupported:
+        print_line(f"  {found.unsupported}")
+    if found.left_behind:
+        print_line(f"  {describe_left_behind(found.left_behind)}")
+        command = command_to_get_back(checkout.resolve(), found.left_behind)
+        print_line(f"  To get vllm-ascend's own files back: {command}")
+    for path in found.modified:
+        print_line(f"  changed since: {path}")
+    if found.outdated:
+        print_line("  the overlay is of another version of this project; these files differ:")
+    for path in found.outdated:
+        print_line(f"  {path}")
+    _print_out_of_force(found.out_of_force)
+
+
+def _print_out_of_force(paths: tuple[str, ...]) -> None:
+    covered = describe_out_of_force(paths)
+    if covered:
+        print_line(f"  {covered}")
 
 
 def print_line(text: str) -> None:
@@ -129,22 +152,12 @@ def _print_plan(planned: OverlayPlan) -> None:
         print_line(f"  does not fit: {problem}")
     for path in checkout.changed:
         print_line(f"  differs from {checkout.nearest[:8]}: {path}")
-    files = Table(
-        Column("file", overflow="fold"),
-        "",
-        "why",
-        title=f"{len(planned.files)} files",
-        title_justify="left",
-    )
+    _print_out_of_force(checkout.out_of_force)
+    print_line(f"\n{len(planned.files)} files")
     for file in sorted(planned.files, key=lambda file: (not file.replaces, file.path)):
-        files.add_row(file.path, "replaces" if file.replaces else "joins", file.why)
-    _console.print(files)
-    patches = Table(
-        Column("target", overflow="fold"),
-        "why",
-        title=f"{len(planned.patches)} patches",
-        title_justify="left",
-    )
+        print_line(f"  {'replaces' if file.replaces else 'joins':8} {file.path}")
+        print_line(f"           {file.why}")
+    print_line(f"\n{len(planned.patches)} patches")
     for patch in planned.patches:
-        patches.add_row(patch.target.replace(":", ":\n"), patch.why)
-    _console.print(patches)
+        print_line(f"  {patch.target}")
+        print_line(f"           {patch.why}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vllm_ascend.overlay import state
 from vllm_ascend.overlay.checkout import Checkout, find_root, inspect
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import OverlayFile, overlay_files
+from vllm_ascend.overlay.ownership import refuse_left_behind
 from vllm_ascend.overlay.patch_list import ListedPatch, listed_patches
 from vllm_ascend.overlay.release import unsupported
 
@@ -51,12 +53,24 @@ class OverlayPlan:
         if checkout.head is None and not allow_unknown:
             names = ", ".join(checkout.changed[:_NAMES_SHOWN])
             more = len(checkout.changed) - _NAMES_SHOWN
+            covered = describe_out_of_force(checkout.out_of_force)
+            differ = "differs" if len(checkout.changed) == 1 else "differ"
             raise OverlayError(
-                f"{checkout.root} is no known state of vllm-ascend: {names}"
-                f"{f' and {more} more files' if more > 0 else ''} differ from commit "
+                f"{checkout.root} is not a known state of vllm-ascend: {names}"
+                f"{f' and {more} more files' if more > 0 else ''} {differ} from commit "
                 f"{checkout.nearest[:8]}. Nothing was changed. All that the overlay needs is "
-                "there; to go on anyway, say --allow-unknown"
+                f"there. --allow-unknown applies it anyway{f'. {covered}' if covered else ''}"
             )
+
+
+def describe_out_of_force(paths: Sequence[str]) -> str:
+    """Say which changes an overlay covers; empty if it covers none."""
+    if not paths:
+        return ""
+    return (
+        "Changes in these files are out of force while the overlay is there, because files of "
+        f"ours take their place: {', '.join(paths)}"
+    )
 
 
 def make_plan(path: Path) -> OverlayPlan:
@@ -64,14 +78,17 @@ def make_plan(path: Path) -> OverlayPlan:
 
     Raises:
         OverlayError: ``path`` is no checkout, or one for another vLLM, or one in which links or a
-            file of vllm-ascend stand where a file of ours has to go.
+            file of vllm-ascend stand where a file of ours has to go, or one that has files of ours
+            and not the overlay's state.
     """
     root = find_root(path)
     manifest = state.read_manifest(root)
-    another = "" if manifest else unsupported(root)
-    if another:
-        raise OverlayError(f"{root}: {another}")
-    added = frozenset(f.path for f in manifest.files if not f.replaces) if manifest else frozenset()
+    if manifest is None:
+        refuse_left_behind(root)
+        another = unsupported(root)
+        if another:
+            raise OverlayError(f"{root}: {another}")
+    added = manifest.joined if manifest else frozenset()
     checkout = inspect(root, state.originals(root) if manifest else None, added)
     source = own_package()
     files = tuple(overlay_files(source, checkout.package, checkout.release, added))

@@ -50,6 +50,17 @@ def read_release(root: Path) -> Release:
     return Release(version, vllm)
 
 
+def made_for(root: Path, head: str | None) -> KnownHead | Release:
+    """Return which vllm-ascend a checkout is, with or without an overlay.
+
+    Args:
+        root: Its directory.
+        head: The commit that the overlay was put on, if there is one and it is known.
+    """
+    known = next((other for other in known_heads() if other.commit == head), None)
+    return known or head_of(root / PACKAGE) or read_release(root)
+
+
 def version_told(package: str, read: Callable[[str], str | None]) -> str | None:
     """Return the version of a package as its files tell it, if they do.
 

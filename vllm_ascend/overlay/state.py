@@ -8,11 +8,8 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from vllm_ascend.overlay.checkout import find_root
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import sha256
-from vllm_ascend.overlay.release import unsupported
-from vllm_ascend.patch.upstream.source import PACKAGE
 
 STATE_DIRECTORY = ".vllm-ascend-backport"
 
@@ -22,6 +19,8 @@ APPLIED = "applied"
 REVERTING = "reverting"
 HALF_APPLIED = "half-applied"
 MODIFIED = "modified"
+OUTDATED = "outdated"
+LEFT_BEHIND = "left-behind"
 
 
 @dataclass(frozen=True)
@@ -57,24 +56,10 @@ class Manifest:
     files: tuple[ManifestFile, ...]
     directories: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class OverlayStatus:
-    """What is there.
-
-    Attributes:
-        state: ``absent``, ``applied``, ``half-applied`` or ``modified``.
-        head: Commit that the overlay was put on, ``None`` if there is none or it is unknown.
-        files: Files of ours.
-        modified: Files of ours that are not as they were put there.
-        unsupported: Why there can be none: what the checkout is instead; empty if it is not.
-    """
-
-    state: str
-    head: str | None = None
-    files: int = 0
-    modified: tuple[str, ...] = ()
-    unsupported: str = ""
+    @property
+    def joined(self) -> frozenset[str]:
+        """The files that vllm-ascend has none of, relative to the package."""
+        return frozenset(file.path for file in self.files if not file.replaces)
 
 
 def directory(root: Path) -> Path:
@@ -118,29 +103,6 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 def in_state(manifest: Manifest, state: str) -> Manifest:
     """Return the manifest with another state."""
     return replace(manifest, state=state)
-
-
-def status(path: Path) -> OverlayStatus:
-    """Say what is there.
-
-    Raises:
-        OverlayError: ``path`` is no checkout, or the overlay's manifest cannot be read.
-    """
-    root = find_root(path)
-    manifest = read_manifest(root)
-    if manifest is None:
-        return OverlayStatus(ABSENT, unsupported=unsupported(root))
-    if manifest.state != APPLIED:
-        return OverlayStatus(HALF_APPLIED, manifest.head, len(manifest.files))
-    modified = tuple(file.path for file in manifest.files if not _is_intact(root, file))
-    state = MODIFIED if modified else APPLIED
-    return OverlayStatus(state, manifest.head, len(manifest.files), modified)
-
-
-def _is_intact(root: Path, file: ManifestFile) -> bool:
-    if file.replaces and digest_of(originals(root) / file.path) != file.original_sha256:
-        return False
-    return digest_of(root / PACKAGE / file.path) == file.sha256
 
 
 def digest_of(path: Path) -> str | None:

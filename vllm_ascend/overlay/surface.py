@@ -34,7 +34,7 @@ def missing_names(package: Path, release: Release) -> list[str]:
     problems += [
         f"{path} does not import {module}, which installs the patches"
         for path, module in release.hooks.items()
-        if module not in set(_imported_modules(package / path))
+        if module not in set(imported_modules(package / path))
     ]
     theirs = [path for path in release.left_out if (package / path).is_file()]
     problems += _lacking(package, release.replaced, own_package(), replaced, "ours")
@@ -46,7 +46,7 @@ def _lacking(
     readers: Path, without: frozenset[str], package: Path, paths: Sequence[str], whose: str
 ) -> Iterator[str]:
     """Yield what files below ``readers`` import of ``package``'s modules that those do not have."""
-    had = {_module_name(path): _defined_names(package / path) for path in paths}
+    had = {module_name(path): _defined_names(package / path) for path in paths}
     for path in sorted(readers.rglob("*.py")) if had else ():
         relative = path.relative_to(readers).as_posix()
         if relative in without:
@@ -66,7 +66,9 @@ def _foreign_keywords(package: Path) -> Iterator[str]:
                     yield f"{caller} passes {keyword.arg} to {name}, which ours does not take"
 
 
-def _module_name(path: str) -> str:
+def module_name(path: str) -> str:
+    """Return what a file of the package is imported as; ``path`` is relative to the package."""
+    path = path.removesuffix("/__init__.py")
     return f"{PACKAGE}.{path.removesuffix('.py').replace('/', '.')}"
 
 
@@ -85,7 +87,12 @@ def _imported_names(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-def _imported_modules(path: Path) -> Iterator[str]:
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield what a file imports: modules, and names in modules, which may be modules too.
+
+    Raises:
+        OverlayError: The file is no Python.
+    """
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -14,8 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_ascend.overlay import state
+from vllm_ascend.overlay.checkout import find_root
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import sha256
+from vllm_ascend.overlay.inspection import status
+from vllm_ascend.overlay.ownership import refuse_left_behind
 from vllm_ascend.overlay.plan import OverlayPlan
 from vllm_ascend.overlay.state import Manifest, ManifestFile
 from vllm_ascend.patch.upstream.source import PACKAGE
@@ -81,11 +84,13 @@ def revert(path: Path, *, discard_changes: bool = False) -> bool:
 
     Raises:
         OverlayError: Files were changed since, and nothing was touched; or a file could not be
-            written, in which case another try goes on from there.
+            written, in which case another try goes on from there; or what stands there, or came
+            back, are files of ours without a state.
     """
-    root = state.find_root(path)
+    root = find_root(path)
     manifest = state.read_manifest(root)
     if manifest is None:
+        refuse_left_behind(root)
         return False
     strangers = [file.path for file in manifest.files if not _is_known(root, file)]
     if strangers and not discard_changes:
@@ -98,6 +103,7 @@ def revert(path: Path, *, discard_changes: bool = False) -> bool:
         _take_back(root, manifest)
     except OSError as error:
         raise OverlayError(f"not all could be taken back, try again: {error}") from error
+    refuse_left_behind(root)  # a version of ours took them for the originals
     return True
 
 
@@ -124,7 +130,7 @@ def _manifest_of(plan: OverlayPlan) -> Manifest:
 
 
 def _refuse_another(root: Path, there: Manifest, wanted: Manifest) -> None:
-    found = state.status(root)
+    found = status(root)
     if found.state == state.HALF_APPLIED:
         raise OverlayError(f"{root} has half of an overlay: run `overlay revert` first")
     if found.state == state.MODIFIED:
@@ -133,7 +139,10 @@ def _refuse_another(root: Path, there: Manifest, wanted: Manifest) -> None:
             "`overlay revert` first"
         )
     if there.files != wanted.files:
-        raise OverlayError(f"{root} has the overlay of another version: run `overlay revert` first")
+        raise OverlayError(
+            f"{root} has the overlay of another version: {len(found.outdated)} files differ from "
+            "this one's; run `overlay revert` first"
+        )
 
 
 def _staged(root: Path) -> Path:

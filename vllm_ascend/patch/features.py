@@ -49,6 +49,12 @@ UNWRITTEN = _entries(
     RETENTION["upstream"],
     "vLLM enters blocks once they are computed, not when they are scheduled",
 )
+# Hashes of streaming sessions name the tokens that the session goes on with.
+SESSIONS = _entries(
+    "sessions",
+    "vllm-project/vllm#49449",
+    "vLLM forgets the hashes of tokens that a session drops (0.33.0 does)",
+)
 # What a request holds, told and asked for where any switch is on.
 FOOTPRINT = _promised(
     "request-memory", "vLLM asks each group how many blocks a request holds at most"
@@ -67,6 +73,12 @@ METRICS = _entries(
     "metrics",
     "none: part of this project",
     "vLLM lets a plugin add scheduler statistics and metrics",
+)
+# Data-parallel ranks chosen by what they have cached.
+DP_ROUTING = _entries(
+    "dp-routing",
+    "none: part of this project",
+    "vLLM's front end lets a plugin choose the rank, and ranks tell it of their caches",
 )
 # KV connectors beside several groups and partial hits.
 CONNECTORS = _entries(

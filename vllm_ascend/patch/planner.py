@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
 
+from vllm_ascend.patch.signatures import call_mismatches, show_signature
 from vllm_ascend.patch.table import (
     Add,
     AddField,
@@ -103,17 +104,20 @@ def plan_supported(table: Sequence[Patch], release: Release) -> tuple[list[Chang
             problems.append(f"{patch.target} does not exist ({error})")
     planned = [(site[0], _plan_target(*site, release, problems)) for site in sites]
     changes = [change for _, change in planned if change is not None]
+    fields: defaultdict[Any, list[AddField]] = defaultdict(list)
     for patch, change in planned:
         if change is None:
             continue
         if isinstance(patch, AddField):
-            changes += _plan_field(patch, change, problems)
+            fields[change.owner].append(patch)
         elif isinstance(patch, Wrap):
             changes += _plan_aliases(patch, change, problems)
             problems += _undeclared(patch, change, {*patch.aliases, patch.target}, "alias")
         elif isinstance(patch, Rebind):
             known = {*patch.keepers, *(other.target for other in table)}
             problems += _undeclared(patch, change, known, "keeper")
+    for owner, patches in fields.items():
+        changes += _plan_fields(owner, patches, problems)
     return changes, [*_named_twice(table, changes), *problems]
 
 
@@ -130,23 +134,31 @@ def _plan_target(
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         problems.append(f"{patch.target} is not defined on its owner{inherited}")
         return None
-    problems += _check_source(patch, old, release)
-    return Change(owner, name, old, replacement(patch, old))
+    mismatches = _check_source(patch, old, release)
+    new = replacement(patch, old)
+    problems += mismatches or signature_problems(patch, old, new)
+    return Change(owner, name, old, new)
 
 
-def _plan_field(patch: AddField, change: Change, problems: list[str]) -> list[Change]:
-    """Declare the field where dataclasses and msgspec look; the attribute itself is planned.
+def _plan_fields(owner: Any, patches: Sequence[AddField], problems: list[str]) -> list[Change]:
+    """Declare fields where dataclasses and msgspec look; the attributes themselves are planned.
 
     There is no plainer way: msgspec reads a class's fields from these two attributes, and decodes
     a subclass as the class that the message around it names, a msgspec.Struct.
     """
-    owner, name = change.owner, change.name
     if "__dataclass_fields__" not in vars(owner):
-        problems.append(f"{patch.target} is not on a dataclass")
+        problems += [f"{patch.target} is not on a dataclass" for patch in patches]
         return []
     # init=False: dataclasses.replace() must not hand it to a constructor that does not know it.
-    new_field = field(default=patch.replacement, init=False, repr=False, compare=False)
-    made = vars(make_dataclass(owner.__name__, [(name, patch.type, new_field)]))
+    new_fields = [
+        (
+            patch.target.rpartition(".")[2],
+            patch.type,
+            field(default=patch.replacement, init=False, repr=False, compare=False),
+        )
+        for patch in patches
+    ]
+    made = vars(make_dataclass(owner.__name__, new_fields))
     return [
         Change(owner, attribute, vars(owner)[attribute], vars(owner)[attribute] | made[attribute])
         for attribute in ("__dataclass_fields__", "__annotations__")
@@ -196,8 +208,19 @@ def replacement(patch: Override, original: Any) -> Any:
     """Return what takes the original's place; a changed method stays of the kind that it was."""
     if not isinstance(patch, Wrap):
         return patch.replacement
-    new = patch.replacement(plain_function(original))
+    function = plain_function(original)
+    new = patch.replacement(function)
+    if callable(function):
+        show_signature(new, function)
     return type(original)(new) if isinstance(original, classmethod | staticmethod) else new
+
+
+def signature_problems(patch: Override, original: Any, new: Any) -> list[str]:
+    """Return in which calls of the original a changed function would fail; none of a new class."""
+    if not isinstance(patch, Wrap):
+        return []
+    mismatches = call_mismatches(plain_function(new), plain_function(original))
+    return [f"{patch.target} is changed into something else: {what}" for what in mismatches]
 
 
 def _plan_aliases(patch: Wrap, change: Change, problems: list[str]) -> list[Change]:

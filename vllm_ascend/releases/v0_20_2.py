@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.patch.table import Digests
-from vllm_ascend.releases.release import NeededSetting, Release
+from vllm_ascend.releases.release import Release
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
 
@@ -70,6 +69,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler._preempt_request": "128202fc69d1f908",
         "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
         "Scheduler._update_after_schedule": "5dcec8ecd4cd8b72",
+        "Scheduler._update_request_as_session": "dde031ff38979b1b",
         "Scheduler.make_stats": "c495855b2fac9c07",
         "Scheduler.reset_prefix_cache": "cfb9da648143a518",
         "Scheduler.update_from_output": "7d43ee5ee3f6ca2a",
@@ -82,6 +82,16 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.v1.engine.core": {
         "EngineCore._initialize_kv_caches": "be9122ca50566f33",
+        "EngineCore.step": "3bdcb3b9e7445988",
+        "EngineCore.step_with_batch_queue": "1a36cf4e14f673fd",
+        "EngineCoreProc._handle_client_request": "c1a96ed013195dfa",
+    },
+    "vllm.v1.engine.core_client": {
+        "DPAsyncMPClient.__init__": "bc46f22018f30df6",
+        "DPAsyncMPClient.add_request_async": "824f4df2c45ab358",
+        "DPLBAsyncMPClient.abort_requests_async": "b3c3040ffbcc5920",
+        "DPLBAsyncMPClient.get_core_engine_for_request": "9d09d21116b534d6",
+        "DPLBAsyncMPClient.process_engine_outputs": "fdc890c2cb339454",
     },
     "vllm.v1.kv_cache_interface": {
         "MLAAttentionSpec": "9f27c636faca79dd",
@@ -119,9 +129,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": {
         "KVCacheRecvingThread.__init__": "03fa8d452aa4134e",
+        "KVCacheRecvingThread._get_remote_socket": "035db4adc3c96d68",
         "KVCacheRecvingThread._transfer_kv_cache": "207375aff05d535f",
         "KVCacheRecvingThread._transfer_kv_cache_all_groups": "1b12f319a8e4e19d",
         "KVCacheSendingThread.__init__": "8772fc7217712f7c",
+        "KVCacheSendingThread.run_busy_loop": "ab9bb6bf40c26a3a",
         "MooncakeConnectorScheduler.request_finished_all_groups": (
             "d40558644bb7a848",
             "18ec1e904d85964c",
@@ -160,6 +172,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
 
 _UTILS = "vllm.v1.core.kv_cache_utils"
 # Of later releases; here three functions on the way there are changed.
+KERNELS_BY_NAME = {
+    "vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_triton": (
+        "kernels are looked up by name when they are started"
+    ),
+}
 GROUPED_BY_KIND: Mapping[str, str] = {
     f"{_UTILS}:_get_packed_kv_cache_groups": "layers are grouped by kind",
     f"{_UTILS}:get_kv_cache_config_from_groups": "its part for DeepSeek-V4 is changed",
@@ -208,6 +225,7 @@ class Vllm0202(Release):
     needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = ASCEND_STORE_SETTINGS
     native: ClassVar[Mapping[str, str]] = {
         **GROUPED_BY_KIND,
+        **KERNELS_BY_NAME,
         "vllm_ascend.worker.block_table:BlockTable.move_row": (
             "our block table empties rows that moved"
         ),
@@ -225,20 +243,6 @@ class Vllm0202(Release):
         from vllm.v1.core import single_type_kv_cache_manager as managers
 
         return type(spec) in managers.spec_manager_map
-
-    def manager_class(self, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
-        from vllm.v1.core import single_type_kv_cache_manager as managers
-
-        known = managers.spec_manager_map
-        return next((known[base] for base in type(spec).__mro__ if base in known), None)
-
-    def manager_arguments(self, alignment: int) -> dict[str, Any]:
-        return {}
-
-    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
-        from vllm import envs
-
-        return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
 
     def discard_next_output(self, request: Request) -> None:
         request.discard_latest_async_tokens = True

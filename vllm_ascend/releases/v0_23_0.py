@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.patch.table import Digests
-from vllm_ascend.releases.release import NeededSetting, Release
-from vllm_ascend.releases.v0_20_2 import ASCEND_STORE_SETTINGS, GROUPED_BY_KIND
+from vllm_ascend.releases.release import Release
+from vllm_ascend.releases.v0_20_2 import ASCEND_STORE_SETTINGS, GROUPED_BY_KIND, KERNELS_BY_NAME
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
@@ -56,6 +58,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler._preempt_request": "0371740100512344",
         "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
         "Scheduler._update_after_schedule": "9eca2462fda8bf5f",
+        "Scheduler._update_request_as_session": "dde031ff38979b1b",
         "Scheduler.make_stats": "c495855b2fac9c07",
         "Scheduler.reset_prefix_cache": "d070ee5c068f34da",
         "Scheduler.update_from_output": "dae72be240168961",
@@ -65,6 +68,16 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.v1.engine.core": {
         "EngineCore._initialize_kv_caches": "5328e919fce71e46",
+        "EngineCore.step": "3bdcb3b9e7445988",
+        "EngineCore.step_with_batch_queue": "db8353238de963e3",
+        "EngineCoreProc._handle_client_request": "c1a96ed013195dfa",
+    },
+    "vllm.v1.engine.core_client": {
+        "DPAsyncMPClient.__init__": "68e4a674b012e5c1",
+        "DPAsyncMPClient.add_request_async": "824f4df2c45ab358",
+        "DPLBAsyncMPClient.abort_requests_async": "b3c3040ffbcc5920",
+        "DPLBAsyncMPClient.get_core_engine_for_request": "9d09d21116b534d6",
+        "DPLBAsyncMPClient.process_engine_outputs": "fdc890c2cb339454",
     },
     "vllm.v1.metrics.loggers": {
         "LoggingStatLogger.log": "ff885767ae08b2fe",
@@ -92,9 +105,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": {
         "KVCacheRecvingThread.__init__": "0dae09a2870e18ca",
+        "KVCacheRecvingThread._get_remote_socket": "11db8b6fc233fe22",
         "KVCacheRecvingThread._transfer_kv_cache": "5b89732432c7d961",
         "KVCacheRecvingThread._transfer_kv_cache_all_groups": "85d046881c79616c",
         "KVCacheSendingThread.__init__": "8772fc7217712f7c",
+        "KVCacheSendingThread.run_busy_loop": "7e0f91a3e3b52b6d",
         "MooncakeConnectorWorker.register_kv_caches": "5c83e7d3834a5512",
     },
     "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector": {
@@ -148,6 +163,8 @@ class Vllm0230(Release):
     vllm = "0.23.0"
     vllm_ascend = "0.23.0"
     takes_overlay = True
+    leaves_room_for_loads = True
+    reads_retention_variable = True
     replaced: ClassVar[frozenset[str]] = frozenset(
         {
             "core/single_type_kv_cache_manager.py",
@@ -169,6 +186,7 @@ class Vllm0230(Release):
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
         **GROUPED_BY_KIND,
+        **KERNELS_BY_NAME,
         "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": "prepend_n is vLLM's own",
         f"{_POOL}.scratch_first": _FRONT,
         f"{_POOL}.__init__": _FRONT,
@@ -226,6 +244,10 @@ class Vllm0230(Release):
 
     def discard_next_output(self, request: Request) -> None:
         request.async_tokens_to_discard = 1  # outputs of whole steps, whatever its name says
+
+    def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
+        # It would have to leave room for itself before it is let in again.
+        scheduler._inflight_prefills.discard(request)
 
     def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
         # It warns of every event of a group that it does not find.

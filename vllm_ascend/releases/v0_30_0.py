@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.patch.table import Digests
-from vllm_ascend.releases.release import NeededSetting
-from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND
+from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
 from vllm_ascend.releases.v0_23_0 import Vllm0230
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.engine.arg_utils": {
         "EngineArgs.create_engine_config": "4abf2918f996f2b3",
+    },
+    "vllm.platforms.cpu": {
+        "CpuPlatform.check_and_update_config": "d3b8eeeca04a466e",
     },
     "vllm.v1.core.kv_cache_coordinator": {
         "get_kv_cache_coordinator": "9d447e2c6d7417ac",
@@ -48,8 +51,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.v1.core.sched.scheduler": {
         "Scheduler.__init__": "e5ee05610823e29b",
+        "Scheduler._handle_invalid_blocks": "e42aa17d64fcda2a",
         "Scheduler._preempt_request": "03bd3a3d62fb5c8c",
         "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
+        "Scheduler._update_after_schedule": "9212a319a9234677",
+        "Scheduler._update_request_as_session": "dde031ff38979b1b",
         "Scheduler.make_stats": "0733d7fcdc580707",
         "Scheduler.reset_prefix_cache": "fe3b2977fe48ad87",
         "Scheduler.update_from_output": "676eb54028d57b97",
@@ -59,6 +65,16 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.v1.engine.core": {
         "EngineCore._initialize_kv_caches": "c82cf5e45e1dd3fb",
+        "EngineCore.step": "efdd78ac3afb578a",
+        "EngineCore.step_with_batch_queue": "8b3973c220e753ab",
+        "EngineCoreProc._handle_client_request": "c1a96ed013195dfa",
+    },
+    "vllm.v1.engine.core_client": {
+        "DPAsyncMPClient.__init__": "87c1ce113ff1461b",
+        "DPAsyncMPClient.add_request_async": "824f4df2c45ab358",
+        "DPLBAsyncMPClient.abort_requests_async": "b3c3040ffbcc5920",
+        "DPLBAsyncMPClient.get_core_engine_for_request": "4118c66eb546fad1",
+        "DPLBAsyncMPClient.process_engine_outputs": "3537d6283927396a",
     },
     "vllm.v1.metrics.loggers": {
         "LoggingStatLogger.log": "43d1dc0d42691661",
@@ -66,17 +82,16 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "PrometheusStatLogger.__init__": "5c6cc0660d998b8d",
         "PrometheusStatLogger.record": "a95a70cf1be6ca56",
     },
+    "vllm.v1.worker.cpu_model_runner": {
+        "CPUModelRunner._postprocess_triton": "6dd2dd2b56cc7bbd",
+    },
 }
 _UTILS = "vllm.v1.core.kv_cache_utils"
 _SCHEDULER = "vllm.v1.core.sched"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
 _GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are changed instead"
-_FAILED_LOADS = (
-    "what a request in flight samples is delivered late there, which its restart here does not "
-    "know: a failed load ends the engine, as vLLM has it"
-)
-_CPU = "DeepSeek-V4 on the CPU needs this release's own torch"
+_TABLES = "blocks of every group count tokens, as vLLM's block tables do"
 
 
 def _of_vllm(reasons: Mapping[str, str]) -> dict[str, str]:
@@ -84,7 +99,7 @@ def _of_vllm(reasons: Mapping[str, str]) -> dict[str, str]:
     return {
         target: why
         for target, why in reasons.items()
-        if target.startswith("vllm.") and target not in GROUPED_BY_KIND
+        if target.startswith("vllm.") and target not in {**GROUPED_BY_KIND, **KERNELS_BY_NAME}
     }
 
 
@@ -107,6 +122,9 @@ class Vllm0300(Vllm0230):
     ratio_field = "tokens_per_state"
     hash_size_field = "prefix_match_unit"
     second_runner_serves = True
+    leaves_room_for_loads = True
+    reads_retention_variable = False
+    forget_in_flight: ClassVar[Mapping[str, Any]] = {"drop_stale_output": True}
     step_tokens = "max_in_flight_tokens"
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
@@ -115,36 +133,36 @@ class Vllm0300(Vllm0230):
         f"{_UTILS}:_get_kv_cache_groups_uniform_groups": _GROUPING,
         f"{_UTILS}:_get_kv_cache_config_deepseek_v4": _GROUPING,
         f"{_SCHEDULER}.output:SchedulerOutput.kv_cache_block_copies": _COPIES,
-        f"{_SCHEDULER}.scheduler:Scheduler._update_after_schedule": _COPIES,
         f"{_RUNNER}.kv_cache_pages": _COPIES,
         f"{_RUNNER}.num_block_copies": _COPIES,
         f"{_RUNNER}._allocate_kv_cache_tensors": _COPIES,
         f"{_RUNNER}._update_states": _COPIES,
+        f"{_RUNNER}.may_reinitialize_input_batch": _TABLES,
+        "vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__": (
+            "the stand-ins for kernels take all arguments"
+        ),
         "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
     }
     absent: ClassVar[Mapping[str, str]] = {
         **_of_vllm(Vllm0230.absent),
-        f"{_SCHEDULER}.scheduler:Scheduler._handle_invalid_blocks": _FAILED_LOADS,
-        f"{_RUNNER}.may_reinitialize_input_batch": _CPU,
-        "vllm.platforms.cpu:CpuPlatform.check_and_update_config": _CPU,
-        "vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__": _CPU,
     }
 
-    def rows_per_block(self, spec: KVCacheSpec) -> int:
-        return spec.block_size // self.tokens_per_row(spec)
+    def why_left_to_vllm(self, specs: Collection[KVCacheSpec]) -> str:
+        from vllm.v1.kv_cache_interface import MambaSpec
 
-    def compressed_spec(self, rows: int, ratio: int, **row: Any) -> KVCacheSpec:
-        from vllm.utils.torch_utils import get_dtype_size
+        if not all(spec.prefix_cacheable for spec in specs):
+            return "it has blocks of scratch, which vLLM takes out of every hit"
+        if any(isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align" for spec in specs):
+            return "vLLM's own bookkeeping of Mamba states finds hits inside blocks"
+        return ""
 
-        from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
-
-        scale_dim, scale_dtype = row.pop("scale_dim", 0), row.pop("scale_dtype", None)
-        row_bytes = row["head_size"] * get_dtype_size(row["dtype"])
-        if scale_dim:
-            row_bytes += scale_dim * get_dtype_size(scale_dtype)
-        return AscendMLATokenSpec(
-            block_size=rows * ratio, tokens_per_state=ratio, state_content_bytes=row_bytes, **row
-        )
+    def page_bytes(self, kv_cache_config: KVCacheConfig) -> dict[str, int]:
+        """Return the bytes of a block of every layer: what lies between layers, or blocks."""
+        return {
+            layer: min(tensor.layer_stride, tensor.block_stride)
+            for tensor in kv_cache_config.kv_cache_tensors
+            for layer in tensor.layers
+        }
 
     def tensors(
         self, pages: Sequence[tuple[int, tuple[str, ...]]], num_blocks: int
@@ -182,6 +200,9 @@ class Vllm0300(Vllm0230):
     def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
         # 0 is the default; whether it was typed in cannot be told.
         return config.prefix_cache_retention_interval or None
+
+    def discard_next_output(self, request: Request) -> None:
+        """Do nothing: vLLM drops it, see :attr:`forget_in_flight`."""
 
     def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
         return (
@@ -240,12 +261,15 @@ class Vllm0300(Vllm0230):
     ) -> None:
         manager.cache_blocks(request, num_tokens, retention_interval=None, replay_boundaries=())
 
-    def coordinator_attributes(self, alignment: int, interval: int | None) -> dict[str, Any]:
+    def coordinator_attributes(
+        self, alignment: int, interval: int | None, block_tokens: Sequence[int]
+    ) -> dict[str, Any]:
         return {
             "scheduler_block_size": alignment,
             "retention_interval": interval,
             # Drafts of several modules are refused where the coordinator is chosen.
             "num_reprefillable_tokens": 0,
+            "group_block_sizes": tuple(block_tokens),
         }
 
     def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:

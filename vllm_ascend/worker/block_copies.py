@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
+from vllm_ascend.core.policy.units import KVCacheBlockCopy
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 
 

@@ -19,7 +19,6 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.worker import block_table as vllm_block_table
-from vllm.v1.worker.cp_utils import get_total_cp_world_size
 
 from vllm_ascend.core.layout.specs import compress_ratio, is_compressor_state
 from vllm_ascend.deployment import is_over_checkout
@@ -240,7 +239,7 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
         if len(kernel_sizes) == 1:
             kernel_sizes = kernel_sizes * num_groups
         if max_num_blocks is None:
-            ranks = get_total_cp_world_size()
+            ranks = _num_context_parallel_ranks()
             max_num_blocks = [cdiv(max_model_len, size * ranks) for size in block_sizes]
         groups = [None] * num_groups if kv_cache_groups is None else list(kv_cache_groups)
         for name, values in (
@@ -384,12 +383,19 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
             table.compute_slot_mapping_draft(requests, rows)
 
 
+def _num_context_parallel_ranks() -> int:
+    try:
+        return get_pcp_group().world_size * get_dcp_group().world_size
+    except AssertionError:  # outside of an engine there are no groups
+        return 1
+
+
 def _can_shift(groups: Sequence[KVCacheGroupSpec | None]) -> bool:
     """Whether state rows may begin late: vllm-ascend's metadata has to count from there as well."""
     return (
         is_over_checkout()
         and load_config().apply_dsv4_patch
-        and get_total_cp_world_size() == 1
+        and _num_context_parallel_ranks() == 1
         and any(group is not None and is_compressor_state(group.kv_cache_spec) for group in groups)
     )
 

@@ -19,12 +19,12 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from tests.e2e.core.engine import Engine, Oracle
-from vllm_ascend.oracle import OracleOptions, ShadowWorker
-from vllm_ascend.oracle.request_state import RequestState
-from vllm_ascend.oracle.shadow_memory import Life
-from vllm_ascend.replay import scheduler as replay_scheduler
-from vllm_ascend.replay.layouts import KVLayout
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run import scheduler as replay_scheduler
+from vllm_ascend.dry_run.layouts import KVLayout
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.oracle import OracleOptions, ShadowWorker
+from vllm_ascend_evaluation.oracle.request_state import RequestState
+from vllm_ascend_evaluation.oracle.shadow_memory import Life
 
 _PATIENCE_S = 10.0
 
@@ -72,16 +72,20 @@ class ConnectedWorker(ShadowWorker):
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Execute one step; see the base class."""
-        for request_id in output.finished_req_ids:
+        for request_id in {*output.finished_req_ids, *getattr(output, "freed_request_ids", ())}:
             self._loaded.pop(request_id, None)
         result = super().execute(output)
+        self.connector.wait_for_save()
         sent, received = self.connector.get_finished(output.finished_req_ids)
         invalid = self.connector.get_block_ids_with_load_errors()
         for blocks in self._loaded.values():
-            for block_id in invalid.intersection(blocks):
-                del blocks[block_id]  # whoever is given it next starts from nothing
+            if invalid.intersection(blocks):
+                blocks.clear()  # its request starts anew: whoever is given them finds nothing
         result.kv_connector_output = KVConnectorOutput(
-            finished_sending=sent, finished_recving=received, invalid_block_ids=invalid
+            finished_sending=sent,
+            finished_recving=received,
+            invalid_block_ids=invalid,
+            kv_connector_worker_meta=self.connector.build_connector_worker_meta(),
         )
         self.connector.clear_connector_metadata()
         return result
@@ -149,11 +153,9 @@ class ConnectedEngine(Engine):
             super().__init__(layout, options, oracle)
         self.worker.connector = self.make_worker_connector()
         self.worker.connector.worker = self.worker
-        self.worker.sources_in_flight = lambda: {
-            copy.src_block_id
-            for output, _ in self._in_flight
-            for copy in output.kv_cache_block_copies or ()
-        }
+        self.worker.sources_in_flight = self._sources_in_flight
+        self._note_freed_requests()
+        self._note_resets()
         self.handed_over: dict[str, dict[str, Any]] = {}
         finished = self.scheduler._connector_finished
 
@@ -165,6 +167,48 @@ class ConnectedEngine(Engine):
 
         self.scheduler._connector_finished = note  # type: ignore[method-assign]
         self._since = time.monotonic()
+
+    def _sources_in_flight(self) -> set[int]:
+        """Return the blocks that steps in flight copy from, for somebody who may read the copy."""
+        return {
+            copy.src_block_id
+            for output, *_ in self._in_flight
+            if not any(output is before for before in self._before_reset)
+            for copy in output.kv_cache_block_copies or ()
+        }
+
+    def _note_resets(self) -> None:
+        """Remember which steps are in flight at a reset: nobody reads what they copy."""
+        self._before_reset: list[Any] = []
+        manager = self.scheduler.kv_cache_manager
+        reset = manager.reset_prefix_cache
+
+        def note_reset() -> bool:
+            is_reset = reset()
+            if is_reset:
+                self._before_reset = [output for output, *_ in self._in_flight]
+            return is_reset
+
+        manager.reset_prefix_cache = note_reset  # type: ignore[method-assign]
+
+    def _note_freed_requests(self) -> None:
+        """Say with every step whose blocks were freed before it: what they had loaded is gone."""
+        scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
+        schedule, free = scheduler.schedule, manager.free
+        freed: set[str] = set()
+
+        def note_free(request: Any) -> Any:
+            freed.add(request.request_id)
+            return free(request)
+
+        def note_schedule(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            output.freed_request_ids = set(freed)
+            freed.clear()
+            return output
+
+        manager.free = note_free  # type: ignore[method-assign]
+        scheduler.schedule = note_schedule  # type: ignore[method-assign]
 
     def make_worker(self, oracle: OracleOptions | None) -> ConnectedWorker:
         """Return what executes the steps."""

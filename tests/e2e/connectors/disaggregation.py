@@ -13,7 +13,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
 from tests.e2e.models.engines import Answer, Engine, _answer, engine, sampling
-from vllm_ascend.oracle import check_drained, check_integrity
+from vllm_ascend_evaluation.oracle import check_drained, check_integrity
 
 Prompt = Sequence[int]
 

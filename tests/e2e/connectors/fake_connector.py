@@ -20,10 +20,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.v1.request import RequestStatus
 
 from tests.e2e.connectors.worker_hooks import EmptyWorkerHooks
-from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
-from vllm_ascend.oracle.contents import digests_of
-from vllm_ascend.oracle.digests import GARBAGE, PrefixDigests
-from vllm_ascend.oracle.groups import Kind
+from vllm_ascend.core.layout.specs import group_specs, is_windowed, read_span, tokens_per_block
+from vllm_ascend_evaluation.oracle.contents import digests_of
+from vllm_ascend_evaluation.oracle.digests import GARBAGE, LOST, PrefixDigests
+from vllm_ascend_evaluation.oracle.groups import Kind
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Load:
         digests: Of all its tokens.
         num_tokens: So many of them are to be in the cache.
         placed: Per group, (ordinal, block id).
-        fails: It will not arrive.
+        fails: From this token on it will not arrive; ``None``: all of it will.
         delay: Steps until it has; 0 for within this one.
     """
 
@@ -42,7 +42,7 @@ class Load:
     digests: PrefixDigests
     num_tokens: int
     placed: list[list[tuple[int, int]]]
-    fails: bool
+    fails: int | None
     delay: int
 
 
@@ -55,14 +55,17 @@ class Orders(KVConnectorMetadata):
 
 
 class FakeConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
-    """``extra_config``: ``seed``, ``failures`` (share of loads), ``unit`` (tokens)."""
+    """``extra_config``: ``seed``, ``failures`` (share of loads), ``unit`` (tokens), and optionally
+    ``fails_in_step`` (whether loads that a step waits for may fail)."""
 
     knows_granules = True
+    knows_rows = True
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self.seed, self.failures, self.unit = extra["seed"], extra["failures"], extra["unit"]
+        self.fails_in_step = extra.get("fails_in_step", True)
         self.block_tokens = [tokens_per_block(spec) for spec in group_specs(kv_cache_config)]
         self.orders = Orders()
         self.offered: dict[str, tuple[int, bool]] = {}
@@ -98,6 +101,7 @@ class FakeConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
         num_tokens, is_async = self._asked(request, blocks, num_external_tokens)
         self.offered[name] = num_tokens, is_async
         start = num_tokens - num_external_tokens
+        fails = rng.random() < self.failures and (is_async or self.fails_in_step)
         self.orders.loads.append(
             Load(
                 name,
@@ -116,8 +120,7 @@ class FakeConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
                     ]
                     for group, tokens in zip(blocks.blocks, self.block_tokens, strict=True)
                 ],
-                # A step that loads for itself reads at once, which the oracle takes for a fault.
-                fails=is_async and rng.random() < self.failures,
+                fails=rng.randrange(start, num_tokens) if fails else None,
                 delay=rng.randrange(1, 5) if is_async else 0,
             )
         )
@@ -169,15 +172,34 @@ class FakeConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
         for load in loads:
             self.loads.remove(load)
             ids = {block_id for placed in load.placed for _, block_id in placed}
-            if load.fails:
-                self.num_failed += 1
-                self.invalid |= ids
-                continue
             digests = load.digests.array
             for group_id, placed in enumerate(load.placed):
                 self._write(group_id, placed, load.num_tokens, digests)
-            self.num_loaded += 1
+            self.num_loaded += load.fails is None
             self.worker.has_loaded(ids)
+            if load.fails is not None and ids:
+                self._fail(load, ids)
+
+    def _fail(self, load: Load, ids: set[int]) -> None:
+        """Lose what a load should have brought from a token on, and report its blocks."""
+        assert load.fails is not None
+        self.num_failed += 1
+        lost = {
+            (group_id, block_id): max(load.fails - ordinal * tokens, 0)
+            for group_id, (placed, tokens) in enumerate(
+                zip(load.placed, self.block_tokens, strict=True)
+            )
+            for ordinal, block_id in placed
+            if (ordinal + 1) * tokens > load.fails
+        }
+        for (group_id, block_id), first_token in lost.items():
+            rules = self.worker._groups[group_id].rules
+            ratio = rules.tokens_per_block // rules.rows_per_block
+            rows = slice(first_token // ratio, None)
+            self.worker.memory.mark(block_id, group_id, rows, LOST)
+        self.invalid |= {block_id for _, block_id in lost} or ids
+        if load.delay == 0:
+            self.worker.lose(load.request_id)
 
     def _write(self, group_id, placed, num_tokens, digests) -> None:
         rules = self.worker._groups[group_id].rules
@@ -217,23 +239,65 @@ class WholeBlockConnector(FakeConnector):
     knows_granules = False
 
 
+class TailConnector(FakeConnector):
+    """One that hands on what a request needs to go on behind its end, and says so."""
+
+    takes_tails_alone = True
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.specs = group_specs(kv_cache_config)
+
+    def request_finished_all_groups(self, request, block_ids):
+        tails = tuple(
+            table[self._first_read(spec, request.num_computed_tokens) // tokens :]
+            for spec, tokens, table in zip(self.specs, self.block_tokens, block_ids, strict=True)
+        )
+        return super().request_finished_all_groups(request, tails)
+
+    def _first_read(self, spec, num_tokens: int) -> int:
+        return read_span(spec, self.specs).start(num_tokens) if is_windowed(spec) else 0
+
+
 def transfer_config(
-    *, seed: int, failures: float, unit: int, policy: str = "recompute", knows_granules: bool = True
+    *,
+    seed: int,
+    failures: float,
+    unit: int,
+    policy: str = "recompute",
+    knows_granules: bool = True,
+    fails_in_step: bool = True,
+    takes_tails_alone: bool = False,
+    connector: type[FakeConnector] | None = None,
+    **extra: Any,
 ) -> KVTransferConfig:
     """Configure one of the connectors.
 
     Args:
         seed: Of what it brings to whom.
-        failures: Share of asynchronous loads that fail.
+        failures: Share of loads that fail.
         unit: Tokens; it often brings multiples of this.
         policy: ``kv_load_failure_policy``.
         knows_granules: Whether it copes with hits that end inside blocks.
+        fails_in_step: Whether loads that a step waits for may fail as well.
+        takes_tails_alone: Whether state may be sparse beside it; of one that knows granules.
+        connector: A class of its own, instead of what the last two choose.
+        **extra: What such a class reads of ``kv_connector_extra_config`` as well.
     """
-    connector = FakeConnector if knows_granules else WholeBlockConnector
+    if connector is None:
+        connector = FakeConnector if knows_granules else WholeBlockConnector
+        if takes_tails_alone:
+            connector = TailConnector
     return KVTransferConfig(
         kv_connector=connector.__name__,
-        kv_connector_module_path=__name__,
+        kv_connector_module_path=connector.__module__,
         kv_role="kv_both",
         kv_load_failure_policy=policy,
-        kv_connector_extra_config={"seed": seed, "failures": failures, "unit": unit},
+        kv_connector_extra_config={
+            "seed": seed,
+            "failures": failures,
+            "unit": unit,
+            "fails_in_step": fails_in_step,
+            **extra,
+        },
     )

@@ -44,6 +44,7 @@ class FileConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
     """Both roles; ``extra_config``: ``folder``, ``timeout_s``, ``pause_s`` (within every file)."""
 
     knows_granules = True
+    knows_rows = True
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

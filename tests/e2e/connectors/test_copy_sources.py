@@ -13,6 +13,8 @@ from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.connectors.fake_connector import FakeConnector
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.engine import Engine
+from tests.release_marks import WHERE_BLOCKS_ARE_FREED_AT_ONCE
+from vllm_ascend.patch.platform import patch_scheduler
 
 _CELL = Configuration(
     next(case for case in CASES if case.name == "dsv4-rows"),
@@ -51,7 +53,7 @@ def build(switch, connected: bool) -> Engine:
 
 
 def held(engine: Engine) -> int:
-    return len(engine.manager.coordinator.caching.partial_hits.copies)
+    return len(engine.manager.coordinator.ledger.sources())
 
 
 def step_twice(engine: Engine, between: Callable[[], None] = lambda: None) -> list[int]:
@@ -93,8 +95,7 @@ def abort(engine: Engine) -> None:
 
 
 def preempt(engine: Engine) -> None:
-    tables = engine.manager.get_block_ids("b")
-    assert engine.scheduler._handle_invalid_blocks({tables[0][0]}) == {"b"}
+    patch_scheduler._restart(engine.scheduler, engine.requests["b"])
 
 
 @pytest.mark.parametrize("leave", [abort, preempt])
@@ -106,6 +107,7 @@ def test_the_copy_may_be_cached_so_it_is_held_whatever_becomes_of_the_request(sw
     engine.drain()
 
 
+@WHERE_BLOCKS_ARE_FREED_AT_ONCE
 def test_a_forced_reset_needs_no_source(switch):
     engine = build(switch, connected=True)
 

@@ -10,18 +10,15 @@ import pytest
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
+from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.engine import Engine
 from vllm_ascend.core.connectors.failed_loads import BlockTables
-from vllm_ascend.oracle.guard import NULL_BLOCK_ID
-
-_CASES = {case.name: case for case in CASES}
-_MODES = {mode.name: mode for mode in MODES}
-_SWITCHES = {switches.name: switches for switches in SWITCHES}
+from vllm_ascend.core.ranked_caching import RankedCaching
+from vllm_ascend_evaluation.oracle.guard import NULL_BLOCK_ID
 
 
 def build(mode: str, switch, shared_tokens: int = 100) -> Engine:
-    cell = Configuration(_CASES["dsv4-rows"], _MODES[mode], _SWITCHES["best"])
+    cell = Configuration.named("dsv4-rows", mode, "best")
     switch(cell.environment)
     engine = Engine(cell.layout, cell.options(4.0), cell.oracle(0))
     rng = random.Random(0)
@@ -48,6 +45,7 @@ def report_invalid(
     choose: Callable[[BlockTables], set[int]] = last_blocks,
 ) -> list[set[int]]:
     """Let the worker report some of a request's blocks after a turn; return what it reports."""
+    engine.manager.coordinator.ledger.has_connector = True  # nobody else reports lost blocks
     reported: list[set[int]] = []
     execute = engine.worker.execute
     turns = iter(range(1000))
@@ -92,7 +90,7 @@ def test_nothing_behind_an_invalid_block_is_hit(switch):
         engine.step()
     tables = engine.manager.get_block_ids("a")
     first = {table[0] for table in tables if table[0]}
-    assert engine.scheduler._handle_invalid_blocks(first) >= {"a"}
+    assert engine.scheduler._handle_invalid_blocks(first, {}) >= {"a"}
     assert engine.requests["a"].status == RequestStatus.PREEMPTED
     blocks = engine.manager.block_pool.blocks
     assert all(blocks[block].block_hash is None for table in tables for block in table)
@@ -107,6 +105,26 @@ def test_the_policy_fail_names_the_requests(switch):
     assert engine.requests["a"].status == RequestStatus.FINISHED_ERROR
     assert engine.outputs["b"] and engine.outputs["c"]
     engine.drain()
+
+
+def enter_what_waits(engine: Engine) -> set[int]:
+    """Report a request's blocks as lost while some of it waits; return what is entered of it."""
+    engine.step()
+    record = engine.manager.coordinator.ledger.records["a"]
+    while not record.waiting:
+        engine.step()
+    blocks = {block for table in engine.manager.get_block_ids("a") for block in table if block}
+    engine.scheduler.recompute_kv_load_failures = False
+    assert engine.scheduler._handle_invalid_blocks(set(blocks), {}) >= {"a"}
+    engine.scheduler.finish_requests("a", RequestStatus.FINISHED_ERROR)
+    pool = engine.manager.block_pool
+    return blocks & {*pool.granules.known, *(b.block_id for b in pool.blocks if b.block_hash)}
+
+
+def test_what_waits_of_a_lost_request_is_never_entered(switch, monkeypatch):
+    assert not enter_what_waits(build("plain", switch, shared_tokens=0))
+    monkeypatch.setattr(RankedCaching, "lose", lambda self, request_id: None)
+    assert enter_what_waits(build("plain", switch, shared_tokens=0)), "this proves nothing"
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])

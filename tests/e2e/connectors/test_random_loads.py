@@ -10,17 +10,15 @@ import pytest
 
 from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.connectors.fake_connector import FakeConnector, transfer_config
-from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
+from tests.e2e.core.configurations import Configuration
+from tests.e2e.core.conftest import skip_if_left_to_vllm
 from tests.e2e.core.workload import Workload
 from vllm_ascend.core.lookup.hit_search import HitSearch
-from vllm_ascend.oracle import ContentViolation, IntegrityError
+from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
 
-_CASES = {case.name: case for case in CASES}
-_MODES = {mode.name: mode for mode in MODES}
-_SWITCHES = {switches.name: switches for switches in SWITCHES}
 _ROOMS = (1.3, 4.0)
 _CELLS = [
-    Configuration(_CASES[case], _MODES[mode], _SWITCHES[switches])
+    Configuration.named(case, mode, switches)
     for case, mode, switches in (
         ("dsv4-rows", "plain", "best"),
         ("dsv4-rows", "plain", "retention-unset"),
@@ -33,14 +31,31 @@ _CELLS = [
 ]
 
 
-def run(cell: Configuration, switch, policy: str, room: float, num_steps: int) -> ConnectedEngine:
+# Beside a connector that takes tails alone state is sparse.
+_SPARSE_CELLS = [
+    Configuration.named(case, mode, switches)
+    for case, mode, switches in (
+        ("dsv4-rows", "plain", "best"),
+        ("dsv4-rows", "priority", "partial-sparse-0"),
+        ("dsv4-rows", "async", "best"),
+        ("dsv4-rows", "mtp3", "best"),
+        ("dsv4-rows", "async-mtp", "pin-best"),
+    )
+]
+
+
+def run(
+    cell: Configuration, switch, policy: str, room: float, num_steps: int, **connector: bool
+) -> ConnectedEngine:
     """Run traffic under a configuration until everything has ended and been checked."""
     switch(cell.environment)
     seed = crc32(f"{cell} {policy} {room}".encode())
     transfer = transfer_config(
-        seed=seed, failures=0.2, unit=cell.traffic.unit_tokens, policy=policy
+        seed=seed, failures=0.2, unit=cell.traffic.unit_tokens, policy=policy, **connector
     )
     engine = ConnectedEngine(cell.layout, cell.options(room), transfer, cell.oracle(seed))
+    if policy == "fail":  # with the other one this traffic comes out right in vLLM as well
+        skip_if_left_to_vllm(engine)
     # A reset under running requests is refused while others wait for a connector.
     traffic = replace(cell.traffic, busy_reset=0.0)
     Workload(engine, traffic, seed).run(num_steps)
@@ -57,6 +72,16 @@ def test_no_step_reads_or_writes_wrong_rows(cell, policy, switch):
         assert len(loads) >= 5, "next to nothing was loaded, so it proves nothing"
         kinds |= {is_async for _, is_async in loads.values()}
     assert kinds == {False, True}, "loads that a step waits for, and others"
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.parametrize("cell", _SPARSE_CELLS, ids=str)
+def test_state_is_sparse_beside_a_connector_that_takes_tails_alone(cell, policy, switch):
+    for room in _ROOMS:
+        engine = run(cell, switch, policy, room, num_steps=150, takes_tails_alone=True)
+        assert len(engine.scheduler.connector.offered) >= 5
+        plan = engine.manager.coordinator.plan
+        assert any(map(plan.is_sparse, plan.specs))
 
 
 # Planted bugs

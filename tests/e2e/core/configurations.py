@@ -3,27 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
+from typing import TypeVar
 
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, SlidingWindowSpec
 
 from tests.e2e.core import layouts
 from tests.e2e.core.workload import Traffic
-from vllm_ascend.oracle import OracleOptions
-from vllm_ascend.oracle.groups import rules_of
+from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend_evaluation.oracle import OracleOptions
+from vllm_ascend_evaluation.oracle.groups import rules_of
 
 DSV4 = "VLLM_ASCEND_APPLY_DSV4_PATCH"
+PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
 PARTIAL = "VLLM_ASCEND_DSV4_PARTIAL_HITS"
 MIN_HIT = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
 SPARSE = "VLLM_ASCEND_DSV4_SPARSE_STATE"
 SPARE = "VLLM_ASCEND_SPARE_TAILS"
-PROTECT = "VLLM_ASCEND_PROTECT_RETURNING"
 EVICTION = "VLLM_ASCEND_EVICTION"
 PIN = "VLLM_PIN_SWA_TOKENS"
 MIN_DROP = "VLLM_PIN_MIN_DROP_SIZE"
@@ -161,8 +162,7 @@ class Switches:
         partial: hits end inside compressed blocks.
         sparse: compressor state has null blocks where nobody reads.
         spare: boundaries that nothing asks to keep are cached as well.
-        protect: prompts that have come before are given up last.
-        learned: the order of eviction is learned.
+        protect: prompts that return are given up last.
         min_drop: blocks that a window drops at once to be pinned; 0 pins nothing.
     """
 
@@ -172,7 +172,6 @@ class Switches:
     sparse: bool = False
     spare: bool = False
     protect: bool = False
-    learned: bool = False
     min_drop: int = 0
 
     def environment(self, interval: int | None) -> dict[str, str]:
@@ -182,18 +181,17 @@ class Switches:
             PARTIAL: self.partial,
             SPARSE: self.sparse,
             SPARE: self.spare,
-            PROTECT: self.protect,
         }
         environment = {name: "1" for name, on in flags.items() if on}
-        if self.learned:
-            environment[EVICTION] = "learned"
+        if self.protect:
+            environment[EVICTION] = "protect"
         if self.min_drop:
             environment |= {PIN: "1", MIN_DROP: str(self.min_drop)}
         return environment if retention is None else {**environment, RETENTION: retention}
 
     def suits(self, case: Case) -> bool:
         """Whether every switch means something for the case."""
-        needs_windows = self.retention is not None or self.min_drop or self.protect or self.learned
+        needs_windows = self.retention is not None or self.min_drop or self.protect
         if needs_windows and case.retention_interval is None:
             return False
         return (case.is_compressed or not self.partial) and (case.counts_rows or not self.sparse)
@@ -209,14 +207,22 @@ SWITCHES = (
     Switches("sparse-N", "N", sparse=True),
     Switches("partial-sparse", partial=True, sparse=True),
     Switches("partial-sparse-0", "0", partial=True, sparse=True),
-    Switches("best", "N", partial=True, sparse=True, spare=True, learned=True),
-    Switches("best-of-stock", "N", partial=True, spare=True, learned=True),
+    Switches("best", "N", partial=True, sparse=True, spare=True, protect=True),
+    Switches("best-of-stock", "N", partial=True, spare=True, protect=True),
     Switches("pin", min_drop=2),
     Switches("pin-0", "0", min_drop=1),
-    Switches("pin-best", "N", partial=True, sparse=True, spare=True, learned=True, min_drop=2),
+    Switches("pin-best", "N", partial=True, sparse=True, spare=True, protect=True, min_drop=2),
     Switches("protect", protect=True),
-    Switches("protect-best", "N", partial=True, sparse=True, spare=True, protect=True),
+    Switches("best-lru", "N", partial=True, sparse=True, spare=True),
 )
+
+
+_Part = TypeVar("_Part", Case, Mode, Switches)
+
+
+def _named(parts: Iterable[_Part], name: str) -> _Part:
+    (part,) = (part for part in parts if part.name == name)
+    return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +232,11 @@ class Configuration:
     case: Case
     mode: Mode
     switches: Switches
+
+    @classmethod
+    def named(cls, case: str, mode: str, switches: str) -> Configuration:
+        """Return the cell whose parts have these names."""
+        return cls(_named(CASES, case), _named(MODES, mode), _named(SWITCHES, switches))
 
     def __str__(self) -> str:
         return f"{self.case.name}-{self.mode.name}-{self.switches.name}"

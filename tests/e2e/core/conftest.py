@@ -12,15 +12,30 @@ import pytest
 import vllm_ascend.patch.platform  # noqa: F401  (installs the patches)
 from tests.conftest import HITS, PREEMPTIONS
 from tests.e2e.core.engine import Engine
-from vllm_ascend.oracle import OracleOptions
-from vllm_ascend.prefix_cache_config import VARIABLES
-from vllm_ascend.replay.layouts import KVLayout
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from tests.release_marks import with_our_interval
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.dry_run.layouts import KVLayout
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend.prefix_cache_config import VARIABLES, load_config
+from vllm_ascend.releases import running_release
+from vllm_ascend_evaluation.oracle import OracleOptions
 
 # A line per reset and per built scheduler would be most of the run time.
 logging.getLogger("vllm").setLevel(logging.ERROR)
 
 MakeEngine = Callable[..., Engine]
+
+
+def skip_if_left_to_vllm(engine: Engine) -> None:
+    """Skip a test where nothing is set and the release has DeepSeek-V4's layout itself.
+
+    Everywhere else the project's coordinator must be in force.
+    """
+    if isinstance(engine.manager.coordinator, AscendHybridKVCacheCoordinator):
+        return
+    has_layout = not running_release().counts_rows
+    assert has_layout and not load_config().changes_caching, "vLLM's own coordinator is in force"
+    pytest.skip("with nothing set, this release is left to vLLM")
 
 
 @pytest.fixture
@@ -30,7 +45,7 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], Non
     def set_switches(environment: Mapping[str, str]) -> None:
         for variable in VARIABLES:
             monkeypatch.delenv(variable.name, raising=False)
-        for name, value in environment.items():
+        for name, value in with_our_interval(environment).items():
             monkeypatch.setenv(name, value)
 
     set_switches({})

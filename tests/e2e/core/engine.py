@@ -13,9 +13,15 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_ascend.oracle import OracleOptions, ShadowWorker, check_drained, check_integrity
-from vllm_ascend.replay.layouts import KVLayout
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.dry_run.layouts import KVLayout
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend_evaluation.oracle import (
+    OracleOptions,
+    ShadowWorker,
+    check_drained,
+    check_integrity,
+)
 
 # As many batches as vLLM's EngineCore keeps in flight with asynchronous scheduling.
 _BATCHES_IN_FLIGHT = 2
@@ -46,7 +52,8 @@ class Engine:
         self.num_preemptions = 0
         self._is_async = isinstance(self.scheduler, AsyncScheduler)
         self.idle_turns = 0
-        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        # A step, its result, and the requests whose part in it rests on a load that failed.
+        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput, frozenset[str]]] = deque()
 
     def make_worker(self, oracle: OracleOptions | None) -> ShadowWorker:
         """Return what executes the steps."""
@@ -65,12 +72,31 @@ class Engine:
         """Enqueue a request."""
         return self.submit(make_request(self.scheduler, request_id, prompt, max_tokens, **kwargs))
 
+    def say(self, session: str, tokens: list[int], max_tokens: int = 1) -> None:
+        """Send a streaming session more input, its first included; without tokens it ends."""
+        # vLLM extends the list.
+        request = make_request(self.scheduler, session, [*tokens] or [0], max_tokens)
+        request.resumable = bool(tokens)
+        if session in self.scheduler.requests:
+            self.continue_session(request)
+        else:
+            self.submit(request)
+
     def submit(self, request: Request) -> Request:
         """Enqueue a request that is made already."""
         self.requests[request.request_id] = request
         self.outputs[request.request_id] = []
         self.scheduler.add_request(request)
         return request
+
+    def continue_session(self, request: Request) -> None:
+        """More input for a streaming session, or its end: a request of the same name."""
+        self.scheduler.add_request(request)
+
+    def idle_sessions(self) -> list[str]:
+        """Streaming sessions that hold their blocks until their clients send more."""
+        waits = RequestStatus.WAITING_FOR_STREAMING_REQ
+        return [name for name, r in self.scheduler.requests.items() if r.status == waits]
 
     def abort(self, request_ids: list[str]) -> None:
         """The client has gone, whatever its request is doing."""
@@ -92,19 +118,21 @@ class Engine:
             result = self.worker.execute(output)
             self._note_hits(output)
             self.num_preemptions += len(output.preempted_req_ids or ())
-            self._in_flight.append((output, result))
+            self._in_flight.append((output, result, self.worker.lost_request_ids()))
             executed = output.total_num_scheduled_tokens > 0
             self._watch_progress(executed)
             if self._is_async and executed and len(self._in_flight) < _BATCHES_IN_FLIGHT:
                 return True
         elif not self._in_flight:
             return False
-        output, result = self._in_flight.popleft()
+        output, result, lost = self._in_flight.popleft()
         if between is not None:
             between(output)
         for outputs in self.scheduler.update_from_output(output, result).values():
             for request_output in outputs.outputs:
-                self.outputs[request_output.request_id].extend(request_output.new_token_ids)
+                name, tokens = request_output.request_id, request_output.new_token_ids
+                assert not (tokens and name in lost), f"{name} answers from a load that failed"
+                self.outputs[name].extend(tokens)
         drafts = self.worker.take_draft_token_ids()
         if drafts is not None and output.total_num_scheduled_tokens > 0:
             self.scheduler.update_draft_token_ids(drafts)
@@ -141,8 +169,12 @@ class Engine:
         self.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def check(self) -> None:
-        """Check the invariants of pool, queue, index and tables."""
-        check_integrity(self.manager)
+        """Check the invariants of pool, queue, index and tables, and what the index holds."""
+        # Beside a connector, later releases free blocks once no step in flight can write them.
+        waiting = getattr(self.scheduler, "deferred_frees", ())
+        check_integrity(self.manager, [block for _, blocks in waiting for block in blocks])
+        if isinstance(self.manager.coordinator, AscendHybridKVCacheCoordinator):
+            self.worker.check_index()  # vLLM's own enters what it may have to compute again
 
     def drain(self) -> None:
         """Let all requests end, reset, and check that nothing is left."""
@@ -154,7 +186,22 @@ class Engine:
     def _watch_progress(self, executed: bool) -> None:
         """Pools hold at least one request of the longest kind, so something must move."""
         self.idle_turns = 0 if executed else self.idle_turns + 1
+        if self.idle_turns == _MAX_IDLE_TURNS and self._leave_a_session():
+            return
         assert self.idle_turns < _MAX_IDLE_TURNS, f"nothing is scheduled any more of {self.alive}"
+
+    def _leave_a_session(self) -> bool:
+        """Let a client go whose session holds memory that others wait for; say if there was one.
+
+        vLLM's own lets sessions wait for each other as well.
+        """
+        idle = self.idle_sessions()
+        if not isinstance(self.manager.coordinator, AscendHybridKVCacheCoordinator):
+            idle = [name for name, r in self.scheduler.requests.items() if r.resumable]
+        if idle:
+            self.abort(idle[:1])
+            self.idle_turns = 0
+        return bool(idle)
 
     def _note_hits(self, output: SchedulerOutput) -> None:
         for request in output.scheduled_new_reqs:

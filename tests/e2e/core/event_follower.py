@@ -12,8 +12,8 @@ from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch
 from vllm.lora.request import LoRARequest
 
 from tests.e2e.core.engine import Engine
-from vllm_ascend.kv_events.prefix_index import PrefixIndex
-from vllm_ascend.replay.scheduler import make_request
+from vllm_ascend.dry_run.scheduler import make_request
+from vllm_ascend_evaluation.kv_events.prefix_index import PrefixIndex
 
 _decoder = msgspec.msgpack.Decoder(KVEventBatch)
 

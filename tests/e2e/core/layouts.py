@@ -14,8 +14,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from vllm_ascend.core.layout.dsv4_specs import compressed_spec
+from vllm_ascend.dry_run.layouts import KVLayout
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay.layouts import KVLayout
 
 _PAGE_BYTES = 4096
 
@@ -123,7 +124,7 @@ def dsv4_rows_tiny(*, mtp: bool = False) -> KVLayout:
     from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 
     def compressed(ratio: int) -> KVCacheSpec:
-        return running_release().compressed_spec(
+        return compressed_spec(
             4,
             ratio,
             num_kv_heads=1,

@@ -12,12 +12,12 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.lookup.copy_queue import CopyQueue
 from vllm_ascend.core.lookup.hit_search import HitSearch, RequestLookup
 from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
+from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import TailCache
 
@@ -31,7 +31,7 @@ PARTS = (
     RankedCaching,
     BlockAllocation,
     PartialHits,
-    CopyQueue,
+    Ledger,
     SparseState,
     TailCache,
     AscendBlockPool,

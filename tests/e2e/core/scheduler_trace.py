@@ -27,9 +27,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-from vllm_ascend.replay import scheduler as replay_scheduler
-from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_gpu
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.dry_run import scheduler as replay_scheduler
+from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_gpu
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 
 
 def _attention(block_size: int, window: int | None = None):

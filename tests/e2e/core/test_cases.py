@@ -15,10 +15,10 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
-from vllm_ascend.core.reporting import startup_report
-from vllm_ascend.oracle import OracleOptions
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.core.checks import startup_report
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend_evaluation.oracle import OracleOptions
 
 GRANULE = 128
 BEST = {DSV4: "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}

@@ -27,20 +27,20 @@ from tests.e2e.core.configurations import (
     MIN_HIT,
     PARTIAL,
     PIN,
+    PROFILE,
     RETENTION,
     SPARE,
     SPARSE,
 )
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.pairs import Assignment, covering
-from vllm_ascend.oracle import OracleOptions
+from vllm_ascend.dry_run import scheduler as replay_scheduler
+from vllm_ascend.dry_run.layouts import KVLayout
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay import scheduler as replay_scheduler
-from vllm_ascend.replay.layouts import KVLayout
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.oracle import OracleOptions
 
-PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
 ROWS = "VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"
 _HUGE = str(128 * 10**15)
 OURS = Path(vllm_ascend.__file__).parent

@@ -23,9 +23,10 @@ from tests.e2e.core.engine import Engine
 from tests.e2e.core.event_follower import Follower, engine_hit, index_hit, over_the_wire
 from tests.e2e.core.workload import Workload
 from tests.release_marks import WHERE_EVENTS_ARE_ARRAYS
-from vllm_ascend.kv_events.bounds import Bound, BoundEvents
-from vllm_ascend.kv_events.prefix_index import PrefixIndex
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend.kv_events.bound import Bound
+from vllm_ascend.kv_events.bounds import BoundEvents
+from vllm_ascend_evaluation.kv_events.prefix_index import PrefixIndex
 
 # Question -> answer: tokens, salt, adapter -> tokens.
 Ask = Callable[[list[int], str | None, int], int]

@@ -25,9 +25,9 @@ from tests.e2e.core.event_follower import (
     over_the_wire,
 )
 from tests.e2e.core.workload import Traffic, Workload
-from vllm_ascend.kv_events.prefix_index import PrefixIndex
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.kv_events.relay import PrefixEvents
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.kv_events.prefix_index import PrefixIndex
 
 # All switches of all layouts, without drafts and with one; other ways of scheduling where steps
 # are cheapest, and one where they are dearest. The widest pool keeps what is hit, the tightest

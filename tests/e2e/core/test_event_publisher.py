@@ -19,10 +19,10 @@ from tests.e2e.core.engine import Engine
 from tests.e2e.core.event_follower import engine_hit
 from tests.e2e.core.workload import Workload
 from tests.ut.kv_events.ports import free_ports
-from vllm_ascend.kv_events.prefix_index import PrefixIndex
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.kv_events.subscriber import MissedEventsError, Subscriber
 from vllm_ascend.prefix_cache_config import child_environment
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.kv_events.prefix_index import PrefixIndex
 
 REPOSITORY = Path(__file__).parents[3]
 _NAMES = ("gemma-plain-spare-0", "dsv4-rows-plain-best", "dsv4-rows-mtp1-best")
@@ -33,7 +33,7 @@ ROUTER = """
 import json, sys
 import msgspec
 from vllm.distributed.kv_events import KVEventBatch
-from vllm_ascend.kv_events.prefix_index import PrefixIndex
+from vllm_ascend_evaluation.kv_events.prefix_index import PrefixIndex
 from vllm_ascend.kv_events.subscriber import Subscriber
 
 decode = msgspec.msgpack.Decoder(KVEventBatch).decode

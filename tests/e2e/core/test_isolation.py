@@ -21,19 +21,16 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
+from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.tenants import IsolationError, TenantWatch
 from vllm_ascend.core.pool.granule_index import GranuleIndex
-from vllm_ascend.oracle import ContentViolation, check_integrity
+from vllm_ascend.dry_run.worker import SamplingWorker
 from vllm_ascend.prefix_cache_config import load_config
-from vllm_ascend.replay.worker import SamplingWorker
+from vllm_ascend_evaluation.oracle import ContentViolation, check_integrity
 
-_CASES = {case.name: case for case in CASES}
-_MODES = {mode.name: mode for mode in MODES}
-_SWITCHES = {switches.name: switches for switches in SWITCHES}
 CELLS = [
-    Configuration(_CASES[case], _MODES[mode], _SWITCHES[switches])
+    Configuration.named(case, mode, switches)
     for case, mode, switches in (
         ("dsv4-rows", "plain", "retention-unset"),
         ("dsv4-rows", "plain", "best"),
@@ -316,7 +313,7 @@ def test_with_nothing_set_a_salt_may_pass_for_an_adapter(make_engine):
 
 
 A3 = {
-    switches: Configuration(_CASES["dsv4-a3-128"], _MODES["plain"], _SWITCHES[switches])
+    switches: Configuration.named("dsv4-a3-128", "plain", switches)
     for switches in ("retention-unset", "best")
 }
 

@@ -9,7 +9,7 @@ from vllm.utils.math_utils import cdiv
 from tests.e2e.core.configurations import MIN_HIT, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, check_churn, random_prompt
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.policy.ranks import Rank
 
 FINE = [name for name in LAYOUTS if name.startswith(("gemma", "dsv4-rows-"))]
 

@@ -18,10 +18,10 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.lookup.hit_search import Blocks
-from vllm_ascend.core.pool.free_queue import Rank
-from vllm_ascend.oracle import OracleOptions
-from vllm_ascend.replay.layouts import KVLayout
-from vllm_ascend.replay.scheduler import SchedulerOptions, make_request
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.dry_run.layouts import KVLayout
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, make_request
+from vllm_ascend_evaluation.oracle import OracleOptions
 
 # layout, alignment in tokens, environment
 LAYOUTS = {

@@ -31,10 +31,10 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.scraping import difference, own_metrics
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.prefix_cache_config import child_environment
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions
 
 REPOSITORY = Path(__file__).parents[3]
 ZERO = {DSV4: "1", PARTIAL: "1", RETENTION: "0"}

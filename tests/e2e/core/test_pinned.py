@@ -15,12 +15,12 @@ from tests.e2e.core.configurations import MIN_DROP, PIN, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
+from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.pool import tiered_block_pool
-from vllm_ascend.core.pool.free_queue import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.tail_cache import TailCache
-from vllm_ascend.oracle import IntegrityError
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.oracle import IntegrityError
 
 PINNING = {PIN: "1", MIN_DROP: "2"}
 CHUNK = 24
@@ -101,8 +101,8 @@ def test_one_window_per_chunk_and_none_per_decode(layout: str, make_engine: Make
 
 def tail_ids(bench: Bench, prompt: list[int], boundary: int) -> Iterator[int]:
     """The blocks that are cached for a boundary, in all groups that forget."""
-    from vllm_ascend.core.pool.block_names import BlockNames
-    from vllm_ascend.replay.scheduler import make_request
+    from vllm_ascend.core.layout.block_names import BlockNames
+    from vllm_ascend.dry_run.scheduler import make_request
 
     manager = bench.engine.manager
     request = make_request(bench.engine.scheduler, "probe", prompt, 1)

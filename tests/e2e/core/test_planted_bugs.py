@@ -22,15 +22,15 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
 from tests.release_marks import is_native
 from vllm_ascend.core import kv_cache_coordinator, ranked_caching
-from vllm_ascend.core.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.specs import is_downward_closed, tokens_per_block
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.plan.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
-from vllm_ascend.oracle import ContentViolation, IntegrityError
 from vllm_ascend.releases import running_release
+from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -131,7 +131,8 @@ def lend_states_of_this_step(patch: pytest.MonkeyPatch) -> None:
 
     def cache_blocks(self, request, num_computed_tokens) -> None:
         original(self, request, num_computed_tokens)
-        self.caching.unwritten_block_ids.clear()
+        if record := self.ledger.records.get(request.request_id):
+            self.caching._settle(record)
 
     patch.setattr(AscendHybridKVCacheCoordinator, "cache_blocks", cache_blocks)
 

@@ -15,37 +15,25 @@ from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.lookup.copy_queue import CopyQueue
-from vllm_ascend.core.lookup.partial_hits import PartialHits, UnwrittenGranules, copied_groups
+from vllm_ascend.core.layout.block_names import BlockNames
+from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
-from vllm_ascend.core.pool.block_names import BlockNames
 from vllm_ascend.core.pool.granule_index import GranuleIndex
+from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
-from vllm_ascend.oracle import ContentViolation
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.oracle import ContentViolation
 
 
 def share_instead_of_copying(patch: pytest.MonkeyPatch) -> None:
     """Put the block that a hit ends inside into the request's own table."""
 
-    def queue(self, request_id, source, private, *, supersedes) -> None:
-        table = next(
-            blocks
-            for manager in self.managers
-            if (blocks := manager.req_to_blocks.get(request_id)) and blocks[-1] is private
-        )
-        table[-1] = source
-        self._pool.free_blocks([private])
+    def copy(self, request_id, sources, hit) -> None:
+        for group, source in sources:  # the reference for the copy becomes the request's
+            group.manager.req_to_blocks[request_id].append(source)
 
-    original = PartialHits.__init__
-
-    def __init__(self, pool, groups, plan, records) -> None:
-        original(self, pool, groups, plan, records)
-        self.copies.managers = [group.manager for group in groups.all]
-
-    patch.setattr(PartialHits, "__init__", __init__)
-    patch.setattr(CopyQueue, "queue", queue)
+    patch.setattr(PartialHits, "copy", copy)
 
 
 def copy_a_block_that_ends_before_the_hit(patch: pytest.MonkeyPatch) -> None:
@@ -70,39 +58,42 @@ def copy_a_block_that_ends_before_the_hit(patch: pytest.MonkeyPatch) -> None:
 
 def free_the_source_before_dispatch(patch: pytest.MonkeyPatch) -> None:
     """Give the source up as soon as the copy is queued."""
-    original = CopyQueue.queue
+    original = PartialHits.copy
 
-    def queue(self, request_id, source, private, *, supersedes) -> None:
-        original(self, request_id, source, private, supersedes=supersedes)
-        self._pool.free_blocks([source])
-        self._pool.give_up(source)
+    def copy(self, request_id, sources, hit) -> None:
+        original(self, request_id, sources, hit)
+        for _, source in sources:
+            self.pool.free_blocks([source])
+            self.pool.give_up(source)
 
-    patch.setattr(CopyQueue, "queue", queue)
-    patch.setattr(CopyQueue, "new_step_starts", lambda self: self._dispatched.clear())
-    patch.setattr(CopyQueue, "forget", no_op)
+    patch.setattr(PartialHits, "copy", copy)
+    patch.setattr(PartialHits, "release", no_op)
+    patch.setattr(PartialHits, "end", no_op)
 
 
 def enter_granules_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
     """Enter everything that is hashed, although only a chunk of it is computed."""
-    original = UnwrittenGranules.collect
+    original = PartialHits._collect
 
-    def collect(self, group, record, request, num_tokens) -> None:
+    def _collect(self, group, record, request, end) -> None:
         blocks = group.manager.req_to_blocks[request.request_id]
-        known = len(request.block_hashes) * self._hash_tokens
-        original(self, group, record, request, min(known, len(blocks) * group.block_tokens))
+        held = len(blocks) * group.block_tokens // self._hash_tokens
+        original(self, group, record, request, min(len(request.block_hashes), held))
 
-    patch.setattr(UnwrittenGranules, "collect", collect)
+    patch.setattr(PartialHits, "_collect", _collect)
 
 
 def enter_granules_of_this_step(patch: pytest.MonkeyPatch) -> None:
     """Let a copy be made of rows that the same step has yet to write."""
-    original = UnwrittenGranules.collect
+    original = PartialHits.collect
 
-    def collect(self, group, record, request, num_tokens) -> None:
-        original(self, group, record, request, num_tokens)
-        self.enter(request.request_id)
+    def collect(self, record, request, num_tokens) -> None:
+        original(self, record, request, num_tokens)
+        waiting, record.waiting = record.waiting, []
+        for group, block, granules in waiting:
+            self.pool.granules.enter(group.id, block, granules)
 
-    patch.setattr(UnwrittenGranules, "collect", collect)
+    patch.setattr(PartialHits, "collect", collect)
 
 
 def count_no_block_for_the_copy(patch: pytest.MonkeyPatch) -> None:
@@ -120,12 +111,13 @@ def count_no_block_for_the_copy(patch: pytest.MonkeyPatch) -> None:
 
 def never_make_the_copies(patch: pytest.MonkeyPatch) -> None:
     """Forget to tell the worker."""
-    original = CopyQueue.take
+    original = Ledger.copies_to_tell
 
-    def take(self) -> None:
+    def copies_to_tell(self) -> list:
         original(self)
+        return []
 
-    patch.setattr(CopyQueue, "take", take)
+    patch.setattr(Ledger, "copies_to_tell", copies_to_tell)
 
 
 def keep_granules_of_evicted_blocks(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import random_prompt
 from tests.release_marks import is_native
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 
 MECHANISMS = {
     "prepend_n",

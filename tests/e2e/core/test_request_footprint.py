@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.e2e.core import layouts
 from tests.e2e.core.configurations import DSV4, PARTIAL, PIN, RETENTION, SPARSE
-from vllm_ascend.oracle import check_integrity
-from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
-from vllm_ascend.replay.worker import SamplingWorker
+from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.dry_run.worker import SamplingWorker
+from vllm_ascend_evaluation.oracle import check_integrity
 
 BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 # layout, switches, tokens of a step

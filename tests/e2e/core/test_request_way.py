@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/way-of-a-request.md shows the way that a request really takes."""
+"""docs/contributing.md shows the way that a request really takes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.core import layouts
-from tests.e2e.core.configurations import DSV4
+from tests.e2e.core.configurations import DSV4, PROFILE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.request_way import PARTS, Way, recorded
 from tests.release_marks import ON_THE_FIRST_RELEASE
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 
-PAGE = Path(__file__).parents[3] / "docs" / "way-of-a-request.md"
-PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
+PAGE = Path(__file__).parents[3] / "docs" / "contributing.md"
+SECTION = "## The way of one request"
 
 
 @pytest.fixture
@@ -30,22 +30,49 @@ def ways(make_engine: MakeEngine) -> list[Way]:
     prompt = list(range(100))
     engine.add("before", prompt, 2)
     engine.run()
-    engine.add("request", [*prompt[:84], *range(1000, 1050)], 3)
+    engine.add("request", [*prompt[:84], *range(1000, 1050)], 4)
     steps: list[Way] = []
     while engine.scheduler.has_unfinished_requests():
         with recorded() as way:
             engine.step()
         steps.append(way)
     assert engine.hits["request"] == 80
-    first, *_, decoding, last = steps
+    # The decoding step and the last one both get a block; the step between them gets none.
+    first, _, decoding, _, last = steps
     return [first, decoding, last]
+
+
+def scheduler_calls(way: Way) -> list[str]:
+    """Return what the scheduler itself calls, each with all lines that are called under it."""
+    return re.findall(r"^\S.*\n(?: .*\n)*", "\n".join(way.lines) + "\n", re.MULTILINE)
+
+
+def new_calls(ways: list[Way]) -> list[str]:
+    """Return for each way the calls of the scheduler that no way before it has, in order."""
+    known: set[str] = set()
+    new = []
+    for way in ways:
+        calls = scheduler_calls(way)
+        new.append("".join(call for call in calls if call not in known))
+        known.update(calls)
+    return new
 
 
 @ON_THE_FIRST_RELEASE
 def test_the_page_shows_what_happens(ways: list[Way]) -> None:
-    shown = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    expected = ["\n".join(way.lines) + "\n" for way in ways]
+    section = PAGE.read_text().split(SECTION)[1].split("\n## ")[0]
+    shown = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+    expected = new_calls(ways)
     assert shown == expected, f"{PAGE.name} should show:\n\n" + "\n".join(expected)
+
+
+def test_no_call_is_lost_between_the_blocks(ways: list[Way]) -> None:
+    """A step is its own block and what the blocks before it show; nothing is left out of both."""
+    shown = "".join(new_calls(ways))
+    for way in ways:
+        calls = scheduler_calls(way)
+        assert "".join(calls).splitlines() == way.lines
+        assert all(call in shown for call in calls)
 
 
 def test_nobody_calls_back(ways: list[Way]) -> None:

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.core.configurations import PROTECT, SPARE
+from tests.e2e.core.configurations import EVICTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 
 SHARED, OWN = 192, 8
@@ -19,7 +21,7 @@ NUM_BLOCKS = 800
 
 
 def make_bench(make_engine: MakeEngine, layout: str, protects: bool, **options) -> Bench:
-    switches = {SPARE: "1", PROTECT: str(int(protects))}
+    switches = {SPARE: "1", EVICTION: "protect" if protects else "lru"}
     options = {"num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 64, **options}
     return Bench(make_engine, layout, "0", switches=switches, **options)
 
@@ -134,6 +136,31 @@ def test_preempted_requests_do_not_return(make_engine: MakeEngine) -> None:
     assert tier(bench, Rank.PROTECTED) == []
 
 
+def num_protected(make_engine: MakeEngine, layout: str, *, is_preempted: bool) -> int:
+    """Return the blocks that are protected once a prompt has come twice."""
+    bench = make_bench(make_engine, layout, True, max_num_batched_tokens=32)
+    ask(bench, 1)
+    engine = bench.engine
+    engine.add("again", random_prompt(1, SHARED) + random_prompt(102, SHARED // 3), 4)
+    engine.step()
+    if is_preempted:
+        scheduler, request = engine.scheduler, engine.scheduler.running.pop()
+        scheduler._preempt_request(request, time.monotonic())
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+    engine.run()
+    assert engine.requests["again"].num_preemptions == is_preempted
+    return len(tier(bench, Rank.PROTECTED))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prompt_returns_although_it_is_preempted(layout, make_engine, monkeypatch) -> None:
+    undisturbed = num_protected(make_engine, layout, is_preempted=False)
+    preempted = num_protected(make_engine, layout, is_preempted=True)
+    assert preempted >= undisturbed > 0
+    monkeypatch.setattr(RankedCaching, "resume", lambda self, request_id, rank: None)
+    assert num_protected(make_engine, layout, is_preempted=True) < preempted, "this proves nothing"
+
+
 def protect_nothing(patch: pytest.MonkeyPatch) -> None:
     """Returning prompts are told, but their blocks are freed like others."""
     patch.setattr(AscendBlockPool, "protect", lambda self, blocks: None)
@@ -170,7 +197,7 @@ def test_a_prefix_that_is_not_protected_is_noticed(
 
 def test_it_works_alone_and_without_retention(make_engine: MakeEngine) -> None:
     """Where every tail is kept, too: what is new is given up first."""
-    bench = Bench(make_engine, "gemma", None, num_blocks=NUM_BLOCKS, switches={PROTECT: "1"})
+    bench = Bench(make_engine, "gemma", None, num_blocks=NUM_BLOCKS, switches={EVICTION: "protect"})
     ask(bench, 1)
     warm = ask(bench, 2)
     flood(bench)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.e2e.core import layouts
 from tests.e2e.core.conftest import MakeEngine
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.oracle import ContentViolation, OracleOptions
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.core.ranked_caching import RankedCaching
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.oracle import ContentViolation, OracleOptions
 
 RETENTION = {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "16"}
 # Tokens of the important request's prompt, and blocks in the pool: about enough for one of them.
@@ -54,9 +54,7 @@ def test_what_was_never_computed_is_never_hit(make_engine: MakeEngine) -> None:
 def test_without_taking_it_back_it_would_be(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        AscendHybridKVCacheCoordinator, "withdraw_unwritten", lambda self, request_id: None
-    )
+    monkeypatch.setattr(RankedCaching, "withdraw_unwritten", lambda self, request_id: None)
     with pytest.raises(ContentViolation, match="nobody has written"):
         for case in CASES:
             run_and_follow(make_engine, *case)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.core.configurations import EVICTION, PROTECT, SPARE
+from tests.e2e.core.configurations import EVICTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import Bench, random_prompt
-from vllm_ascend.core.pool.free_queue import Rank
-from vllm_ascend.oracle import IntegrityError
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend_evaluation.oracle import IntegrityError
 
 
 def ranks_of_tail(bench: Bench, prompt: list[int], boundary: int) -> set[Rank]:
@@ -73,24 +73,6 @@ def test_a_tail_stays_that_shares_blocks_with_others(make_engine: MakeEngine) ->
     assert bench.hit(prompt[: 4 * unit + 1], max_tokens=1) == 0
     assert bench.hit(prompt, max_tokens=1) == 4 * unit
     assert min(ranks_of_tail(bench, prompt, 4 * unit)) >= Rank.KEPT
-
-
-def test_a_tail_stays_where_what_was_added_may_go_before_what_was_hit(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the learned order in force, which parts prompts where they left the cache."""
-    switches = {SPARE: "1", EVICTION: "learned"}
-    bench = Bench(make_engine, "dsv4-rows-partial", "auto", switches=switches)
-    unit = bench.alignment
-    prompt = random_prompt(1, 40 * unit)
-    rule = bench.engine.manager.coordinator.caching.learned.rule
-    bench.hit(prompt[: 4 * unit + 1], max_tokens=1)
-    monkeypatch.setattr(rule, "in_force", rule._learned)
-    assert bench.hit(prompt[: 12 * unit + 1], max_tokens=1) == 4 * unit
-    assert min(ranks_of_tail(bench, prompt, 4 * unit)) >= Rank.KEPT
-    monkeypatch.setattr(rule, "in_force", rule._rules[0])
-    assert bench.hit(prompt[: 24 * unit + 1], max_tokens=1) == 12 * unit
-    assert ranks_of_tail(bench, prompt, 12 * unit) == {Rank.MARGINAL}
 
 
 def unfinished(bench: Bench) -> dict[int, Rank]:
@@ -173,7 +155,7 @@ def test_a_copy_takes_no_place_beside_somebody_who_goes_on(make_engine: MakeEngi
 
 def test_a_copy_that_goes_earlier_takes_no_place(make_engine: MakeEngine) -> None:
     """Somebody new takes over little of a prompt that returns, and is not protected for it."""
-    switches = {SPARE: "1", PROTECT: "1"}
+    switches = {SPARE: "1", EVICTION: "protect"}
     bench = Bench(make_engine, "dsv4-rows-partial", "auto", switches=switches)
     pool, boundary = bench.engine.manager.block_pool, 3 * bench.alignment
     prompt = random_prompt(1, boundary + 1)

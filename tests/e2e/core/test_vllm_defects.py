@@ -22,8 +22,8 @@ from tests.release_marks import ON_THE_FIRST_RELEASE, WHERE_BLOCKS_COUNT_ROWS
 from tests.soak.case import Recording
 from tests.soak.driver import Driver, PatientEngine
 from tests.soak.recipes import Layer, LayoutRecipe
-from vllm_ascend.oracle import ContentViolation, IntegrityError, OracleOptions
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError, OracleOptions
 
 # Later releases are other ones; what the workloads of theirs avoid is in configurations.py.
 pytestmark = WHERE_BLOCKS_COUNT_ROWS
@@ -92,7 +92,7 @@ def test_new_blocks_of_full_attention_are_noted_for_ever(make_engine: MakeEngine
 
 def test_a_failed_load_resumes_where_its_window_has_gone(switch) -> None:
     """The request is cut back to its last valid block, and nothing in front of it was loaded."""
-    transfer = transfer_config(seed=0, failures=0.5, unit=4)
+    transfer = transfer_config(seed=0, failures=0.5, unit=4, fails_in_step=False)
     layout = LayoutRecipe("hybrid", 4, (Layer("sliding", 4, window=4),)).build()
     options = SchedulerOptions(num_blocks=200, max_num_batched_tokens=32, max_model_len=80)
     engine = PatientEngine(layout, options, transfer, RELAXED)

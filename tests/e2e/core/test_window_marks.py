@@ -10,10 +10,10 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.e2e.core.configurations import DSV4, SPARSE
-from vllm_ascend.oracle import IntegrityError, check_integrity
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
-from vllm_ascend.replay.worker import SamplingWorker
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.dry_run.worker import SamplingWorker
+from vllm_ascend_evaluation.oracle import IntegrityError, check_integrity
 
 PROMPT_TOKENS = 60_000
 CHUNK_TOKENS = 4096
@@ -70,7 +70,7 @@ class Bench:
             self.step()
         self.add("again", prompt + self.prompt(CHUNK_TOKENS))
         self.step()
-        found = self.scheduler.kv_cache_manager.coordinator.caching.records["again"].hit
+        found = self.scheduler.kv_cache_manager.coordinator.caching._records["again"].num_hit_tokens
         assert found, "it has found a hit, and no memory to go on behind it"
         hit = self.run()["again"]
         assert hit < found
@@ -95,6 +95,6 @@ def test_a_window_that_keeps_everything_is_noticed(switch: Callable) -> None:
     bench = Bench(2000)
     bench.add("first", bench.prompt(PROMPT_TOKENS))
     bench.step()
-    bench.scheduler.kv_cache_manager.coordinator.caching.records["first"].next_free = 1 << 62
+    bench.scheduler.kv_cache_manager.coordinator.caching._records["first"].next_free = 1 << 62
     with pytest.raises(IntegrityError, match=r"first holds .* blocks of group 2, whose window"):
         bench.run()

@@ -29,8 +29,8 @@ from tests.e2e.server.server import (
     wait_until_healthy,
 )
 from tests.ut.deploy.pods import in_group, make_pod
-from vllm_ascend.models.tiny.maker import make_tiny_model
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 MODEL_NAME = "deepseek-v4-flash"
 # Of the shipped serve.yaml: what wants an NPU, the real weights or their tokenizer.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.models.hugging_face import Reference
 from tests.e2e.test_engine import CONFIG as GEMMA_CONFIG
-from vllm_ascend.models.tiny.maker import VOCAB_SIZE, make_tiny_model
+from vllm_ascend_evaluation.models.tiny.maker import VOCAB_SIZE, make_tiny_model
 
 LONGEST_PROMPT = 4097
 

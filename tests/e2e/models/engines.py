@@ -20,6 +20,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from tests.release_marks import with_our_interval
 from vllm_ascend.prefix_cache_config import child_environment
 
 # Block 0 is the null block.
@@ -119,7 +120,7 @@ def engine(
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
-            **(switches or {}),
+            **with_our_interval(switches or {}),
         }
     )
     settings: dict[str, Any] = {

@@ -187,9 +187,9 @@ def watch_preemptions(running: Engine) -> list[str]:
     preempted: list[str] = []
     original = running.scheduler._preempt_request
 
-    def preempt(request, timestamp):
+    def preempt(request, timestamp, **others):
         preempted.append(request.request_id)
-        return original(request, timestamp)
+        return original(request, timestamp, **others)
 
     running.scheduler._preempt_request = preempt
     return preempted

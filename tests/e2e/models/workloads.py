@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from tests.e2e.models.engines import Answer, Engine, sampling
-from vllm_ascend.models.tiny.maker import VOCAB_SIZE
+from vllm_ascend_evaluation.models.tiny.maker import VOCAB_SIZE
 
 Prompt = list[int]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server.server import GRANULE, Server, serve
-from vllm_ascend.models.tiny.maker import make_tiny_model
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 QUESTIONS = Path(__file__).with_name("questions.csv")
@@ -105,11 +105,12 @@ def test_it_reports_what_the_server_counted(server, folder):
     assert (times["requests"], times["output_tokens"]) == (8, 64)
     assert times["prompt_tokens"] == pytest.approx(8000, rel=0.05)
     # The first prompt is sent twice.
-    assert cache["query_tokens"] == pytest.approx(times["prompt_tokens"] * 9 / 8, rel=0.01)
+    assert cache["prompt_tokens"] == pytest.approx(times["prompt_tokens"] * 9 / 8, rel=0.01)
     # Once it hits all but its end, the others what all begin with: 900 tokens, more or less.
     assert cache["hit_tokens"] % GRANULE == 0
     assert 7 * 768 + 896 <= cache["hit_tokens"] <= 7 * 896 + 1024
-    assert cache["hit_rate_percent"] == 100 * cache["hit_tokens"] / cache["query_tokens"]
+    assert cache["source"] == "vllm_ascend:prefix_hit_tokens_sum"
+    assert cache["hit_rate_percent"] == 100 * cache["hit_tokens"] / cache["prompt_tokens"]
     assert times["ttft_avg_ms"] > 0 and 0 < times["tpot_avg_ms"] <= 2 * times["tpot_p90_ms"]
     assert report["accuracy"]["settings"]["questions"] == NUM_QUESTIONS
     assert report["accuracy"]["cut"] <= NUM_QUESTIONS
@@ -137,7 +138,7 @@ def test_what_is_worse_than_its_baseline_does_not(server, folder):
     """The baseline is made better where a server gets worse that loses its prefix cache."""
     baseline = json.loads((folder / "base.json").read_text())
     (load,) = baseline["performance"]["loads"]
-    load["cache"]["hit_tokens"] += load["cache"]["query_tokens"] // 100
+    load["cache"]["hit_tokens"] += load["cache"]["prompt_tokens"] // 100
     load["times"]["ttft_p90_ms"] *= 0.8
     (folder / "better.json").write_text(json.dumps(baseline))
     code, said = run(server, folder / "out", "--rejudge", "--baseline", str(folder / "better.json"))

@@ -11,13 +11,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from vllm_ascend.__main__ import app
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.prefix_cache_config import child_environment
-from vllm_ascend.replay import commands
-from vllm_ascend.replay.results import RunResult
-from vllm_ascend.replay.runs.child import run_job
-from vllm_ascend.replay.runs.job import Job
-from vllm_ascend.replay.runs.runner import Outcome
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend_evaluation.replay import commands
+from vllm_ascend_evaluation.replay.results import RunResult
+from vllm_ascend_evaluation.replay.runs.child import run_job
+from vllm_ascend_evaluation.replay.runs.job import Job
+from vllm_ascend_evaluation.replay.runs.runner import Outcome
 
 
 def _refuse(index: int, reason: str) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.replay.in_process import invoke
-from vllm_ascend.replay.bounds import survey
-from vllm_ascend.replay.sources import WorkloadSource
+from vllm_ascend_evaluation.models.tiny.tokenizer import train_tokenizer
+from vllm_ascend_evaluation.replay.bounds import survey
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 REPOSITORY = Path(__file__).parents[3]
 GEMMA = {
@@ -52,13 +53,16 @@ def test_side_by_side_and_verified(tmp_path):
         "replay",
         *("--workload", source, "--concurrency", "2", "--block-size", "32", "--kv-gib", "4"),
         *("--max-model-len", "20000", "--max-num-batched-tokens", "2048"),
-        *("--variant", "upstream-like", "--variant", "retention-0", "--verify"),
-        *("--eviction", "lru"),
+        *("--variant", "upstream-like", "--variant", "upstream-like:block_size=128"),
+        *("--variant", "retention-0", "--verify", "--eviction", "lru"),
         *("--out", str(tmp_path), "--png", str(tmp_path / "summary.png")),
     )
     assert result.exit_code == 0, result.output
     runs = read_runs(tmp_path)
-    assert runs["upstream-like"]["hit_tokens"] == 0
+    assert runs["upstream-like:block_size=128"]["hit_tokens"] == 0
+    # The block size is the operator's on both sides.
+    assert runs["upstream-like"]["block_size"] == 32
+    assert 14 * 4096 <= runs["upstream-like"]["hit_tokens"] <= 15 * 4096
     ours = runs["retention-0"]
     # The first two prompts run side by side; all others find the boundary at 4096.
     assert 14 * 4096 <= ours["hit_tokens"] <= 15 * 4096
@@ -70,6 +74,30 @@ def test_side_by_side_and_verified(tmp_path):
     assert "best:VLLM_ASCEND_EVICTION=lru" in runs and "knows what comes again" in result.stdout
     assert (tmp_path / "report.html").stat().st_size > 20_000
     assert (tmp_path / "summary.png").is_file()
+
+
+def test_conversations_wait_for_their_answers(tmp_path):
+    """Four of five turns each, two at a time: every later turn hits what it shares with the one
+    before, which it could not if both were under way."""
+    messages = [{"role": "user" if i % 2 == 0 else "assistant"} for i in range(10)]
+    lines = []
+    for number in range(4):
+        texts = (f"{number} and {i} are two words of many. " * 40 for i in range(10))
+        talk = [{**m, "content": text} for m, text in zip(messages, texts, strict=True)]
+        lines.append(json.dumps({"messages": talk}))
+    (tmp_path / "talks.jsonl").write_text("\n".join(lines))
+    train_tokenizer(1024).save_pretrained(tmp_path / "tokenizer")
+    result = invoke(
+        "replay",
+        *("--workload", str(tmp_path / "talks.jsonl"), "--tokenizer", str(tmp_path / "tokenizer")),
+        *("--concurrency", "2", "--variant", "best", "--verify", "--out", str(tmp_path / "out")),
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["workloads"][0]
+    (run,) = report["runs"]
+    assert (run["num_requests"], run["violations"]) == (20, [])
+    assert run["hit_rate_percent"] == pytest.approx(report["bounds"]["granule_128"])
+    assert run["num_requests_hit"] == 16
 
 
 def test_hugging_face_config_and_stock_with_trace_timestamps(tmp_path):
@@ -107,7 +135,10 @@ def test_hugging_face_config_and_stock_with_trace_timestamps(tmp_path):
         (("--layout", "nowhere.json"), "layout nowhere.json: neither dsv4-flash-a3"),
         (("--variant", "retention-0@nowhere"), "layout nowhere: neither dsv4-flash-a3"),
         (("--png", "nowhere/x.png"), "--png nowhere/x.png: there is no folder nowhere"),
-        (("--max-model-len", "9000"), "W1: request 0 has 9216 tokens with its answer"),
+        (
+            ("--max-model-len", "9000"),
+            "W1: every request is too long: with their answers they have 9216",
+        ),
         (("--arrivals", "timestamps"), "W1 has no timestamps: use --arrivals closed"),
         (("--arrivals", "sometimes"), "--arrivals sometimes: allowed are closed and timestamps"),
     ],

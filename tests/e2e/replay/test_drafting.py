@@ -4,8 +4,8 @@
 import pytest
 
 from tests.e2e.replay.test_violations import make_job
-from vllm_ascend.replay.runs.child import run_job
-from vllm_ascend.replay.sources import WorkloadSource
+from vllm_ascend_evaluation.replay.runs.child import run_job
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 ANSWERS = WorkloadSource("3:5000:4500:60", concurrency=1)
 

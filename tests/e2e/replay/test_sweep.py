@@ -63,7 +63,7 @@ def test_a_prefix_curve(tmp_path):
             "300",
         ),
         *("--kv-tokens", "36000", "--rounds", "2", "--output", "4", "--max-model-len", "4096"),
-        *("--variant", "retention-unset", "--variant", "pinned", "--verify", *SMALL_STEPS),
+        *("--variant", "upstream-like", "--variant", "pinned", "--verify", *SMALL_STEPS),
         *("--json", str(tmp_path / "p.json"), "--png", str(tmp_path / "p.png")),
     )
     assert result.exit_code == 0, result.output

@@ -5,15 +5,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.ut.replay.test_report import make_run
+from tests.ut.evaluation.replay.test_report import make_run
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.replay import cli, commands
-from vllm_ascend.replay.runs.child import run_job
-from vllm_ascend.replay.runs.job import CLOSED_LOOP, Job
-from vllm_ascend.replay.runs.runner import Outcome
-from vllm_ascend.replay.sources import WorkloadSource
-from vllm_ascend.replay.trace import BadInputError
+from vllm_ascend_evaluation.replay import cli, commands
+from vllm_ascend_evaluation.replay.runs.child import run_job
+from vllm_ascend_evaluation.replay.runs.job import CLOSED_LOOP, Job
+from vllm_ascend_evaluation.replay.runs.runner import Outcome
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 
 def make_job(**changes) -> Job:

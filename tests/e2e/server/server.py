@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from vllm_ascend.models.tiny.maker import VOCAB_SIZE
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend_evaluation.models.tiny.maker import VOCAB_SIZE
 
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 MAX_MODEL_LEN = 16_384

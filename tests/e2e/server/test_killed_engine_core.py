@@ -8,7 +8,7 @@ import asyncio
 from tests.e2e.server.faults import check_all_were_told, strike_under_load, until_gone
 from tests.e2e.server.processes import ENGINE_CORE, processes_of, shared_memory_of
 from tests.e2e.server.server import BEST, serve
-from vllm_ascend.models.tiny.maker import make_tiny_model
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 MTP = '{"method": "mtp", "num_speculative_tokens": 1}'
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.server.server import BEST, Server, serve
-from vllm_ascend.models.tiny.maker import make_tiny_model
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 # Long enough for the first checks; the others say that they do not fit.
 RUN = {"repeat 300", "repeat 4,000", "leave after 384"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server.server import Server, end, start
-from vllm_ascend.models.tiny.maker import make_tiny_model
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
 # Set -> what the log ends with. By hand, more of them; here, one of each place that finds them.

@@ -187,10 +187,11 @@ def question(seed: int) -> list[int]:
     return [(index * 31 + 7 * seed) % 1000 + 3 for index in range(505)]
 
 
-def decode_late(folder: Path, prefilling: dict[str, Any]) -> list[int]:
+def decode_late(folder: Path, prefilling: dict[str, Any], policy: str = "fail") -> list[int]:
     """Return the answer to a prompt that is pulled when the other side has computed many more."""
     prompt = question(0)
-    with pair(folder, {"num_gpu_blocks_override": 1000, **prefilling}, {}) as (producer, consumer):
+    sides = {"num_gpu_blocks_override": 1000, **prefilling}, {"policy": policy}
+    with pair(folder, *sides) as (producer, consumer):
         prefilled = prefill(producer, [prompt])
         for seed in range(1, 9):
             producer.ask([question(seed)], num_tokens=1)
@@ -199,6 +200,14 @@ def decode_late(folder: Path, prefilling: dict[str, Any]) -> list[int]:
 
 def test_what_is_handed_over_is_held(tmp_path):
     assert [decode_late(tmp_path, {})] == without_cache([question(0)], rows=32)
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_pull_that_comes_late(tmp_path, policy):
+    """The other side has let the blocks go, and computed many more prompts into them."""
+    answer = decode_late(tmp_path, {"fault": wait_for_no_pull}, policy)
+    right = without_cache([question(0)], rows=32)
+    assert [answer] == ([[]] if policy == "fail" else right)
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
@@ -223,6 +232,13 @@ def break_off() -> None:
         return -1
 
     wrap(RemoteMemory, "batch_transfer_sync_read", half)
+
+
+def wait_for_no_pull() -> None:
+    """Let the one that prefills give up what it hands over after no time, as vLLM lets users do."""
+    # Each release of vllm-ascend reads one of them.
+    for name in ("NIXL", "MOONCAKE"):
+        os.environ[f"VLLM_{name}_ABORT_REQUEST_TIMEOUT"] = "0"
 
 
 def change_blocks(side: str, group: int, change: Callable[[list[int]], list[int]]) -> None:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from tests.upstream.npu_reference.checkpoint import publish
 from tests.upstream.npu_reference.processes import SHAPE
 from tests.upstream.sources import REPOSITORY, checkout_here, release_here
-from vllm_ascend.models.tiny.maker import make_tiny_model
 from vllm_ascend.overlay import apply, make_plan
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 # vllm-ascend's, but for the one that writes a file for its profiler into the user's home, and the

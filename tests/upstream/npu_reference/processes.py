@@ -16,8 +16,8 @@ from tests.upstream.forks import Answer, run_groups
 from tests.upstream.npu_reference.checkpoint import publish
 from tests.upstream.npu_reference.engine import ANSWERS, MODEL, NUM_ANSWERED
 from tests.upstream.sources import checkout_here
-from vllm_ascend.models.tiny.maker import make_tiny_model
 from vllm_ascend.prefix_cache_config import child_environment
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 CHECKS = Path(__file__).parent
 # Pages have the sizes of the real model's: 128 rows of 1024 bytes, and int8 keys with a scale.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import release_table
+from vllm_ascend.command_line.ends import EXIT_VIOLATION
 from vllm_ascend.releases import SUPPORTED, running_release
-from vllm_ascend.replay.commands import EXIT_VIOLATION
 
 
 def run_of(variant: str, hit_tokens: int, violations: tuple[str, ...] = ()) -> dict:
@@ -32,10 +32,10 @@ def replays(monkeypatch):
     def replay(release, workloads, options):
         asked.append((release.vllm, tuple(workloads), tuple(options)))
         twice = "--concurrency" in options
-        hits = {"retention-unset": (0, 16_384), "best": (128, 8_320)} if twice else {}
+        hits = {"upstream-like": (0, 16_384), "best": (128, 8_320)} if twice else {}
         return [
             (name, run_of(variant, hit))
-            for variant in ("retention-unset", "best")
+            for variant in ("upstream-like", "best")
             for name, hit in zip(workloads, hits.get(variant, (500, 250)), strict=False)
         ]
 
@@ -51,7 +51,7 @@ def test_every_release_and_block_size_has_a_row_per_variant(replays, tmp_path, c
         (release.vllm, block_size, variant)
         for release in SUPPORTED
         for block_size in (128, 32)
-        for variant in ("retention-unset", "best")
+        for variant in ("upstream-like", "best")
     ]
     assert [row["least_prefix"] for row in rows[:2]] == [16_384, 128]
     assert rows[0]["hit_rates"] == {"W1": 50.0, "W2": 25.0}
@@ -68,7 +68,7 @@ def test_a_trace_is_one_more_column_and_one_release_can_be_asked_for(replays, tm
 
 
 def test_a_wrong_row_is_told_and_fails(monkeypatch, tmp_path, capsys):
-    wrong = [("W1", run_of(variant, 1, ("row 3",))) for variant in ("retention-unset", "best")]
+    wrong = [("W1", run_of(variant, 1, ("row 3",))) for variant in ("upstream-like", "best")]
     monkeypatch.setattr(release_table, "_replay", lambda *_: wrong)
     assert release_table.main(["--release", "0.20.2", "--out", str(tmp_path)]) == 1
     assert "row 3" in capsys.readouterr().out

@@ -11,12 +11,14 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from vllm_ascend.core.cache_plan import CachePlan
-from vllm_ascend.core.layout.groups import Group, describe_groups
+from vllm_ascend.core.layout.dsv4_specs import compressed_spec
+from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import tokens_per_block
-from vllm_ascend.core.scheduler_facts import SchedulerFacts
+from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.plan.planned_groups import describe_groups
+from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.single_type_kv_cache_manager import get_manager_for_kv_cache_spec
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 from vllm_ascend.releases import running_release
 
 _SHAPE = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.bfloat16}
@@ -31,7 +33,7 @@ def window(block_tokens: int, window_tokens: int) -> SlidingWindowSpec:
 
 
 def compressed(rows: int, ratio: int) -> KVCacheSpec:
-    return running_release().compressed_spec(rows, ratio, **_SHAPE)
+    return compressed_spec(rows, ratio, **_SHAPE)
 
 
 def make_plan(

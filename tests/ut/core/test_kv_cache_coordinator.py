@@ -15,10 +15,11 @@ from vllm.v1.kv_cache_interface import (
 )
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS, with_our_interval
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
-from vllm_ascend.core.scheduler_facts import building_scheduler
+from vllm_ascend.core.layout.dsv4_specs import compressed_spec
+from vllm_ascend.core.plan.scheduler_facts import building_scheduler
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.patch.platform.patch_kv_cache_coordinator import (
     AscendHybridKVCacheCoordinator,
@@ -46,9 +47,7 @@ def window(tokens: int = 8, block_size: int = 4) -> SlidingWindowSpec:
 
 
 def compressed(rows: int = 4, ratio: int = 4) -> KVCacheSpec:
-    return running_release().compressed_spec(
-        rows, ratio, num_kv_heads=1, head_size=1, dtype=torch.bfloat16
-    )
+    return compressed_spec(rows, ratio, num_kv_heads=1, head_size=1, dtype=torch.bfloat16)
 
 
 class Cache:
@@ -337,9 +336,10 @@ def cache_beside_a_connector(monkeypatch, answers: list) -> tuple[Cache, list]:
 
 
 @pytest.mark.parametrize(
-    "answer, hit", [((0, False), 28), ((8, False), 16), ((8, True), 16), ((None, False), 16)]
+    "answer, hit",
+    [((0, False), 28), ((12, False), 28), ((13, False), 16), ((13, True), 16), ((None, False), 16)],
 )
-def test_a_hit_ends_inside_a_block_only_if_the_connector_brings_nothing(monkeypatch, answer, hit):
+def test_a_hit_ends_inside_a_block_unless_the_connector_brings_more(monkeypatch, answer, hit):
     cache, asked = cache_beside_a_connector(monkeypatch, [answer])
     probe = request("b", tokens(30))
     with cache.coordinator.looking_up(probe):
@@ -380,7 +380,9 @@ def test_the_best_profile_does_not_mind_a_model_without_windows(monkeypatch):
 
 def test_a_pool_of_one_block_size_can_be_named_by_coarser_hashes(monkeypatch):
     """Hashes of 8 tokens name blocks of 4, by place, once both are complete."""
-    monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "8")
+    interval = {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "8"}
+    for name, value in with_our_interval(interval).items():
+        monkeypatch.setenv(name, value)
     cache = Cache(full(8), window(8, 4), hash_block_size=8)
 
     def coarse(name: str, token_ids: list[int]):

@@ -39,19 +39,20 @@ from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
     AscendSlidingWindowMLASpec,
 )
+from vllm_ascend.core.layout.dsv4_specs import compressed_spec
 from vllm_ascend.core.layout.specs import is_compressor_state, tokens_per_block
 from vllm_ascend.core.single_type_kv_cache_manager import (
     CompressAttentionManager,
     get_manager_for_kv_cache_spec,
 )
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay.layouts import dsv4_flash_a3, dsv4_flash_gpu
 
 _BASE = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 pytestmark = WHERE_BLOCKS_COUNT_ROWS
 SHAPE = dict(num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
 # Both store 4 rows for 16 tokens; vLLM's spec says so in tokens, Ascend's in rows.
-ROWS = running_release().compressed_spec(4, 4, **SHAPE)
+ROWS = compressed_spec(4, 4, **SHAPE)
 TOKENS = MLAAttentionSpec(block_size=16, **{running_release().ratio_field: 4}, **SHAPE)
 WINDOW = SlidingWindowSpec(block_size=4, sliding_window=8, **SHAPE)
 H = 4

@@ -153,21 +153,23 @@ def apply_operation(body: dict[str, Any], operation: dict[str, Any]) -> None:
 
     Raises:
         KeyError: The parent of the path, or for ``replace`` the place itself, does not exist.
+        IndexError: The same of a place in a list.
     """
     *parents, last = [part.replace("~1", "/") for part in operation["path"].split("/")[1:]]
     place: Any = body
     for part in parents:
         place = place[int(part)] if isinstance(place, list) else place[part]
-    if operation["op"] == "replace" and last not in place:
-        raise KeyError(operation["path"])
-    if operation["op"] not in ("add", "replace"):
-        raise NotImplementedError(operation["op"])
-    if isinstance(place, list):
-        if last != "-":
-            raise NotImplementedError(operation["path"])
-        place.append(operation["value"])
-    else:
-        place[last] = operation["value"]
+    match operation["op"], place:
+        case "replace", list():
+            place[int(last)] = operation["value"]
+        case "replace", _ if last not in place:
+            raise KeyError(operation["path"])
+        case "add", list() if last == "-":
+            place.append(operation["value"])
+        case "add" | "replace", dict():
+            place[last] = operation["value"]
+        case _:
+            raise NotImplementedError(operation)
 
 
 def walk(node: Any, visit: Callable[[str, Any], None]) -> None:

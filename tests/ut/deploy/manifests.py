@@ -16,7 +16,7 @@ from tests.ut.deploy.kustomize import render
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("single-node", "baseline", "canary", "multi-node-pd")
+OVERLAYS = ("single-node", "single-node-0.23.0", "baseline", "canary", "multi-node-pd")
 
 
 @cache

@@ -26,7 +26,8 @@ from tests.ut.deploy.manifests import (
     workloads,
 )
 from tests.ut.deploy.probe_script import probe
-from vllm_ascend.prefix_cache_config import VARIABLES, PrefixCacheConfig, load_config
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 
 # The oldest release with what the manifests use that is still widely run, and the newest known.
 KUBERNETES_VERSIONS = ("1.28", "1.37")
@@ -66,7 +67,7 @@ def test_every_object_fits_its_schema(overlay: str, version: str):
         validate(body, version)
 
 
-@pytest.mark.parametrize("component", ["kv-events", "hugepages"])
+@pytest.mark.parametrize("component", ["kv-events", "hugepages", "tier-host"])
 def test_every_object_fits_its_schema_with_a_component_more(component: str, tmp_path: Path):
     folder = add_component(component, tmp_path / "deploy")
     for overlay in OVERLAYS:
@@ -122,6 +123,13 @@ def test_every_step_of_the_canary_can_be_taken():
 def test_the_baseline_has_every_switch_unset():
     data = config_map("baseline", "prefix-cache-switches")["data"]
     assert load_config(data) == PrefixCacheConfig(apply_dsv4_patch=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ranks_are_chosen_by_cache_but_where_a_rollout_starts(overlay: str):
+    data = config_map(overlay, "prefix-cache-switches")["data"]
+    by_cache = overlay not in ("baseline", "canary")
+    assert load_config(data).dp_routing == ("cache" if by_cache else None)
 
 
 @each_engine

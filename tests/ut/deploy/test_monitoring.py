@@ -15,15 +15,25 @@ import promql_parser
 import pytest
 import vllm
 
-from tests.ut.deploy.manifests import DEPLOY, ROOT, dashboard_text, engines, objects, rules
+from tests.ut.deploy.manifests import (
+    DEPLOY,
+    OVERLAYS,
+    ROOT,
+    dashboard_text,
+    engines,
+    objects,
+    rules,
+)
+from vllm_ascend.dp_routing.stats import REASONS
 from vllm_ascend.metrics import prometheus as exporter
+from vllm_ascend.metrics import routing as routing_exporter
+from vllm_ascend.tier import prometheus as of_tier
 
 # Ours, with the values of their labels beside vLLM's model_name and engine.
 OUR_GAUGES = {
     "vllm_ascend:kv_cache_blocks": {
         "tier": {"used", "scratch", "spare", "cached", "protected", "pinned"}
     },
-    "vllm_ascend:eviction_rule": {"rule": {"lru", "protect", "learned"}},
 }
 OUR_COUNTERS = {
     "vllm_ascend:kv_cache_evictions_total": {"tier": {"spare", "cached", "protected", "pinned"}},
@@ -31,8 +41,33 @@ OUR_COUNTERS = {
     "vllm_ascend:copied_blocks_total": {},
     "vllm_ascend:kept_boundaries_total": {"kind": {"replay", "finish", "interval", "junction"}},
     "vllm_ascend:junction_misses_total": {},
+    "vllm_ascend:dp_choices_total": {"reason": {"cache", "load", "client", "vllm"}},
+    "vllm_ascend:dp_expected_hit_tokens_total": {},
+    "vllm_ascend:dp_hit_tokens_total": {},
+    "vllm_ascend:dp_message_gaps_total": {},
+    "vllm_ascend:dp_prediction_error_tokens_total": {},
+    "vllm_ascend:dp_predictions_total": {"outcome": {"exact", "other"}},
+    "vllm_ascend:tier_hit_tokens_total": {},
+    "vllm_ascend:tier_loads_total": {},
+    "vllm_ascend:tier_failed_loads_total": {},
+    "vllm_ascend:tier_loaded_bytes_total": {},
+    "vllm_ascend:tier_stored_bytes_total": {},
+    "vllm_ascend:tier_evictions_total": {},
+    "vllm_ascend:tier_not_stored_total": {
+        "why": {"full", "buffers", "store", "failed_step", "load_failed"}
+    },
+    "vllm_ascend:tier_unusable_total": {
+        "why": {"gone", "torn", "foreign", "changed", "late", "error"}
+    },
+    "vllm_ascend:tier_pauses_total": {},
 }
-OUR_HISTOGRAMS = ("vllm_ascend:prefix_hit_tokens", "vllm_ascend:prefix_lookup_seconds")
+OUR_HISTOGRAMS = (
+    "vllm_ascend:prefix_hit_tokens",
+    "vllm_ascend:prefix_lookup_seconds",
+    "vllm_ascend:dp_choice_seconds",
+    "vllm_ascend:tier_load_seconds",
+    "vllm_ascend:tier_lookup_seconds",
+)
 # Where alerts look for the documentation; a placeholder, as the image's registry.
 RUNBOOKS = "https://docs.example.com/vllm-ascend-backport/"
 # Prometheus' own, about a scrape.
@@ -129,19 +164,25 @@ def test_vllms_names_are_found_in_its_sources():
 
 
 def test_our_names_and_label_values_are_those_exported():
-    tree = ast.parse(Path(exporter.__file__).read_text())
     made = [
         [argument.value for argument in call.args[:2] if isinstance(argument, ast.Constant)]
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._make"
+        for module in (exporter, routing_exporter)
+        for call in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("self._make", "make")
     ]
+    made += [[m.kind.__name__.lower(), f"tier_{m.name}"] for m in of_tier.METRICS]
     exported = {found for kind, name in made for found in series(f"vllm_ascend:{name}", kind)}
     assert exported == our_metrics()
+    for metric in of_tier.METRICS:
+        if metric.label:
+            known = OUR_COUNTERS[f"vllm_ascend:tier_{metric.name}_total"]
+            assert known == {metric.label: set(metric.values)}
     tiers = {**OUR_GAUGES, **OUR_COUNTERS}
     assert tiers["vllm_ascend:kv_cache_blocks"]["tier"] == set(exporter.TIERS)
     assert tiers["vllm_ascend:kv_cache_evictions_total"]["tier"] == set(exporter.EVICTED_TIERS)
-    assert tiers["vllm_ascend:eviction_rule"]["rule"] == set(exporter.RULE_NAMES)
     assert tiers["vllm_ascend:kept_boundaries_total"]["kind"] == set(exporter.KINDS)
+    assert tiers["vllm_ascend:dp_choices_total"]["reason"] == set(REASONS)
+    assert tiers["vllm_ascend:dp_predictions_total"]["outcome"] == set(routing_exporter.OUTCOMES)
 
 
 @each_expression
@@ -229,11 +270,11 @@ def test_pod_labels_that_queries_use_are_put_on_the_series():
     for body in objects("monitoring"):
         if body["kind"] == "PodMonitor":
             assert body["spec"]["podTargetLabels"] == ["track", "role"]
-    for overlay in ("single-node", "canary", "multi-node-pd"):
+    for overlay in OVERLAYS:
         assert all({"track", "role"} <= w.labels.keys() for w in engines(overlay))
 
 
-@pytest.mark.parametrize("overlay", ["single-node", "baseline", "canary", "multi-node-pd"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_each_server_is_scraped_once(overlay: str):
     monitors = [b["spec"] for b in objects("monitoring") if b["kind"] == "PodMonitor"]
     index = "leaderworkerset.sigs.k8s.io/worker-index"

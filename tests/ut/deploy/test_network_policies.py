@@ -102,8 +102,7 @@ def test_the_pods_of_a_pair_reach_each_other_on_every_port():
             assert all(allows(rules, source, target, port) for port in (HTTP, 13389, 36000, 65535))
 
 
-@pytest.mark.parametrize("overlay", ["single-node", "baseline", "canary"])
-def test_single_nodes_have_nothing_to_say_to_each_other(overlay: str):
+def test_single_nodes_have_nothing_to_say_to_each_other():
     rules = policies((*objects("single-node"), *objects("canary")))
     stable, canary = peer(engines("single-node")[0]), peer(engines("canary")[0])
     assert not allows(rules, stable, canary, HTTP)

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.ut.deploy.kustomize import apply_operation, render
 from tests.ut.deploy.manifests import DEPLOY, OVERLAYS, add_component
+from vllm_ascend.tier.settings import read_settings
 
 FOLDERS = [f"overlays/{name}" for name in OVERLAYS] + ["monitoring"]
 
@@ -47,7 +50,7 @@ def test_our_renderer_agrees_with_kustomize(folder: str):
     )
 
 
-@pytest.fixture(params=["kv-events", "hugepages"])
+@pytest.fixture(params=["kv-events", "hugepages", "tier-host"])
 def overlays_with_component(request, tmp_path: Path) -> tuple[str, Path]:
     """The overlays with one optional component more."""
     return request.param, add_component(request.param, tmp_path / "deploy")
@@ -55,19 +58,45 @@ def overlays_with_component(request, tmp_path: Path) -> tuple[str, Path]:
 
 def test_optional_components_reach_the_engines(overlays_with_component):
     component, folder = overlays_with_component
-    expected = {"kv-events": "kv-events-config", "hugepages": "hugepages-2Mi"}[component]
+    expected = {
+        "kv-events": "kv-events-config",
+        "hugepages": "hugepages-2Mi",
+        "tier-host": "GranuleTierConnector",
+    }[component]
     for overlay in OVERLAYS:
         bodies = render(folder / overlay)
         touched = {body["metadata"]["name"] for body in bodies if expected in yaml.safe_dump(body)}
         everyone = {
             "single-node": {"vllm-dsv4"},
+            "single-node-0.23.0": {"vllm-dsv4"},
             "baseline": {"vllm-dsv4"},
             "canary": {"vllm-dsv4-canary"},
             "multi-node-pd": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
         }[overlay]
-        # A decode instance caches no prefixes, so it has no events to publish.
-        silent = {"vllm-dsv4-decode"} if component == "kv-events" else set()
+        silent: set[str] = {
+            # A decode instance caches no prefixes, so it has no events to publish.
+            "kv-events": {"vllm-dsv4-decode"},
+            # Prefill and decode have a connector already.
+            "tier-host": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
+        }.get(component, set())
         assert touched == everyone - silent
+
+
+@pytest.mark.parametrize("overlay", ["single-node", "single-node-0.23.0"])
+def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(overlay, tmp_path):
+    folder = add_component("tier-host", tmp_path / "deploy")
+    before, after = (_engine(root / overlay) for root in (DEPLOY / "overlays", folder))
+    flags = dict(arg.split("=", 1) for arg in after["args"] if "=" in arg)
+    transfer = json.loads(flags["--kv-transfer-config"])
+    gib = read_settings(transfer["kv_connector_extra_config"]).gib
+    assert "--no-disable-hybrid-kv-cache-manager" in after["args"]
+    limits = [int(engine["resources"]["limits"]["memory"][:-2]) for engine in (before, after)]
+    assert int(flags["--data-parallel-size"]) * gib <= limits[1] - limits[0]
+
+
+def _engine(folder: Path) -> dict[str, Any]:
+    (body,) = (body for body in render(folder) if body["kind"] == "Deployment")
+    return body["spec"]["template"]["spec"]["containers"][0]
 
 
 def test_optional_components_render_as_kustomize_renders_them(overlays_with_component):

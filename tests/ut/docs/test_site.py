@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
+from tests.ut.docs.conftest import build
 from vllm_ascend.__main__ import app
 
 REPOSITORY = Path(__file__).parents[3]
@@ -27,17 +24,6 @@ _MAKE = re.compile(r"(?:`|^(?:[A-Z_]+=\S+ )*)make ([a-z-]+)(?=`| +[#A-Z]|$)", re
 _INVOCATION = re.compile(r"python3? -m ((?:vllm_ascend|benchmarks|tools)[\w.]*)([^`|#\n]*)")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def invocations() -> Iterator[tuple[str, str, str]]:
     """Yield (file, module, arguments) of every command of ours in the pages and the README."""
     for page in [*PAGES, REPOSITORY / "README.md"]:
@@ -45,14 +31,6 @@ def invocations() -> Iterator[tuple[str, str, str]]:
         for match in _INVOCATION.finditer(text):
             # Behind ` -- ` stands a command of somebody else.
             yield page.name, match[1].rstrip("."), match[2].split(" -- ")[0]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    built = run("mkdocs", "build", "--strict", "--site-dir", str(folder))
-    assert built.returncode == 0, built.stderr
-    return folder
 
 
 def test_the_site_builds_strictly(site: Path) -> None:
@@ -68,7 +46,7 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
         f"hooks: [{REPOSITORY}/tools/site_hooks.py]\n"
         "nav: [index.md]\n"
     )
-    built = run("mkdocs", "build", "--config-file", str(tmp_path / "mkdocs.yml"))
+    built = build("--config-file", str(tmp_path / "mkdocs.yml"))
     assert built.returncode != 0
     assert "nowhere.md" in built.stderr and "nowhere.py" in built.stderr
 
@@ -104,15 +82,6 @@ def test_the_language_switch_keeps_the_page(site: Path) -> None:
         assert languages_offered(site / both["zh"]) == both
     only_english = {"en": "patches.html", "zh": "quick-start.zh.html"}
     assert languages_offered(site / "patches.html") == only_english
-
-
-def test_chinese_is_searched_by_words(site: Path) -> None:
-    """The browser's search finds what stands between separators; a trimmer would drop Chinese."""
-    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    assert "trimmer" not in index["config"]["pipeline"]
-    texts = [entry["text"] for entry in index["docs"] if ".zh.html" in entry["location"]]
-    words = {word for text in texts for word in re.split(index["config"]["separator"], text)}
-    assert {"提示", "调度", "前缀", "命中"} <= words
 
 
 def test_blocks_can_be_copied_and_run() -> None:

@@ -61,5 +61,5 @@ def test_the_same_name_gives_the_same_file(name: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="'chat' is none of agents, resent"):
+    with pytest.raises(typer.BadParameter, match="'chat' is unknown: allowed are agents, resent"):
         main("chat", tmp_path / "file")

@@ -69,13 +69,21 @@ def test_what_is_wrong_is_text_of_80_columns_and_exit_code_1():
     ("arguments", "message"),
     [
         (("--model", "/nowhere"), "--model /nowhere: not a readable config.json"),
-        (("--checkout", "/nowhere"), "--checkout /nowhere: no checkout of vllm-ascend"),
+        (("--checkout", "/nowhere"), "--checkout /nowhere: is not a checkout of vllm-ascend"),
         (("--model", "MODEL", "--kv-transfer-config", "[]"), "expected a JSON object"),
         (("--model", "MODEL", "--kv-transfer-config", "{"), "not JSON"),
         (("--kv-transfer-config", "{"), "--kv-transfer-config {: not JSON"),
         (("--kv-transfer-config", "[]"), "expected a JSON object"),
         (("--model", "README.md"), "not a readable config.json"),
         (("--block-size", "0"), "--block-size"),
+        (("--", "vllm", "bench"), "the command behind --: 'vllm' is not `vllm serve ...`"),
+        (("--", "bash", "-c", "vllm serve 'm"), "the command behind --: No closing quotation"),
+        (("--container", "vllm"), "--container vllm: needs --manifest"),
+        (("--manifest", "/nowhere"), "--manifest /nowhere: not a readable YAML file"),
+        (("--manifest", "mkdocs.yml"), "--manifest mkdocs.yml: no container runs `vllm serve`"),
+        (("--manifest", "f", "--", "vllm", "serve"), "--manifest f: leave it out, or the command"),
+        (("--block-size", "64", "--", "vllm", "serve", "m"), "--block-size: the serving command"),
+        (("--model", "/nowhere", "--", "vllm", "serve", "m"), "not a readable config.json"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(model, arguments, message):

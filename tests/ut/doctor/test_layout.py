@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import vllm_ascend
+from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.doctor.findings import LayoutFacts, Severity
 from vllm_ascend.doctor.layout import ask_layout, check_layout, layout_of
 from vllm_ascend.doctor.layout_child import LayoutRequest, layout_facts
 from vllm_ascend.prefix_cache_config import VARIABLES, child_environment
-from vllm_ascend.replay.trace import BadInputError
 
 OURS = Path(str(vllm_ascend.__file__)).parent
 APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
@@ -38,12 +39,12 @@ GEMMA = {
 }
 LLAMA = {**_PLAIN, "model_type": "llama", "max_position_embeddings": 8192}
 MAMBA = {**GEMMA, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
-CONNECTOR = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
-GRANULE_CONNECTOR = {
-    "kv_connector": "IdleGranuleConnector",
+CONNECTOR = {
+    "kv_connector": "IdleConnector",
     "kv_connector_module_path": "vllm_ascend.doctor.idle_connector",
     "kv_role": "kv_both",
 }
+GRANULE_CONNECTOR = {**CONNECTOR, "kv_connector": "IdleGranuleConnector"}
 
 
 @pytest.fixture
@@ -158,16 +159,34 @@ def test_with_a_connector_that_knows_granules_they_do_not(layout):
     assert not any(PARTIAL in warning for warning in facts.warnings)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
+@pytest.mark.parametrize(
+    ("name", "is_warned"), [("IdleGranuleConnector", True), ("IdleGranuleTailConnector", False)]
+)
+def test_what_a_connector_costs_that_may_take_any_block_is_told(layout, name, is_warned):
+    told = {**CONNECTOR, "kv_connector": name}
+    facts = layout(DSV4, {APPLY: "1", **BEST}, block_size=128, kv_transfer_config=told)
+    assert any("blocks of compressor state" in w for w in facts.warnings) is is_warned
+
+
 def test_a_connector_that_is_not_there_is_a_conflict(layout):
     nobodys = {"kv_connector": "NobodysConnector", "kv_role": "kv_both"}
     with pytest.raises(ValueError, match="NobodysConnector"):
         layout(DSV4, {APPLY: "1"}, kv_transfer_config=nobodys)
 
 
+@WHERE_BLOCKS_COUNT_ROWS
 def test_a_connector_of_one_group_is_a_conflict_as_in_serving(layout):
     of_one_group = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     with pytest.raises(ValueError, match="ExampleConnector cannot be used with DeepSeek-V4"):
         layout(DSV4, {APPLY: "1"}, kv_transfer_config=of_one_group)
+
+
+@WHERE_BLOCKS_COUNT_ROWS
+def test_a_connector_that_may_take_rows_for_tokens_is_a_conflict_as_in_serving(layout):
+    unknown = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
+    with pytest.raises(ValueError, match=r"MooncakeConnector cannot be used.* knows_rows = True"):
+        layout(DSV4, {APPLY: "1"}, kv_transfer_config=unknown)
 
 
 def found(facts: LayoutFacts, environ: dict[str, str], **options) -> list[tuple[Severity, str]]:

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.doctor.model_config import read_model
-from vllm_ascend.replay.trace import BadInputError
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ def severities(facts: OverlayFacts, environ: dict[str, str]) -> set[Severity]:
     return {finding.severity for finding in check_overlay(facts, environ)}
 
 
-def leave_manifest(checkout: Path, state: str) -> None:
+def leave_manifest(checkout: Path, state: str, head: str | None = "792ea0c6") -> None:
     """Leave what an overlay of one file would, which was changed since."""
     directory(checkout).mkdir()
     file = ManifestFile("doctor.py", replaces=False, sha256="0" * 64, original_sha256=None)
-    write_manifest(checkout, Manifest(state, "792ea0c6", (file,), ()))
+    write_manifest(checkout, Manifest(state, head, (file,), ()))
 
 
 def test_a_package_of_its_own_lies_over_nothing(tmp_path):
@@ -63,7 +63,36 @@ def test_a_checkout_for_another_vllm_says_what_it_is_and_what_is_supported(check
         (finding,) = check_overlay(facts, environ)
         assert finding.severity is severity
         assert "this is vllm-ascend 0.26.0 for vLLM 0.26.0; supported here: " in finding.text
-        assert "overlay apply" not in finding.remedy
+        assert "overlay apply" not in finding.command
+
+
+@pytest.mark.parametrize("environ", [{}, PARTIAL])
+@pytest.mark.parametrize("is_overlaid", (False, True))
+@pytest.mark.parametrize(
+    ("version", "vllm", "fits"),
+    [
+        ("0.23.0.post1", "0.20.2", False),
+        ("0.20.2rc1", "0.23.0+cpu", False),
+        ("0.26.0", "0.20.2", False),  # of no release that is supported here
+        ("0.20.2rc1", "0.20.2+cpu", True),
+        ("0.26.0", "0.26.0", True),
+        ("0.23.0.post1", None, True),  # nobody can tell: there is no vLLM
+        ("", "0.20.2", True),  # nobody can tell: no file says it
+    ],
+)
+def test_a_checkout_for_another_vllm_than_serves_is_wrong(
+    checkout, environ, is_overlaid, version, vllm, fits
+):
+    (checkout / "vllm_ascend" / "_version.py").write_text(f"__version__ = version = '{version}'\n")
+    if is_overlaid:
+        leave_manifest(checkout, "applied", head=None)
+    found = list(check_overlay(overlay_facts(checkout, None), environ, vllm))
+    told = [finding for finding in found if "they do not go together" in finding.text]
+    assert bool(told) is not fits
+    if not fits:
+        assert found == told and told[0].severity is Severity.WRONG
+        assert f"vllm-ascend {version}" in told[0].text and f"vLLM {vllm} serves" in told[0].text
+        assert "overlay apply" not in told[0].command
 
 
 def test_a_checkout_that_the_overlay_does_not_fit_is_told(checkout):

@@ -135,3 +135,13 @@ def test_a_checkout_without_the_overlay_is_why_nothing_is_active(tmp_path):
     told = answers(patch("not loaded"))
     (finding,) = check_patches(told, (), PARTIAL, checkout_at(tmp_path))
     assert "the overlay is not in force there" in finding.text
+
+
+def test_over_an_overlay_that_is_whole_nobody_is_told_to_apply_it(tmp_path):
+    """Without torch_npu, say: vllm-ascend's own plugins are not there, and ours finds theirs."""
+    told = answers(patch("not loaded"))
+    package = checkout_at(tmp_path)
+    (finding,) = check_patches(told, (), PARTIAL, package, is_overlaid=True)
+    assert finding.severity is Severity.WRONG
+    assert "overlay apply" not in finding.command and "not in force" not in finding.text
+    assert f"only {NAME} names this package" in finding.text

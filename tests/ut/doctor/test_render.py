@@ -12,6 +12,7 @@ from rich.console import Console
 
 from vllm_ascend.doctor.environment import variable_rows
 from vllm_ascend.doctor.findings import (
+    CommandFacts,
     Diagnosis,
     Finding,
     GroupRow,
@@ -24,6 +25,13 @@ from vllm_ascend.doctor.findings import (
 from vllm_ascend.doctor.render import PLAIN_WIDTH, console_for_output, print_diagnosis
 
 LONG = "vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager._contiguous_blocks_for_hit"
+PLACE = "/" + "deep/" * 40
+CURE = (
+    f"python -m vllm_ascend overlay revert {PLACE} && python -m vllm_ascend overlay apply {PLACE}"
+)
+SERVE = (
+    f'vllm serve /models/{"m" * 30} --kv-transfer-config \'{{"kv_connector": "NixlConnector"}}\''
+)
 LAYOUT = LayoutFacts(
     model="deepseek_v4",
     coordinator="AscendHybridKVCacheCoordinator",
@@ -44,7 +52,7 @@ LAYOUT = LayoutFacts(
 )
 DIAGNOSIS = Diagnosis(
     versions=(Version("vLLM", "0.20.2"), Version("CANN", None)),
-    overlay=OverlayFacts("half-applied", "only a part lies there", "/" + "deep/" * 40, "792ea0c6"),
+    overlay=OverlayFacts("half-applied", "only a part lies there", PLACE, "792ea0c6"),
     patches=(
         PatchRow(LONG, "retention", "applied", "why"),
         PatchRow("vllm.v1.core.block_pool:BlockPool.x", "retention", "refused", "digest " * 30),
@@ -54,22 +62,41 @@ DIAGNOSIS = Diagnosis(
     findings=(
         Finding("layout", Severity.WARNING, "a setting that cannot help " * 5, "unset it"),
         Finding("patches", Severity.WRONG, f"{LONG}{LONG} is refused", "find out who else patches"),
+        Finding("overlay", Severity.WRONG, "only a part lies there", command=CURE),
     ),
+    command=CommandFacts(SERVE, ""),
 )
 
 
-def printed(diagnosis: Diagnosis, *, verbose: bool = True, **console) -> str:
+def printed(
+    diagnosis: Diagnosis, *, verbose: bool = True, width: int = PLAIN_WIDTH, **console
+) -> str:
     stream = io.StringIO()
-    to = Console(file=stream, width=PLAIN_WIDTH, emoji=False, **console)
+    to = Console(file=stream, width=width, emoji=False, **console)
     print_diagnosis(diagnosis, to, verbose=verbose)
     return stream.getvalue()
 
 
 @pytest.mark.parametrize("verbose", (False, True))
-def test_no_line_is_longer_than_80_columns(verbose):
+def test_lines_are_longer_than_80_columns_for_the_sake_of_one_word_or_a_command(verbose):
     lines = printed(DIAGNOSIS, verbose=verbose).splitlines()
-    assert max(map(len, lines)) <= 80
+    for line in lines:
+        longest = max(map(len, line.split()), default=0)
+        assert len(line) <= 80 or longest > 60 or CURE in line or SERVE in line, line
     assert not any(line.endswith(" ") for line in lines)
+
+
+@pytest.mark.parametrize("verbose", (False, True))
+@pytest.mark.parametrize("width", (20, 80, 300))
+def test_what_one_copies_is_never_broken(verbose, width):
+    """Neither on a terminal nor in a file: paths, names, targets and commands."""
+    text = printed(DIAGNOSIS, verbose=verbose, width=width)
+    words = text.split()
+    assert {PLACE, f"{LONG}{LONG}"} <= set(words)
+    assert CURE in text and SERVE in text
+    if verbose:
+        names = {row.target.partition(":")[2] for row in DIAGNOSIS.patches}
+        assert names | {row.name for row in DIAGNOSIS.variables} <= set(words)
 
 
 def test_the_text_says_everything():
@@ -86,7 +113,7 @@ def test_the_text_says_everything():
         "-> unset it",
     ):
         assert part.replace(" ", "") in text.replace(" ", "")
-    assert text.endswith("serving would be wrong (1 wrong, 1 warning)")
+    assert text.endswith("serving would be wrong (2 wrong, 1 warning)")
 
 
 def test_without_verbose_patches_and_variables_are_one_line_each():
@@ -97,7 +124,7 @@ def test_without_verbose_patches_and_variables_are_one_line_each():
     assert "BlockPool.x" not in text and "VLLM_PIN_SWA_TOKENS" not in text
     for part in ("only a part lies there", "256 tokens, by the 2nd request", "-> unset it"):
         assert part in text
-    assert text.rstrip().endswith("serving would be wrong (1 wrong, 1 warning)")
+    assert text.rstrip().endswith("serving would be wrong (2 wrong, 1 warning)")
 
 
 def test_what_is_wrong_comes_before_warnings():

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from vllm_ascend.core.eviction.learned_rule import RULE_NAMES
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
+from vllm_ascend.dp_routing.stats import RoutingStats
 from vllm_ascend.metrics.prometheus import (
     EVICTED_TIERS,
     HIT_TOKENS_BUCKETS,
@@ -18,6 +18,8 @@ from vllm_ascend.metrics.prometheus import (
     TIERS,
     PrefixCacheProm,
 )
+from vllm_ascend.metrics.routing import RoutingProm
+from vllm_ascend.tier.prometheus import METRICS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -28,20 +30,24 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def metrics(registry: CollectorRegistry) -> PrefixCacheProm:
-    """Two engines' metrics in a registry of their own, of the classes that vLLM's logger names."""
+def logger(registry: CollectorRegistry) -> SimpleNamespace:
+    """What metrics take of vLLM's logger: two engines, and classes, for a registry of its own."""
 
     def into(metric):
         return lambda **arguments: metric(registry=registry, **arguments)
 
-    return PrefixCacheProm(
-        SimpleNamespace(
-            per_engine_labelvalues={0: ["model", "0"], 1: ["model", "1"]},
-            _gauge_cls=into(Gauge),
-            _counter_cls=into(Counter),
-            _histogram_cls=into(Histogram),
-        )
+    return SimpleNamespace(
+        per_engine_labelvalues={4: ["model", "4"], 5: ["model", "5"]},
+        _gauge_cls=into(Gauge),
+        _counter_cls=into(Counter),
+        _histogram_cls=into(Histogram),
     )
+
+
+@pytest.fixture
+def metrics(logger: SimpleNamespace) -> PrefixCacheProm:
+    logger.per_engine_labelvalues = {0: ["model", "0"], 1: ["model", "1"]}
+    return PrefixCacheProm(logger)
 
 
 def update(**fields) -> CacheUpdate:
@@ -72,15 +78,6 @@ def test_labels_belong_to_their_numbers(metrics, registry):
         assert value(registry, "kv_cache_evictions_total", tier=tier) == number
 
 
-def test_one_rule_is_in_force_where_it_is_learned(metrics, registry):
-    metrics.record(update(), 0)
-    assert value(registry, "eviction_rule", rule="lru") is None
-    metrics.record(update(eviction_rule="lru"), 0)
-    metrics.record(update(eviction_rule="learned"), 0)
-    shown = {rule: value(registry, "eviction_rule", rule=rule) for rule in RULE_NAMES}
-    assert shown == {"lru": 0, "protect": 0, "learned": 1}
-
-
 def test_a_miss_is_in_the_first_bucket(metrics, registry):
     metrics.record(update(hit_tokens=(0, 0, 128, 1 << 20)), 0)
     buckets = {le: value(registry, "prefix_hit_tokens_bucket", le=le) for le in ("1.0", "64.0")}
@@ -95,10 +92,36 @@ def test_buckets_ascend():
     assert list(LOOK_UP_SECONDS_BUCKETS) == sorted(set(LOOK_UP_SECONDS_BUCKETS))
 
 
-def test_the_document_names_every_metric_and_no_other(metrics, registry):
+def test_choices_are_counted_once_under_the_engines_own_numbers(logger, registry):
+    """Engines 4 and 5 are this front end's ranks 0 and 1, as with hybrid balancing."""
+    metrics, stats = RoutingProm(logger), RoutingStats()
+    stats.chosen[1, "cache"] = 2
+    stats.note_start(1, predicted=256, hit=256)
+    stats.seconds.append(0.0003)
+    metrics.record(stats)
+    stats.note_start(1, predicted=256, hit=128)
+    metrics.record(stats)
+
+    def of(name: str, **labels: str) -> float | None:
+        labels = {"model_name": "model", "engine": "5", **labels}
+        return registry.get_sample_value(f"vllm_ascend:{name}", labels)
+
+    assert of("dp_choices_total", reason="cache") == 2
+    assert of("dp_choices_total", reason="load") == 0
+    assert (of("dp_expected_hit_tokens_total"), of("dp_hit_tokens_total")) == (512, 384)
+    assert of("dp_prediction_error_tokens_total") == 128
+    assert of("dp_predictions_total", outcome="exact") == 1
+    assert of("dp_predictions_total", outcome="other") == 1
+    assert of("dp_choice_seconds_count", engine="4") == 1
+
+
+def test_the_document_names_every_metric_and_no_other(metrics, logger, registry):
     metrics.record(update(), 0)
+    RoutingProm(logger)
     served = re.findall(r"^# TYPE (vllm_ascend:\w+)", generate_latest(registry).decode(), re.M)
     names = {name for name in served if not name.endswith("_created")}
+    for metric in METRICS:
+        names.add(f"vllm_ascend:tier_{metric.name}" + "_total" * (metric.kind is Counter))
     text = DOCUMENT.read_text()
     told = {
         re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"vllm_ascend:\w+", text)

@@ -4,7 +4,7 @@
 import re
 
 from tests.pages import blocks
-from vllm_ascend.core.pool.free_queue import TIERS, Rank
+from vllm_ascend.core.policy.ranks import TIERS, Rank
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats, CacheUpdate
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 

@@ -48,7 +48,7 @@ def test_what_builds_write_does_not_count(checkout):
 def test_a_changed_checkout_is_refused_unless_told_otherwise(checkout):
     edit(checkout, "models/deepseek_v4.py", "Model", "MyModel")
     message = refusal(checkout)
-    assert "models/deepseek_v4.py differ from commit 01234567" in message
+    assert "models/deepseek_v4.py differs from commit 01234567" in message
     assert "--allow-unknown" in message
     make_plan(checkout).refuse_misfit(allow_unknown=True)
 
@@ -116,8 +116,8 @@ def test_a_link_to_the_checkout_is_followed(checkout, tmp_path):
 
 
 def test_a_file_of_the_same_name_is_not_overwritten(checkout):
-    (checkout / "vllm_ascend" / "core" / "scheduler_facts.py").write_text("# theirs\n")
-    with pytest.raises(OverlayError, match=r"core/scheduler_facts.py is in the way"):
+    (checkout / "vllm_ascend" / "core" / "kv_cache_coordinator.py").write_text("# theirs\n")
+    with pytest.raises(OverlayError, match=r"core/kv_cache_coordinator.py is in the way"):
         make_plan(checkout)
 
 

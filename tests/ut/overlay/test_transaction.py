@@ -36,7 +36,7 @@ def test_every_file_of_ours_is_in_its_place(checkout):
     for path in ("__init__.py", "envs.py", "platform.py", "patch/platform/__init__.py"):
         assert (package / path).read_bytes() == before[f"vllm_ascend/{path}"][1]
     assert not (package / "models" / "tiny").exists()
-    assert (package / "core" / "scheduler_facts.py").is_file()
+    assert (package / "core" / "plan" / "scheduler_facts.py").is_file()
     found = status(checkout)
     assert (found.state, found.head, found.modified) == ("applied", COMMIT, ())
 
@@ -143,9 +143,9 @@ def test_a_revert_that_fails_goes_on_where_it_stopped(checkout, monkeypatch):
 def test_a_change_to_our_files_is_not_lost_silently(checkout):
     before = snapshot(checkout)
     put_on(checkout)
-    (checkout / "vllm_ascend" / "core" / "scheduler_facts.py").write_text("# by hand\n")
-    assert status(checkout).modified == ("core/scheduler_facts.py",)
-    with pytest.raises(OverlayError, match=r"core/scheduler_facts\.py"):
+    (checkout / "vllm_ascend" / "core" / "plan" / "scheduler_facts.py").write_text("# by hand\n")
+    assert status(checkout).modified == ("core/plan/scheduler_facts.py",)
+    with pytest.raises(OverlayError, match=r"core/plan/scheduler_facts\.py"):
         revert(checkout)
     with pytest.raises(OverlayError, match="changed since"):
         put_on(checkout)

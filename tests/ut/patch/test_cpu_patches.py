@@ -5,6 +5,9 @@ import pytest
 from vllm.utils.cpu_triton_utils import _FuncWrapper
 
 import vllm_ascend.patch.cpu  # noqa: F401 - installs the patches
+from tests.release_marks import where_patched
+
+pytestmark = where_patched("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__")
 
 
 def test_arguments_of_synthetic_acceptance_are_left_out():

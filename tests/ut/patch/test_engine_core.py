@@ -12,11 +12,11 @@ from vllm.v1.engine.core import EngineCore
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.dry_run import scheduler as factory
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
-from vllm_ascend.replay import scheduler as factory
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions
 
 
 class Executor:

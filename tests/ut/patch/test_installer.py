@@ -85,7 +85,7 @@ def wrap(target: str, factory=None, **kwargs) -> Wrap:
         owner = getattr(owner, part)
     digest = source_digest(getattr(owner, name))
     arguments = {**COMMON, "upstream_sha256": digest, "aliases": (), **kwargs}
-    factory = factory or (lambda original: lambda *args: ("wrapped", original(*args)))
+    factory = factory or (lambda original: lambda *args, **kw: ("wrapped", original(*args, **kw)))
     return Wrap(target=f"{module}:{path}", replacement=factory, **arguments)
 
 

@@ -42,7 +42,11 @@ def fake(tmp_path, monkeypatch):
 
 
 def wrap(target: str, digest: str, **kwargs) -> Wrap:
-    arguments = {"replacement": lambda original: lambda *args: "ours", "aliases": (), **kwargs}
+    arguments = {
+        "replacement": lambda original: lambda *args, **kwargs: "ours",
+        "aliases": (),
+        **kwargs,
+    }
     return Wrap(target=target, upstream_sha256=digest, **COMMON, **arguments)
 
 
@@ -193,6 +197,20 @@ def test_a_new_field_is_sent_and_received(fake):
     assert {name: vars(Message)[name] for name in before} == before
     assert not hasattr(Message, "note")
     assert b"note" not in msgspec.msgpack.encode(message)
+
+
+def test_a_dataclass_takes_several_new_fields(fake):
+    (fake / "user.py").write_text(MESSAGE)
+    from fakeplan.user import Message  # type: ignore[import-not-found]
+
+    fields = (add_field(), add_field("fakeplan.user:Message.more"))
+    installation = install(fields, vllm_version="0.20.2")
+    message = Message(2)
+    message.note, message.more = "new", "newer"
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message)
+    assert (received.number, received.note, received.more) == (2, "new", "newer")
+    installation.undo()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Message(2))) == {"number": 2}
 
 
 def test_a_field_is_for_dataclasses(fake):

@@ -39,7 +39,7 @@ def test_a_taken_port_is_one_line():
 
 @pytest.mark.parametrize("port", ("", "0", "65536", "http", "-1", "8000 "))
 def test_what_is_no_port_is_said(port):
-    assert complaint(port) == f"PORT={port} is no port: a number from 1 to 65535 is"
+    assert complaint(port) == f"PORT={port} is invalid: allowed are numbers from 1 to 65535"
 
 
 def test_the_port_is_looked_at_before_anything_is_set_up():

@@ -9,7 +9,8 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 from vllm_ascend.core.layout import kv_cache_groups
-from vllm_ascend.replay.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.releases import running_release
 from vllm_ascend.worker.block_table import MultiGroupBlockTable
 
 
@@ -22,7 +23,7 @@ def flash_groups(rows: int) -> list[KVCacheGroupSpec]:
 def flash_config(num_blocks: int) -> KVCacheConfig:
     """Return what a worker is told to allocate, at block size 128."""
     groups = flash_groups(128)
-    tensors = kv_cache_groups.plan_tensors(groups).allocate(num_blocks)
+    tensors = running_release().tensors(kv_cache_groups.plan_tensors(groups).tensors, num_blocks)
     return KVCacheConfig(num_blocks, tensors, groups)
 
 

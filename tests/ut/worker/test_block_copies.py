@@ -14,9 +14,9 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker  # noqa: F401 - installs the patches
 from tests.e2e.core import layouts
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.replay import scheduler as factory
-from vllm_ascend.replay.scheduler import SchedulerOptions
+from vllm_ascend.core.policy.units import KVCacheBlockCopy
+from vllm_ascend.dry_run import scheduler as factory
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.worker.block_copies import BlockCopyError, copy_blocks, unique_pages
 
 NUM_BLOCKS = 6

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
-from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
+from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.sparse_state import SparseState
-from vllm_ascend.releases import running_release
 
 
 class BlockAllocation:
@@ -36,7 +35,7 @@ class BlockAllocation:
         self._groups, self._footprint, self._records = groups, footprint, records
         self._sparse_state, self._partial_hits = sparse_state, partial_hits
         self._max_model_len = plan.max_model_len
-        self._blocks_to_allocate = running_release().blocks_to_allocate
+        self._terms = plan.terms
         self._num_draft_tokens = plan.facts.num_draft_tokens
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in groups.all)
         # Groups of other kinds (Mamba, chunked local) know themselves what they need in a step.
@@ -51,10 +50,12 @@ class BlockAllocation:
         total_computed_tokens: int,
         num_tokens_main_model: int,
         apply_admission_cap: bool = False,
+        num_local_computed_tokens: int | None = None,
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's coordinator.
 
-        A hit that ends inside a block needs one more for the copy.
+        A hit that ends inside a block needs one more for the copy. Its blocks say where it ends, so
+        ``num_local_computed_tokens`` is not needed.
 
         vLLM caps a windowed group's blocks counted from the request's first token, and then
         deducts those in front of the window: behind a long hit nothing is left, the request is let
@@ -66,7 +67,7 @@ class BlockAllocation:
             if num_tokens <= record.capacity:  # as in most steps
                 return 0
             return sum(
-                self._blocks_to_allocate(
+                self._terms.blocks_to_allocate(
                     group.manager,
                     request_id,
                     num_tokens,
@@ -89,7 +90,7 @@ class BlockAllocation:
             if room is not None and self._sparse_state.is_sparse(group):
                 need += room  # which blocks will be real depends on how the prompt is cut
                 continue
-            blocks = self._blocks_to_allocate(
+            blocks = self._terms.blocks_to_allocate(
                 group.manager,
                 request_id,
                 num_slots,
@@ -138,7 +139,7 @@ class BlockAllocation:
             sources.append((group, source))
         self._partial_hits.pool.touch([source for _, source in sources])
         for group in self._groups.all:
-            running_release().take_computed_blocks(
+            self._terms.take_computed_blocks(
                 group.manager,
                 request_id,
                 shared[group.id],

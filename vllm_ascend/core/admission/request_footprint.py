@@ -23,7 +23,6 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec
 
-from vllm_ascend.core.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.layout.groups import hits_end_inside, tail_length, tail_spec
 from vllm_ascend.core.layout.specs import (
     compress_ratio,
@@ -34,15 +33,16 @@ from vllm_ascend.core.layout.specs import (
     tokens_per_block,
     unpack_uniform,
 )
-from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.scheduler_facts import SchedulerFacts, facts_of
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
-from vllm_ascend.releases import running_release
+from vllm_ascend.core.plan.cache_plan import CachePlan, plan_cache
+from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts, facts_of
+from vllm_ascend.core.plan.vllm_terms import VllmTerms
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.core.policy.units import GroupId
 
 
 @dataclass(frozen=True)
 class GroupFootprint:
-    """What decides how many blocks of one group a request holds. Sizes in tokens.
+    """The sizes that decide how many blocks of one group a request holds, in tokens.
 
     Attributes:
         row_tokens: Tokens per stored row; a row has a place once all of them have.
@@ -149,9 +149,19 @@ def _blocks_read(plan: CachePlan, spec: KVCacheSpec) -> int:
     spacing = plan.alignment if plan.tails_interval is None else plan.tails_interval
     if spacing:
         boundaries += cdiv(plan.max_num_batched_tokens, spacing)
+    if plan.connector_spares_every:
+        boundaries += cdiv(plan.max_num_batched_tokens, plan.connector_spares_every)
     boundaries = min(boundaries, cdiv(plan.max_num_batched_tokens, plan.alignment))
     tail_blocks = tail_length(tail_spec(spec, plan.specs, plan.alignment))
-    return boundaries * tail_blocks + _end_blocks(plan, spec)
+    return boundaries * tail_blocks + _taken_blocks(plan, spec) + _end_blocks(plan, spec)
+
+
+def _taken_blocks(plan: CachePlan, spec: KVCacheSpec) -> int:
+    """Return the most blocks of a step that only a connector reads; see ``SparseState``."""
+    if not plan.connector_tails_every:
+        return 0
+    boundaries = cdiv(plan.max_num_batched_tokens, plan.connector_tails_every)
+    return boundaries * cdiv(spec.sliding_window - 1, tokens_per_block(spec))
 
 
 def _end_blocks(plan: CachePlan, spec: KVCacheSpec) -> int:
@@ -168,7 +178,10 @@ def _end_blocks(plan: CachePlan, spec: KVCacheSpec) -> int:
 
 
 def blocks_of_longest_request(
-    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec], config: PrefixCacheConfig
+    vllm_config: VllmConfig,
+    groups: Sequence[KVCacheGroupSpec],
+    config: PrefixCacheConfig,
+    terms: VllmTerms,
 ) -> int | None:
     """Return the most blocks that a request of ``max_model_len`` tokens holds in all groups.
 
@@ -184,10 +197,10 @@ def blocks_of_longest_request(
         plan_cache(
             specs,
             config,
-            SchedulerFacts(**facts_of(vllm_config, config)),
+            SchedulerFacts(**facts_of(vllm_config, config, terms)),
             max_model_len=vllm_config.model_config.max_model_len,
             max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
-            interval=running_release().retention_option(vllm_config.cache_config),
+            interval=terms.retention_option(vllm_config.cache_config),
         )
     )
 
@@ -201,12 +214,17 @@ def blocks_of_longest_request(
 
 
 def max_memory_usage_bytes(
-    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec], config: PrefixCacheConfig
+    vllm_config: VllmConfig,
+    groups: Sequence[KVCacheGroupSpec],
+    config: PrefixCacheConfig,
+    terms: VllmTerms,
 ) -> int | None:
     """Return the bytes of a pool that holds such a request; ``None`` as above."""
-    num_blocks = blocks_of_longest_request(vllm_config, groups, config) if groups else None
+    if not groups:
+        return None
+    num_blocks = blocks_of_longest_request(vllm_config, groups, config, terms)
     if num_blocks is None:
         return None
     # The null block is nobody's.
-    num_blocks += not running_release().reserves_null_block
+    num_blocks += not terms.reserves_null_block
     return num_blocks * kv_cache_utils._pool_bytes_per_block(list(groups))

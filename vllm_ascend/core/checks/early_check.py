@@ -18,14 +18,14 @@ from vllm_ascend.core.connectors.connector_rules import (
 )
 from vllm_ascend.core.layout.block_sizes import Granularity, dsv4_compressed_block_size
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
-from vllm_ascend.core.retention.boundaries import resolve_retention_interval
+from vllm_ascend.core.plan.vllm_terms import VllmTerms
+from vllm_ascend.core.policy.boundaries import resolve_retention_interval
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.retention.interval_option import agreed_interval
 from vllm_ascend.deployment import is_over_checkout
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
-from vllm_ascend.releases import running_release
 
 
-def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
+def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: VllmTerms) -> None:
     """Check what can be known of DeepSeek-V4's caches without its model.
 
     Of other models the layout is not known yet: their schedulers check.
@@ -36,13 +36,13 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
             alignment that will be in force.
     """
     model_config, cache_config = vllm_config.model_config, vllm_config.cache_config
-    option = agreed_interval(cache_config, config)
+    option = agreed_interval(terms.retention_option(cache_config), config)
     if model_config is None or model_config.hf_text_config.model_type != "deepseek_v4":
         return
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
-    counts_rows = _blocks_count_rows(config)
+    counts_rows = _blocks_count_rows(config, terms)
     check_model_runner(
-        is_v2=running_release().uses_second_model_runner(vllm_config),
+        is_v2=terms.uses_second_model_runner(vllm_config) and not terms.second_runner_serves,
         counts_rows=counts_rows,
         copies_blocks=cache_config.enable_prefix_caching and ends_inside,
     )
@@ -55,7 +55,7 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
             f"--enable-prompt-embeds {CANNOT_BE_USED}, whose first layers choose their experts by "
             "token ids, which embeddings do not have: leave the option out"
         )
-    _check_groups(vllm_config)
+    _check_groups(vllm_config, terms)
     rows = dsv4_compressed_block_size(config, cache_config)
     if cache_config.enable_prefix_caching:
         kinds = ascend_specs(rows)
@@ -65,14 +65,13 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
         resolve_retention_interval(retention, alignment, has_windowed_group=True)
 
 
-def _blocks_count_rows(config: PrefixCacheConfig) -> bool:
+def _blocks_count_rows(config: PrefixCacheConfig, terms: VllmTerms) -> bool:
     """Whether DeepSeek-V4's layout will be Ascend's, in rows.
 
     On Ascend vllm-ascend may have it without being asked, on the CPU this project does.
     """
     is_laid_out = config.apply_dsv4_patch or (config.changes_caching and is_over_checkout())
-    counts_rows = running_release().counts_rows
-    return is_laid_out and counts_rows and not current_platform.is_cuda_alike()
+    return is_laid_out and terms.counts_rows and not current_platform.is_cuda_alike()
 
 
 def _check_drafts(speculative_config: SpeculativeConfig | None) -> None:
@@ -86,13 +85,18 @@ def _check_drafts(speculative_config: SpeculativeConfig | None) -> None:
         )
 
 
-def _check_groups(vllm_config: VllmConfig) -> None:
+def _check_groups(vllm_config: VllmConfig, terms: VllmTerms) -> None:
     """Refuse what can only manage KV caches of one kind."""
     hybrid_is_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     if vllm_config.kv_transfer_config is not None:
         offloads = vllm_config.cache_config.kv_offloading_size is not None
         option = "--kv-offloading-size" if offloads else "--kv-transfer-config"
-        check_row_layout(vllm_config.kv_transfer_config, option, hybrid_is_off=bool(hybrid_is_off))
+        check_row_layout(
+            vllm_config.kv_transfer_config,
+            option,
+            hybrid_is_off=bool(hybrid_is_off),
+            needed_settings=terms.needed_settings,
+        )
     elif hybrid_is_off:
         raise ValueError(
             f"--disable-hybrid-kv-cache-manager {CANNOT_BE_USED}, whose KV caches are of several "

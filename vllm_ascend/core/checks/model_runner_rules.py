@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of vLLM's model runners can serve what the scheduler asks for."""
+"""Refuses a model runner of vLLM that cannot do what the scheduler asks for."""
 
 from __future__ import annotations
-
-from vllm_ascend.releases import running_release
 
 _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -14,10 +12,13 @@ def check_model_runner(*, is_v2: bool, counts_rows: bool, copies_blocks: bool) -
     Its own block tables take every token for a row, which is wrong where the layout counts rows,
     and it ignores the copies in a ``SchedulerOutput``, of blocks that hits end inside.
 
+    Args:
+        is_v2: It will serve, in a release where it makes no block copies.
+
     Raises:
         ValueError: It cannot be used.
     """
-    if not is_v2 or running_release().second_runner_serves:
+    if not is_v2:
         return
     if counts_rows:
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What KV connectors change: where hits may end, failed loads, what two engines must agree on.
+"""Rules for KV connectors: where hits may end, failed loads, and what two engines must share.
 
 Patches of vllm-ascend's own connectors are in ``patch/upstream``.
 """

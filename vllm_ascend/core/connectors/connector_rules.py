@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a KV connector changes: where hits may end, and which connectors can be used.
+"""Decides where hits may end beside a KV connector, and which connectors can be used.
 
 A hit that ends inside a block copies it before the step; a connector writes whole blocks, at
 another time. So a request takes part of a block only if the connector brings it nothing.
@@ -8,29 +8,68 @@ another time. So a request takes part of a block only if the connector brings it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
 from vllm.v1.request import Request
 
-from vllm_ascend.releases import running_release
-
+# Attributes with which the class of a connector says what it copes with; docs/kv-connectors.md says
+# what each of them promises.
 KNOWS_GRANULES = "knows_granules"
-"""The attribute with which a connector class says that requests may start inside a block, and that
-request hashes may cover a granule, whatever the size of a block."""
+"""Requests may start inside a block, and request hashes may cover a granule, whatever the size of a
+block."""
+KNOWS_ROWS = "knows_rows"
+"""Blocks may hold fewer rows than tokens: the ``block_size`` of a spec is not taken for tokens."""
+TAKES_TAILS_ALONE = "takes_tails_alone"
+"""Of windowed groups it takes tails: what a request needs to go on behind its end, or behind a
+boundary that the cache keeps. Elsewhere tables may hold null blocks, and blocks may be given to
+others as soon as the step that computed them is over."""
+TAKES_WHOLE_BLOCK_TAILS = "takes_whole_block_tails"
+"""It takes the tails, too, of multiples of the tokens that whole blocks of all groups cover."""
+
+LEAST_GAIN_KEY = "least_gain_tokens"
+"""The key of ``kv_connector_extra_config`` that sets the least gain of external tokens."""
+DEFAULT_LEAST_GAIN_TOKENS = 256
+"""So many tokens are computed while the rows are loaded that a copy of a block would have brought:
+at most a whole block of every group (16,384 tokens, about 100 MB with DeepSeek-V4-Flash and 128
+rows), which takes 10 to 25 ms at 4 to 10 GB/s; a rank computes about 10 tokens in a ms."""
+
+TAKES_SPARE_TAILS = "takes_spare_tails"
+"""It takes the tails, too, of every fourth boundary, while it has room for them."""
 
 CANNOT_BE_USED = "cannot be used with DeepSeek-V4 in Ascend's layout"
-
-# vLLM's, which divide tokens by `block_size`; of compressed groups that counts rows here.
-_COUNT_NO_ROWS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 
 Answer = tuple[int | None, bool]
 """Tokens that a connector brings (``None``: it cannot tell yet), and whether asynchronously."""
 
 _NOTHING: Answer = (0, False)
+
+
+def connectors(config: KVTransferConfig) -> Iterator[tuple[type, KVTransferConfig]]:
+    """Yield the class and the configuration of a connector; of ``MultiConnector``, of each part.
+
+    Raises:
+        AttributeError, ImportError, ValueError: There is no connector of that name.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    connector = KVConnectorFactory.get_connector_class(config)
+    parts = config.kv_connector_extra_config.get("connectors")
+    if not parts or not issubclass(connector, MultiConnector):
+        yield connector, config
+        return
+    for part in parts:
+        yield from connectors(KVTransferConfig(**part))
+
+
+def _declared(config: KVTransferConfig | None, attribute: str) -> list[bool]:
+    """Return what the class of the configured connector, or of each of several, declares."""
+    if config is None or config.kv_connector is None:
+        return [False]
+    return [bool(getattr(connector, attribute, False)) for connector, _ in connectors(config)]
 
 
 def knows_granules(config: KVTransferConfig | None) -> bool:
@@ -39,12 +78,31 @@ def knows_granules(config: KVTransferConfig | None) -> bool:
     Raises:
         ValueError: There is no connector of that name.
     """
-    if config is None or config.kv_connector is None:
-        return False
-    parts = config.kv_connector_extra_config.get("connectors")
-    if parts:
-        return all(knows_granules(KVTransferConfig(**part)) for part in parts)
-    return getattr(KVConnectorFactory.get_connector_class(config), KNOWS_GRANULES, False)
+    return all(_declared(config, KNOWS_GRANULES))
+
+
+def takes_tails_alone(config: KVTransferConfig | None) -> bool:
+    """Whether the configured connector, or each of several, has :data:`TAKES_TAILS_ALONE`.
+
+    Raises as :func:`knows_granules` does.
+    """
+    return all(_declared(config, TAKES_TAILS_ALONE))
+
+
+def takes_whole_block_tails(config: KVTransferConfig | None) -> bool:
+    """Whether the configured connector, or one of several, has :data:`TAKES_WHOLE_BLOCK_TAILS`.
+
+    Raises as :func:`knows_granules` does.
+    """
+    return any(_declared(config, TAKES_WHOLE_BLOCK_TAILS))
+
+
+def takes_spare_tails(config: KVTransferConfig | None) -> bool:
+    """Whether the configured connector, or one of several, has :data:`TAKES_SPARE_TAILS`.
+
+    Raises as :func:`knows_granules` does.
+    """
+    return any(_declared(config, TAKES_SPARE_TAILS))
 
 
 def allows_partial_hits(config: KVTransferConfig | None) -> bool:
@@ -55,42 +113,55 @@ def allows_partial_hits(config: KVTransferConfig | None) -> bool:
     return config is None or knows_granules(config)
 
 
-def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bool) -> None:
+def check_row_layout(
+    config: KVTransferConfig,
+    option: str,
+    *,
+    hybrid_is_off: bool,
+    needed_settings: Mapping[str, Mapping[str, Any]],
+) -> None:
     """Check that a KV connector, asked for by ``option``, fits DeepSeek-V4 in Ascend's layout.
 
     Raises:
         ValueError: It does not; says what to change.
     """
     try:
-        connector = KVConnectorFactory.get_connector_class(config)
+        whole = KVConnectorFactory.get_connector_class(config)
+        parts = tuple(connectors(config))
     except (AttributeError, ImportError, ValueError) as error:
         raise ValueError(f"{option}: {error}") from error
-    subject = f"the KV connector {connector.__name__}"
-    if not supports_hma(connector):
-        or_another = ", or name a connector whose class has SupportsHMA"
-        raise ValueError(
-            f"{subject} {CANNOT_BE_USED}, because it moves KV caches of one kind alone: leave "
-            f"{option} out{or_another if option == '--kv-transfer-config' else ''}"
-        )
-    if config.kv_connector in _COUNT_NO_ROWS:
-        raise ValueError(
-            f"{subject} {CANNOT_BE_USED}, because it counts tokens per block where this layout "
-            f"counts rows: leave {option} out"
-        )
-    _check_needed_settings(config)
+    for connector in (whole, *(part for part, _ in parts)):
+        if not supports_hma(connector):
+            raise _unfit(connector, option, "it moves KV caches of one kind alone", "SupportsHMA")
+    for connector, told in parts:
+        if not getattr(connector, KNOWS_ROWS, False):
+            why = "it is not known to tell the rows of a block from its tokens"
+            promise = f"{KNOWS_ROWS} = True (docs/kv-connectors.md says what that promises)"
+            raise _unfit(connector, option, why, promise)
+        _check_needed_settings(connector, told, needed_settings)
     if hybrid_is_off:
         raise ValueError(
-            f"{subject} turns vLLM's hybrid KV cache manager off, without which DeepSeek-V4 "
-            "cannot be served: add --no-disable-hybrid-kv-cache-manager"
+            f"the KV connector {whole.__name__} turns vLLM's hybrid KV cache manager off, without "
+            "which DeepSeek-V4 cannot be served: add --no-disable-hybrid-kv-cache-manager"
         )
 
 
-def _check_needed_settings(config: KVTransferConfig) -> None:
-    """Check what a connector, or each of several, is told; raises as its caller does."""
-    for part in config.kv_connector_extra_config.get("connectors") or ():
-        _check_needed_settings(KVTransferConfig(**part))
-    known = running_release().needed_settings
-    for base in KVConnectorFactory.get_connector_class(config).__mro__:
+def _unfit(connector: type, option: str, why: str, needed: str) -> ValueError:
+    """Return the error about a connector whose class lacks what is needed."""
+    another = ""
+    if option == "--kv-transfer-config":
+        another = f", or name a connector whose class has {needed}"
+    return ValueError(
+        f"the KV connector {connector.__name__} {CANNOT_BE_USED}, because {why}: leave {option} "
+        f"out{another}"
+    )
+
+
+def _check_needed_settings(
+    connector: type, config: KVTransferConfig, known: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Check what one connector is told; raises as its caller does."""
+    for base in connector.__mro__:
         for key, needed in known.get(base.__name__, {}).items():
             told = config.get_from_extra_config(key, needed.value)
             if str(told) != str(needed.value):
@@ -114,6 +185,35 @@ def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) ->
     return max(num_tokens - (2 if will_be_shortened else 1), 0)
 
 
+def bind_kv_cache_manager(connector: Any, kv_cache_manager: Any) -> None:
+    """Tell a connector, or each part of one, of the KV cache manager, if it wants to know.
+
+    vLLM 0.30.0 does so itself, with the same method.
+    """
+    for part in getattr(connector, "_connectors", ()):
+        bind_kv_cache_manager(part, kv_cache_manager)
+    bind = getattr(connector, "bind_kv_cache_manager", None)
+    if bind is not None and not hasattr(KVConnectorBase_V1, "bind_kv_cache_manager"):
+        bind(kv_cache_manager)
+
+
+def least_gain(config: KVTransferConfig | None) -> int:
+    """Return by how many tokens external ones must end behind a hit that they replace.
+
+    Raises:
+        ValueError: The configured number is none, or negative.
+    """
+    if config is None:
+        return DEFAULT_LEAST_GAIN_TOKENS
+    told = config.get_from_extra_config(LEAST_GAIN_KEY, DEFAULT_LEAST_GAIN_TOKENS)
+    if isinstance(told, bool) or not isinstance(told, int) or told < 0:
+        raise ValueError(
+            f'--kv-transfer-config: "{LEAST_GAIN_KEY}": {json.dumps(told)} is invalid: allowed are '
+            "whole numbers of tokens from 0 on"
+        )
+    return told
+
+
 class ConnectorQuery:
     """Asks a connector during the look-up, so that the hit can depend on the answer.
 
@@ -122,19 +222,32 @@ class ConnectorQuery:
     the connector is asked once, as before.
     """
 
-    def __init__(self, ask: Callable[[Request, int], Answer]) -> None:
-        """Take the connector's ``get_num_new_matched_tokens``."""
-        self._ask = ask
+    def __init__(self, ask: Callable[[Request, int], Answer], least_gain: int = 0) -> None:
+        """Take the connector's ``get_num_new_matched_tokens``.
+
+        Args:
+            least_gain: See :func:`least_gain`.
+        """
+        self._ask, self._least_gain = ask, least_gain
         self._asked: tuple[Request, Answer] | None = None
 
     def forget(self) -> None:
         """A look-up starts: what was asked in an earlier one is no longer true."""
         self._asked = None
 
-    def brings_tokens(self, request: Request, num_local_tokens: int) -> bool:
-        """Whether tokens follow, or may follow, behind a local hit that ends with whole blocks."""
-        self._asked = request, self._ask(request, num_local_tokens)
-        return self._asked[1] != _NOTHING
+    def brings_more(self, request: Request, whole_tokens: int, partial_tokens: int) -> bool:
+        """Whether external tokens are worth more than a local hit that ends inside a block.
+
+        They follow the ``whole_tokens`` of it that end with whole blocks. They must end behind its
+        ``partial_tokens``, by the least gain: what is here costs a copy, they cost a load. What a
+        connector cannot tell yet is waited for.
+        """
+        tokens, is_async = self._ask(request, whole_tokens)
+        is_longer = tokens is None or (
+            tokens > 0 and whole_tokens + tokens >= partial_tokens + max(self._least_gain, 1)
+        )
+        self._asked = request, (tokens, is_async) if is_longer else _NOTHING
+        return is_longer
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Answer:
         """Stand in for the connector's method; see vLLM's ``KVConnectorBase_V1``."""

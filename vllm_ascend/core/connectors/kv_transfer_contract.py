@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two engines must agree on before one reads the other's KV cache pages.
+"""The settings that two engines must share before one reads the other's KV cache pages.
 
 Pages are moved as bytes, block by block: with other block sizes every byte arrives, in the wrong
 place, and the decoder goes on from garbage without an error.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is published of the cache for routers: KV events, and how they are to be read.
+"""Publishes KV events for routers, and describes how to read them.
 
-Nothing in here decides anything; the consumers' side is ``vllm_ascend/kv_events``.
+This room makes no decision of the cache; the consumers' side is ``vllm_ascend/kv_events``.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What routers are told of a KV cache group: which of its units a hit needs, in numbers."""
+"""Describes a KV cache group to routers: which of its units a hit needs, in numbers."""
 
 from __future__ import annotations
 

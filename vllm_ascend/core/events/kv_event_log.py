@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What routers outside are told of the cache: KV events from which every look-up can be replayed.
+"""Publishes KV events from which a router can replay every look-up.
 
-This is the bookkeeping; ``kv_event_queue`` has the wire format, docs/kv-events.md is for those who
-read it. A name is stored when its first copy is cached, and removed when its last one is gone::
+This is the bookkeeping. ``kv_event_queue`` has the wire format for routers outside, whose readers
+docs/kv-events.md is for; ``cache_news`` has the one for vLLM's own front end. A name is stored when
+its first copy is cached, and removed when its last one is gone::
 
     group                               a unit, with a name of its own        told by
     hits end inside its blocks          a granule                             granules_stored
@@ -24,19 +25,37 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.announcement import AnnouncedGroup, HitRules
+from vllm_ascend.core.events.cache_news import CacheNewsQueue
 from vllm_ascend.core.events.kv_event_queue import KVEventQueue
-from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.layout.block_names import BlockNames
+from vllm_ascend.dp_routing.news import CacheNews
 
 # By block id: an index in the events, and the names that are told because of the block.
 _Holders = dict[int, tuple[int, list[BlockHash]]]
 
 
 class KVEventLog:
-    """Collects events until they are taken. One per pool, and only where events are enabled."""
+    """Collects events until they are taken. One per pool, and only where somebody is told.
 
-    def __init__(self, hash_tokens: int) -> None:
+    Attributes:
+        news: What the front end has not been told yet; ``None``: it is told nothing.
+    """
+
+    def __init__(
+        self, hash_tokens: int, *, publishes: bool = True, tells_front_end: bool = False
+    ) -> None:
+        """Collect nothing yet.
+
+        Args:
+            hash_tokens: Tokens per hash of a request.
+            publishes: KV events are enabled.
+            tells_front_end: The front end chooses data-parallel ranks by what they have cached.
+        """
         self._hash_tokens = hash_tokens
-        self._queue = KVEventQueue()
+        self._queue = KVEventQueue() if publishes else None
+        self.news = CacheNewsQueue(hash_tokens) if tells_front_end else None
+        self._queues = [queue for queue in (self._queue, self.news) if queue is not None]
+        self._groups: dict[int, AnnouncedGroup] = {}
         # (index in the events, name) -> blocks that hold it
         self._copies: Counter[tuple[int, BlockHash]] = Counter()
         # (group, granule) -> how many of its blocks are held, where it has several
@@ -46,12 +65,23 @@ class KVEventLog:
         self._successors: _Holders = {}
 
     def take(self) -> list[KVCacheEvent]:
-        """Return the events since the last call."""
-        return self._queue.take()
+        """Return the KV events since the last call; none where they are not enabled."""
+        return [] if self._queue is None else self._queue.take()
+
+    def take_news(self) -> CacheNews | None:
+        """Return what the front end has not been told yet; ``None`` if there is nothing."""
+        return None if self.news is None else self.news.take()
+
+    def all_news(self) -> CacheNews:
+        """Return all that is cached, in one message. What is new must have been taken before."""
+        assert self.news is not None
+        return self.news.everything(self._copies)
 
     def describe(self, groups: Sequence[AnnouncedGroup], rules: HitRules) -> None:
         """Say how to read the events. Called once, before anything is stored."""
-        self._queue.describe(groups, rules)
+        self._groups = {group.group_id: group for group in groups}
+        for queue in self._queues:
+            queue.describe(groups, rules)
 
     # Blocks and granules
 
@@ -64,11 +94,11 @@ class KVEventLog:
         ordinals: Sequence[int],
         block_tokens: int,
     ) -> None:
-        """Of all ``blocks`` of a request in the group, these ascending ordinals were entered.
+        """Note that these ascending ordinals of a request's ``blocks`` in a group were entered.
 
         ``names`` are by ordinal.
         """
-        group = self._queue.groups[group_id]
+        group = self._groups[group_id]
         if group.ends_inside:
             return  # told when its granules are collected
         if group.unit_tokens < block_tokens:
@@ -79,10 +109,10 @@ class KVEventLog:
         units = [(i, blocks[i].block_id) for i in ordinals]
         first_copies = self._hold(self._contents, group_id, names, units)
         if group.unit_tokens == block_tokens:
-            self._queue.store(group_id, request, names, first_copies, block_tokens)
+            self._store(group_id, request, names, first_copies, block_tokens)
         else:
             complete = self._completed(group, request, first_copies)
-            self._queue.store(group_id, request, request.block_hashes, complete, self._hash_tokens)
+            self._store(group_id, request, request.block_hashes, complete, self._hash_tokens)
 
     def granules_stored(
         self,
@@ -100,7 +130,7 @@ class KVEventLog:
         units = [(i, blocks[i // per_block].block_id) for i in granules]
         names = request.block_hashes
         first_copies = self._hold(self._contents, group_id, names, units)
-        self._queue.store(group_id, request, names, first_copies, self._hash_tokens)
+        self._store(group_id, request, names, first_copies, self._hash_tokens)
 
     def granules_withdrawn(self, block_id: int, names: Sequence[BlockHash]) -> None:
         """Granules of a block will not be written after all."""
@@ -118,11 +148,16 @@ class KVEventLog:
         self._release(self._contents, block_id)
         self._release(self._successors, block_id)
 
+    def is_told(self, block_id: int) -> bool:
+        """Whether anything is told of a block's content."""
+        return block_id in self._contents
+
     def cleared(self) -> None:
         """Everything was forgotten."""
         for known in (self._copies, self._parts, self._contents, self._successors):
             known.clear()
-        self._queue.clear()
+        for queue in self._queues:
+            queue.clear()
 
     # Successors
 
@@ -135,16 +170,27 @@ class KVEventLog:
         ``[end_tokens, end_tokens + hash_tokens)``.
         """
         granule = end_tokens // self._hash_tokens
-        index, names = group_id + len(self._queue.groups), request.block_hashes
+        index, names = group_id + len(self._groups), request.block_hashes
         if self._successors.get(block_id) == (index, [names[granule]]):
             return
         self.successor_unknown(block_id)
         first_copies = self._hold(self._successors, index, names, [(granule, block_id)])
-        self._queue.store(index, request, names, first_copies, self._hash_tokens)
+        self._store(index, request, names, first_copies, self._hash_tokens)
 
     def successor_unknown(self, block_id: int) -> None:
         """It is not known any more what follows a block."""
         self._release(self._successors, block_id)
+
+    def _store(
+        self,
+        index: int,
+        request: Request,
+        names: Sequence[BlockHash] | BlockNames,
+        ordinals: Sequence[int],
+        unit_tokens: int,
+    ) -> None:
+        for queue in self._queues if ordinals else ():
+            queue.store(index, request, names, ordinals, unit_tokens)
 
     # Copies
 
@@ -159,12 +205,14 @@ class KVEventLog:
 
         ``index`` is the group's in the events; ``units`` are (ordinal, block id), ascending.
         """
-        first_copies = []
+        first_copies, copies = [], self._copies
         for ordinal, block_id in units:
             name = names[ordinal]
             holders.setdefault(block_id, (index, []))[1].append(name)
-            self._copies[index, name] += 1
-            if self._copies[index, name] == 1:
+            key = index, name
+            num_held = copies.get(key, 0)
+            copies[key] = num_held + 1
+            if not num_held:
                 first_copies.append(ordinal)
         return first_copies
 
@@ -175,11 +223,11 @@ class KVEventLog:
 
     def _drop_copies(self, index: int, names: Sequence[BlockHash]) -> None:
         gone = [name for name in names if not _one_less(self._copies, (index, name))]
-        group = self._queue.groups.get(index)
+        group = self._groups.get(index)
         if group is not None and group.unit_tokens > group.block_tokens:
             gone = self._broken(group, gone)
-        if gone:
-            self._queue.remove(index, gone)
+        for queue in self._queues if gone else ():
+            queue.remove(index, gone)
 
     # Blocks finer than a granule, in groups that hold whole prefixes
 

@@ -24,7 +24,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.announcement import AnnouncedGroup, HitRules
-from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.layout.block_names import BlockNames
 
 DESCRIPTION_TAG = "kv_cache_group"
 

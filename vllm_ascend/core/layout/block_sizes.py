@@ -10,11 +10,9 @@ from math import gcd, lcm
 from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config_or_none
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
-from vllm_ascend.core.connectors.connector_rules import allows_partial_hits
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO, C128_RATIO
 from vllm_ascend.core.layout.specs import granule_tokens, group_specs, tokens_per_block
-from vllm_ascend.prefix_cache_config import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
-from vllm_ascend.releases import running_release
+from vllm_ascend.core.policy.switches import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
 
 DEFAULT_DSV4_COMPRESSED_BLOCK_SIZE = 128
 
@@ -56,25 +54,39 @@ class Granularity:
             )
 
 
+def context_parallel_ranks(vllm_config: VllmConfig) -> int:
+    """Return over how many ranks the tokens of a request are spread."""
+    parallel = vllm_config.parallel_config
+    return parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+
+
 def resolve_block_sizes(
-    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, config: PrefixCacheConfig
+    kv_cache_config: KVCacheConfig,
+    vllm_config: VllmConfig,
+    config: PrefixCacheConfig,
+    *,
+    hash_tokens: int | None,
+    allows_partial_hits: bool,
 ) -> tuple[int, int]:
     """Return vLLM's (scheduler_block_size, hash_block_size) of several groups, in tokens.
 
     The first is what hits align to, times the context-parallel ranks. The second is the configured
-    one (``CacheConfig.hash_block_size``), or else the granule if ``config`` changes what is cached,
-    or else the GCD of the tokens per block. It equals the first where nothing reads hashes.
+    one, or else the granule if ``config`` changes what is cached, or else the GCD of the tokens per
+    block. It equals the first where nothing reads hashes.
+
+    Args:
+        hash_tokens: The configured tokens per hash, if any.
+        allows_partial_hits: No connector is there that cannot cope with hits inside a block.
 
     Raises:
         ValueError: The requested hash block size does not divide every group's block.
     """
     specs, cache_config = group_specs(kv_cache_config), vllm_config.cache_config
     # A connector reads the hashes of requests, and expects stock vLLM's unless it says otherwise.
-    expects_stock = not allows_partial_hits(vllm_config.kv_transfer_config)
+    expects_stock = not allows_partial_hits
     ends_inside = config.partial_hits and not expects_stock
     granularity = Granularity.of(specs, ends_inside_blocks=ends_inside)
-    parallel = vllm_config.parallel_config
-    ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+    ranks = context_parallel_ranks(vllm_config)
     is_hashed = cache_config.enable_prefix_caching or vllm_config.kv_transfer_config is not None
     if ranks > 1 or not is_hashed:
         whole_blocks = lcm(*granularity.block_tokens) * ranks
@@ -82,7 +94,6 @@ def resolve_block_sizes(
     # Mamba's own bookkeeping names states by vLLM's rule.
     has_mamba = any(isinstance(spec, MambaSpec) for spec in specs)
     names_granules = config.changes_caching and not expects_stock and not has_mamba
-    hash_tokens = getattr(cache_config, running_release().hash_size_field)
     if hash_tokens is None:
         hash_tokens = granularity.granule if names_granules else gcd(*granularity.block_tokens)
     granularity.check_hash_size(hash_tokens, exact_names=names_granules)

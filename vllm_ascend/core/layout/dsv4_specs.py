@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.utils.torch_utils import get_dtype_size
+from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
-from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
+from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout import dsv4_layout as layout
-from vllm_ascend.releases import running_release
+from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
 
 _MODEL_VERSION = "deepseek_v4"
 _INT8_WITH_SCALE = {"dtype": torch.int8, "scale_dim": 1, "scale_dtype": torch.float16}
@@ -20,7 +21,7 @@ _INT8_WITH_SCALE = {"dtype": torch.int8, "scale_dim": 1, "scale_dtype": torch.fl
 
 @dataclass(frozen=True)
 class Dsv4Model:
-    """What of a model decides the size of its rows; DeepSeek-V4-Flash's by default."""
+    """The sizes of a model that decide the size of its rows; DeepSeek-V4-Flash's by default."""
 
     head_size: int = layout.HEAD_SIZE  # elements of a window row and of a compressed row
     indexer_head_size: int = layout.INDEXER_HEAD_SIZE  # elements of an indexer key
@@ -51,7 +52,7 @@ def ascend_specs(rows: int, model: Dsv4Model | None = None) -> Dsv4Specs:
     sizes = layout.dsv4_block_sizes(rows)
 
     def compressed(ratio: int, head_size: int, **row: Any) -> KVCacheSpec:
-        return running_release().compressed_spec(
+        return compressed_spec(
             sizes.compressed,
             ratio,
             num_kv_heads=1,
@@ -87,4 +88,22 @@ def ascend_specs(rows: int, model: Dsv4Model | None = None) -> Dsv4Specs:
         state={r: state(r, model.head_size, mla[r].page_size_bytes) for r in ratios},
         indexer=indexer,
         indexer_state=state(layout.C4_RATIO, model.indexer_head_size, indexer.page_size_bytes),
+    )
+
+
+def compressed_spec(rows: int, ratio: int, **row: Any) -> KVCacheSpec:
+    """Return vllm-ascend's spec of blocks of ``rows`` rows, ``ratio`` tokens each.
+
+    Args:
+        **row: Fields of :class:`~vllm_ascend.core.kv_cache_interface.AscendMLAAttentionSpec`.
+    """
+    if "compress_ratio" in MLAAttentionSpec.__dataclass_fields__:
+        return AscendMLAAttentionSpec(block_size=rows, compress_ratio=ratio, **row)
+    # vLLM's own specs of this release count tokens, and vllm-ascend's follow them.
+    scale_dim, scale_dtype = row.pop("scale_dim", 0), row.pop("scale_dtype", None)
+    row_bytes = row["head_size"] * get_dtype_size(row["dtype"])
+    if scale_dim:
+        row_bytes += scale_dim * get_dtype_size(scale_dtype)
+    return AscendMLATokenSpec(
+        block_size=rows * ratio, tokens_per_state=ratio, state_content_bytes=row_bytes, **row
     )

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
@@ -18,22 +17,16 @@ from vllm_ascend.core.layout.specs import (
     group_specs,
     is_compressed,
     is_compressor_state,
-    is_downward_closed,
-    is_windowed,
     read_span,
     tokens_per_block,
-    window_span,
 )
-from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.retention.block_ranks import tail_ordinals
-from vllm_ascend.core.retention.boundaries import (
+from vllm_ascend.core.policy.block_ranks import tail_ordinals
+from vllm_ascend.core.policy.boundaries import (
     align_down,
     contiguous_blocks_for_hit,
     tail_blocks,
 )
-
-if TYPE_CHECKING:
-    from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.policy.units import GroupId
 
 
 def group_suffix(group_id: GroupId) -> bytes:
@@ -64,7 +57,7 @@ class Group:
 
     @cached_property
     def suffix(self) -> bytes:
-        """What turns a block's name into its key in the index."""
+        """The bytes that follow a block's name in its key in the index."""
         return group_suffix(self.id)
 
     def tail(self, boundary: int) -> range:
@@ -112,41 +105,6 @@ class Groups:
             return 0
         num_blocks = sum(len(group.tail(boundary)) for group in self.retained)
         return int(num_blocks / sum(1 / group.block_tokens for group in self.prefix))
-
-
-def describe_groups(
-    managers: Sequence[SingleTypeKVCacheManager], draft_groups: Set[int], plan: CachePlan
-) -> Groups:
-    """Return one description per group; ``draft_groups`` may hold layers of a draft model."""
-
-    def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
-        if plan.is_stock or not is_windowed(spec):
-            return {"tail_start": manager.get_num_skipped_tokens}
-        read, span = tail_spec(spec, plan.specs, plan.alignment), read_span(spec, plan.specs)
-        return {
-            "tail_start": span.start,
-            "tail_length": tail_length(read),
-            "tail_spec": read,
-            "window": spec.sliding_window,
-            "held": span if plan.is_sparse(spec) else window_span(spec),
-        }
-
-    return Groups(
-        tuple(
-            Group(
-                id=GroupId(i),
-                manager=manager,
-                block_tokens=tokens_per_block(spec),
-                is_downward_closed=is_downward_closed(spec),
-                is_retained=is_windowed(spec),
-                is_compressor_state=is_compressor_state(spec),
-                is_eagle=i in draft_groups,
-                ends_inside=plan.ends_inside_blocks and hits_end_inside(spec, plan.alignment),
-                **tails(spec, manager),
-            )
-            for i, (manager, spec) in enumerate(zip(managers, plan.specs, strict=True))
-        )
-    )
 
 
 def tail_spec(spec: KVCacheSpec, specs: Sequence[KVCacheSpec], alignment: int) -> KVCacheSpec:

@@ -18,7 +18,6 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
-    KVCacheTensor,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     UniformTypeKVCacheSpecs,
@@ -27,7 +26,6 @@ from vllm.v1.kv_cache_interface import (
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO
 from vllm_ascend.core.layout.specs import compress_ratio, counts_rows, unpack_uniform
 from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
-from vllm_ascend.releases import running_release
 
 
 def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
@@ -92,7 +90,7 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """Which layers share which tensor."""
+    """The tensors of a pool, each with the layers that share it."""
 
     tensors: tuple[tuple[int, tuple[str, ...]], ...]  # bytes of one page, and its layers
 
@@ -100,10 +98,6 @@ class TensorPlan:
     def bytes_per_block(self) -> int:
         """One page in every tensor."""
         return sum(page_bytes for page_bytes, _ in self.tensors)
-
-    def allocate(self, num_blocks: int) -> list[KVCacheTensor]:
-        """Return the tensors of a pool of ``num_blocks`` blocks."""
-        return running_release().tensors(self.tensors, num_blocks)
 
 
 def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> TensorPlan:

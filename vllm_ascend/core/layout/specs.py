@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the managers and the coordinator need to know of a KV cache spec, in tokens."""
+"""Properties of KV cache specs that managers and coordinator need, in tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.deployment import is_over_checkout
-from vllm_ascend.releases import running_release
 
 
 def unpack_uniform(spec: KVCacheSpec) -> KVCacheSpec:
@@ -40,7 +39,11 @@ def group_specs(kv_cache_config: KVCacheConfig) -> list[KVCacheSpec]:
 
 def compress_ratio(spec: KVCacheSpec) -> int:
     """Return how many tokens one stored row stands for (1 without compression)."""
-    return running_release().tokens_per_row(unpack_uniform(spec))
+    spec = unpack_uniform(spec)
+    # Later releases of vLLM name the field anew. Not every kind of spec has either; a fraction
+    # says that a token has several rows.
+    ratio = getattr(spec, "compress_ratio", None) or getattr(spec, "tokens_per_state", None) or 1
+    return max(int(ratio), 1)
 
 
 def counts_rows(spec: KVCacheSpec) -> bool:
@@ -50,9 +53,8 @@ def counts_rows(spec: KVCacheSpec) -> bool:
     of which all specs count tokens it never does.
     """
     spec = unpack_uniform(spec)
-    if not running_release().counts_rows:
-        return False
-    return compress_ratio(spec) > 1 and (
+    # Specs of later releases, which have no such field, all count tokens.
+    return getattr(spec, "compress_ratio", 1) > 1 and (
         spec.storage_block_size == spec.block_size or is_over_checkout()
     )
 
@@ -65,7 +67,7 @@ def tokens_per_block(spec: KVCacheSpec) -> int:
 def rows_per_block(spec: KVCacheSpec) -> int:
     """Return the rows that one block stores, whatever its spec's ``block_size`` counts."""
     spec = unpack_uniform(spec)
-    return spec.block_size if counts_rows(spec) else running_release().rows_per_block(spec)
+    return spec.block_size if counts_rows(spec) else spec.block_size // compress_ratio(spec)
 
 
 def is_compressed(spec: KVCacheSpec) -> bool:
@@ -113,7 +115,7 @@ TailStart = Callable[[int], int]
 
 @dataclass(frozen=True)
 class ReadSpan:
-    """Which tokens' rows of a windowed group are read to go on behind ``b`` tokens::
+    """The tokens of a windowed group whose rows are read to resume behind ``b`` tokens::
 
     [b // step * step - behind, b)
     """

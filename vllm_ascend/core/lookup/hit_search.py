@@ -16,13 +16,13 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
 
-from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery, look_up_limit
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
-from vllm_ascend.core.layout.units import GroupId
 from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
-from vllm_ascend.core.retention.boundaries import align_down
+from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.policy.boundaries import align_down
+from vllm_ascend.core.policy.units import GroupId
 
 Blocks = tuple[Sequence[KVCacheBlock], ...]
 """A hit as a look-up returns it: per group, the blocks from the first token on."""
@@ -31,7 +31,7 @@ Ends = dict[GroupId, list[KVCacheBlock]]
 
 
 class Hit(NamedTuple):
-    """What a look-up found. All numbers are tokens, and ``tokens <= resumable <= matched``.
+    """The result of a look-up. All numbers are tokens, and ``tokens <= resumable <= matched``.
 
     Attributes:
         blocks: By group, the blocks of ``[0, tokens)`` with null blocks where a window has moved
@@ -62,12 +62,13 @@ class HitSearch:
         self,
         block_hashes: list[BlockHash],
         limit: int,
-        external_tokens_follow: Callable[[int], bool] | None,
+        external_tokens_follow: Callable[[int, int], bool] | None,
     ) -> Hit:
         """Return the longest hit of at most ``limit`` tokens.
 
-        ``external_tokens_follow`` says whether a connector brings tokens behind so many local ones,
-        or may. Behind a hit that ends inside a block it brings none. ``None``: there is none.
+        ``external_tokens_follow(whole, partial)`` says whether tokens that a connector brings, or
+        may, behind ``whole`` local ones are worth more than the ``partial`` ones that are here.
+        Behind a hit that ends inside a block it brings none. ``None``: there is no connector.
         """
         plan, look_up = self._plan, PrefixLookup(self._view, block_hashes)
         prefixes: dict[GroupId, list[KVCacheBlock]] = {}
@@ -79,7 +80,7 @@ class HitSearch:
         if ends_inside and (external_tokens_follow or least_gain):
             whole, whole_ends = self._walk(look_up, boundary, plan.whole_blocks)
             if boundary - whole < least_gain or (
-                external_tokens_follow and external_tokens_follow(whole)
+                external_tokens_follow and external_tokens_follow(whole, boundary)
             ):
                 boundary, ends = whole, whole_ends
         if not boundary:
@@ -153,7 +154,7 @@ class RequestLookup:
 
     @contextmanager
     def on_behalf_of(self, request: Request) -> Iterator[None]:
-        """Say whose hashes are looked up inside."""
+        """Name the request whose hashes are looked up inside."""
         self.request = request
         if self.connector is not None:
             self.connector.forget()
@@ -169,9 +170,9 @@ class RequestLookup:
         if request is not None and self._shortens_prompts:
             limit = min(limit, look_up_limit(request.num_tokens, request.kv_transfer_params))
         connector = self.connector
-        follow: Callable[[int], bool] | None = None
+        follow: Callable[[int, int], bool] | None = None
         if connector is not None and request is not None:
-            follow = partial(connector.brings_tokens, request)
+            follow = partial(connector.brings_more, request)
         elif self._has_connector:
-            follow = lambda _: True  # nobody to be asked: it may
+            follow = lambda *_: True  # nobody to be asked: it may
         return self._search.find(block_hashes, limit, follow)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
@@ -14,21 +12,20 @@ from vllm.v1.core.kv_cache_utils import (
     KVCacheBlock,
 )
 
-from vllm_ascend.core.cache_plan import CachePlan
+from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.lookup.successors import SuccessorHashes
-from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.core.pool.granule_index import GranuleIndex
-from vllm_ascend.core.retention.boundaries import align_down
 
 
 class CacheView:
-    """What look-ups read; the same objects for all of them.
+    """The indexes that look-ups read; all look-ups share them.
 
     Attributes:
         granules: Entries of blocks that a hit may end inside; ``None`` if none may.
         successors: What followed the blocks of draft layers.
-        unwritten_block_ids: Blocks that are cached but must not be read in this step.
     """
 
     def __init__(
@@ -36,13 +33,11 @@ class CacheView:
         pool: BlockPool,
         plan: CachePlan,
         successors: SuccessorHashes,
-        unwritten_block_ids: Set[int],
     ) -> None:
         self.pool = pool
         self.hash_tokens, self.alignment = plan.hash_tokens, plan.alignment
         self.granules: GranuleIndex | None = getattr(pool, "granules", None)
         self.successors = successors
-        self.unwritten_block_ids = unwritten_block_ids
         self._is_stock = plan.is_stock
 
     def names(self, block_hashes: list[BlockHash], block_tokens: int) -> BlockNames | BlockHashList:
@@ -114,7 +109,7 @@ class PrefixLookup:
         tail: list[KVCacheBlock] = []
         for ordinal in reversed(group.tail(boundary)):
             block = self._cached_block(group, names[ordinal], ordinal)
-            if block is None or block.block_id in self._view.unwritten_block_ids:
+            if block is None:
                 return [], ordinal * group.block_tokens
             tail.append(block)
         return tail[::-1], boundary

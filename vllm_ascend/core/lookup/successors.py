@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a cached block: the extra evidence that a draft model's layers need.
+"""Remembers the granule behind a cached block, on which rows of draft layers depend.
 
 An EAGLE or MTP layer computes its row at position p from the token at p + 1. The last row of a
 block therefore depends on the token *behind* it, which the block's key does not name. vLLM answers
@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCache
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
-from vllm_ascend.core.layout.units import BlockId, GroupId
+from vllm_ascend.core.policy.units import BlockId, GroupId
 
 _Pending = tuple[int, KVCacheBlock, BlockHashWithGroupId | None, int]
 
@@ -67,6 +67,15 @@ class SuccessorHashes:
                 self._pending[request.request_id].append(entry)
             elif block.block_hash == key:  # else its window moved on and it was reused
                 self.remember(group_id, request, block, end_tokens)
+
+    def drop_from(self, request_id: str, num_tokens: int) -> None:
+        """Forget what is pending behind a request's first ``num_tokens`` tokens.
+
+        The token that followed was dropped since: the blocks' last rows were computed from it.
+        """
+        kept = [entry for entry in self._pending.pop(request_id, ()) if entry[3] < num_tokens]
+        if kept:
+            self._pending[request_id] = kept
 
     def forget(self, request_id: str) -> None:
         """Drop what is pending for a request that ends or is preempted."""

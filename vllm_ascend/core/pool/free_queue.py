@@ -4,32 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from vllm_ascend.core.pool.kept_queue import KeptOrder, KeptQueue
+from vllm_ascend.core.policy.ranks import TIERS, Rank
 
-
-class Rank(IntEnum):
-    """What is lost with a block, and so how long it stays: a lower rank is given up first."""
-
-    SCRATCH = 0  # nothing is lost
-    SPARE = 1  # a tail that nothing asked to keep, first in first out
-    SPARE_4 = 2  # the same of every fourth boundary
-    SPARE_16 = 3
-    SPARE_64 = 4
-    MARGINAL = 5  # adds little to a kept one, or another has its place, first in first out
-    ROLLING = 6  # a prefix, or a tail at which a running request would be resumed now
-    KEPT = 7  # a prefix that was hit, or a kept tail, least recently used first
-    PROTECTED = 8  # the same of a prompt that came again, least recently used first
-    PINNED = 9  # a window that was left in the middle of a prompt, oldest first
-
-
-# Ranks of spare tails -> every how many boundaries have it or a higher one.
-SPARE_SPACING = {Rank.SPARE: 1, Rank.SPARE_4: 4, Rank.SPARE_16: 16, Rank.SPARE_64: 64}
-# What is counted. Spare are the ranks from SPARE to MARGINAL.
-TIERS = (Rank.SCRATCH, Rank.SPARE, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)
 # One queue of free blocks for each. Rolling tails wait with kept ones: most become such.
 _QUEUES = tuple(rank for rank in Rank if rank is not Rank.ROLLING)
 _QUEUE_OF = tuple(_QUEUES.index(Rank.KEPT if r is Rank.ROLLING else r) for r in Rank)
@@ -56,20 +35,14 @@ class TieredFreeQueue(FreeKVCacheBlockQueue):
         self,
         blocks: Sequence[KVCacheBlock],
         num_handed_out: list[int] | None = None,
-        kept_order: KeptOrder | None = None,
     ) -> None:
         """Put all blocks, in their order, into the scratch tier.
 
         They have consecutive ids. ``num_handed_out``: of the queue that this one follows.
-        ``kept_order``: which kept block goes first; ``None``: the least recently used one.
         """
         self.num_handed_out = num_handed_out or [0] * len(TIERS)
         scratch, others = FreeKVCacheBlockQueue(list(blocks)), _QUEUES[1:]
         self.tiers = [scratch, *(FreeKVCacheBlockQueue([]) for _ in others)]
-        if kept_order is not None:
-            self.tiers[_QUEUE_OF[Rank.KEPT]] = KeptQueue(
-                kept_order, blocks, lambda: self.num_free_blocks
-            )
         self._first_id = blocks[0].block_id if blocks else 0
         self._queue_of = bytearray(len(blocks))
         self.num_free_blocks = len(blocks)

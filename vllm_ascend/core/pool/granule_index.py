@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which compressed blocks hold the rows of a granule: what a hit inside a block rests on.
+"""Finds the compressed block that holds a granule's rows, for hits that end inside a block.
 
 Compressed groups are downward closed, and a granule's hash names everything before it. So the
 granules of one block that are entered always start with its first one, and the longest match inside
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from vllm_ascend.core.layout.units import BlockId, GroupId
+from vllm_ascend.core.policy.units import BlockId, GroupId
 
 
 class GranuleIndex:

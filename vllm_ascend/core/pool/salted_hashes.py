@@ -26,7 +26,7 @@ _tells_apart = False
 
 
 def tell_apart_from_now_on(tells_apart: bool) -> None:
-    """Say whether hashers made from now on tell salts from adapters.
+    """Set whether hashers made from now on tell salts from adapters.
 
     They do if the scheduler just built changes what is cached.
     """

@@ -15,14 +15,14 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
-from vllm_ascend.core.eviction.rules import num_overflowing
+from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.core.layout.groups import group_suffix
-from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.pool.block_names import BlockNames
-from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue, shares_tier
+from vllm_ascend.core.policy.protection import num_overflowing
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.core.policy.units import GroupId
+from vllm_ascend.core.pool.free_queue import TieredFreeQueue, shares_tier
+from vllm_ascend.core.pool.given_up_names import GivenUpNames
 from vllm_ascend.core.pool.granule_index import GranuleIndex
-from vllm_ascend.core.pool.kept_queue import KeptOrder
-from vllm_ascend.core.retention.returning_prompts import GivenUpNames
 
 # As plain ints: comparing with members of an enumeration costs more than all else per block.
 _MARGINAL, _ROLLING = int(Rank.MARGINAL), int(Rank.ROLLING)
@@ -35,27 +35,38 @@ class AscendBlockPool(BlockPool):
     Attributes:
         granules: The entries of blocks that a hit may end inside.
         given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
-        kept_order: Which kept block is given up first; ``None``: the least recently used one.
         before_reset: Called before all is forgotten, to let go of what waits for steps in flight.
-        event_log: What is told of the cache; ``None`` where KV events are not enabled.
+        event_log: What is told of the cache; ``None`` where nobody is told.
     """
 
     enable_kv_cache_events: bool
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args, tells_front_end: bool = False, **kwargs) -> None:
+        """Build vLLM's pool, which takes all other arguments.
+
+        Args:
+            tells_front_end: The front end chooses data-parallel ranks by what they have cached.
+        """
         super().__init__(*args, **kwargs)
         # All but the null block, which vLLM's constructor has taken out.
         self.free_block_queue: TieredFreeQueue = TieredFreeQueue(self.blocks[1:])
         self.granules = GranuleIndex()
         self.given_up: GivenUpNames | None = None
-        self.kept_order: KeptOrder | None = None
         self.before_reset: Callable[[], None] | None = None
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         # Of blocks of tails: how many requests went on there, up to two.
         self._uses = bytearray(self.num_gpu_blocks)
-        self.event_log = KVEventLog(self.hash_block_size) if self.enable_kv_cache_events else None
+        self.event_log = self._make_event_log(tells_front_end)
         # vLLM's own events count copies; the log tells of the first and the last.
         self.enable_kv_cache_events = False
+
+    def _make_event_log(self, tells_front_end: bool) -> KVEventLog | None:
+        publishes = self.enable_kv_cache_events
+        if not (publishes or tells_front_end):
+            return None
+        return KVEventLog(
+            self.hash_block_size, publishes=publishes, tells_front_end=tells_front_end
+        )
 
     def cache_full_blocks(
         self,
@@ -77,7 +88,8 @@ class AscendBlockPool(BlockPool):
         ordinals: Iterable[int] = range(num_cached_blocks, num_full_blocks)
         if block_mask is not None:
             ordinals = itertools.compress(ordinals, block_mask)
-        self.enter(request, blocks, ordinals, block_size, kv_cache_group_id, Rank.ROLLING)
+        entered = self.enter(request, blocks, ordinals, block_size, kv_cache_group_id, Rank.ROLLING)
+        self.announce(request, blocks, entered, block_size, kv_cache_group_id)
 
     def enter(
         self,
@@ -87,10 +99,11 @@ class AscendBlockPool(BlockPool):
         block_tokens: int,
         group_id: GroupId,
         rank: Rank = Rank.KEPT,
-    ) -> None:
+    ) -> list[int]:
         """Enter some blocks, by ascending ordinals, under their names; see ``cache_full_blocks``.
 
-        A block that is cached already keeps the better of two ranks.
+        A block that is cached already keeps the better of two ranks. Returns the ordinals of the
+        others.
         """
         names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
         name_of, suffix = names.__getitem__, group_suffix(group_id)
@@ -108,13 +121,34 @@ class AscendBlockPool(BlockPool):
                 entered.append(ordinal)
             elif ranks[block.block_id] < rank:
                 self.set_rank(block, rank)
-        if self.event_log is not None and entered:
-            self.event_log.blocks_stored(group_id, request, names, blocks, entered, block_tokens)
+        return entered
 
-    def keep_by(self, order: KeptOrder) -> None:
-        """Let an order decide which kept block is given up first. Nothing may be cached yet."""
-        self.kept_order = order
-        self.free_block_queue = TieredFreeQueue(self.blocks[1:], kept_order=order)
+    def announce(
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        ordinals: Sequence[int],
+        block_tokens: int,
+        group_id: GroupId,
+    ) -> None:
+        """Tell those who follow the cache's events of blocks that are entered, or will be.
+
+        Null blocks are passed over, and those that are told already.
+        """
+        if self.event_log is None:
+            return
+        is_told = self.event_log.is_told
+        ordinals = [i for i in ordinals if not (blocks[i].is_null or is_told(blocks[i].block_id))]
+        if ordinals:
+            names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
+            self.event_log.blocks_stored(group_id, request, names, blocks, ordinals, block_tokens)
+
+    def key_of(
+        self, request: Request, ordinal: int, block_tokens: int, group_id: GroupId
+    ) -> BlockHashWithGroupId:
+        """Return the key of a request's block."""
+        names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
+        return BlockHashWithGroupId(names[ordinal] + group_suffix(group_id))
 
     def cache_partial_block(self, *args, **kwargs) -> None:
         """Enter nothing: what a hit may end inside is entered by granules.
@@ -259,12 +293,10 @@ class AscendBlockPool(BlockPool):
         self.granules.clear()
         if self.given_up is not None:
             self.given_up.clear()
-        if self.kept_order is not None:
-            self.kept_order.rule.clear()
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         self._uses = bytearray(self.num_gpu_blocks)
         handed_out = self.free_block_queue.num_handed_out
-        self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out, self.kept_order)
+        self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
         if self.event_log is not None:
             self.event_log.cleared()
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the prefix cache counts: plain numbers, and what of them is new since they were last told.
+"""The prefix cache's counters, and what they have gained since the last report.
 
 An engine may report to several API servers, a step to only one of them. So what travels are
 differences, which add up wherever they arrive; only the blocks by tier are a state.
@@ -28,7 +28,7 @@ class BoundaryKind(IntEnum):
 
 
 class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
-    """What happened since the last update. It crosses processes as a short array.
+    """The counts since the last update. They cross processes as a short array.
 
     Attributes:
         blocks: Blocks in use, then free ones by tier. A state, not a difference.
@@ -42,8 +42,6 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         prompt_tokens: Tokens of the prompts of the requests that started.
         hit_tokens: The hit of every request that started.
         look_up_seconds: The time of every look-up, those of waiting requests included.
-        eviction_rule: What decides which kept block is given up first, where that is learned. A
-            state, told each time.
     """
 
     blocks: tuple[int, ...]
@@ -55,7 +53,6 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     prompt_tokens: int = 0
     hit_tokens: tuple[int, ...] = ()
     look_up_seconds: tuple[float, ...] = ()
-    eviction_rule: str = ""
 
 
 class CacheStats:
@@ -78,15 +75,12 @@ class CacheStats:
         self.hit_tokens.append(hit_tokens)
         self.junction_misses += missed_junction
 
-    def take(
-        self, blocks: tuple[int, ...], evicted: Sequence[int], eviction_rule: str = ""
-    ) -> CacheUpdate | None:
+    def take(self, blocks: tuple[int, ...], evicted: Sequence[int]) -> CacheUpdate | None:
         """Return what is new since the last call, ``None`` if nothing is.
 
         Args:
             blocks: See :class:`CacheUpdate`.
             evicted: Evictions since the engine's start, by tier; always as many tiers.
-            eviction_rule: See :class:`CacheUpdate`; it changes only where a request ends.
         """
         own = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
         counts = (*own, *self.kept, *evicted)
@@ -95,7 +89,7 @@ class CacheStats:
                 return None
             # By far the most steps: decodes took blocks, and nothing else happened.
             self._told_blocks = blocks
-            return CacheUpdate(blocks, eviction_rule=eviction_rule)
+            return CacheUpdate(blocks)
         told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
         partial_hits, copied_blocks, junction_misses, prompt_tokens, *rest = map(sub, counts, told)
         self._told_counts, self._told_blocks = counts, blocks
@@ -109,7 +103,6 @@ class CacheStats:
             prompt_tokens,
             tuple(self.hit_tokens),
             tuple(self.look_up_seconds),
-            eviction_rule,
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request leaves in the cache, why, and for how long: boundaries, tails, ranks, pins.
+"""Keeps what a request leaves in the cache: tails, sparse state, the ledger of its entries.
 
-Policy is arithmetic (``boundaries``, ``pinning``); the other modules carry it out.
+The arithmetic behind it is in ``policy``.
 """

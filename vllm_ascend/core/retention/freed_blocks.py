@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request gives back, and in which order."""
+"""Orders the blocks that a request gives back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import itemgetter
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.layout.units import Ordinal
+from vllm_ascend.core.policy.units import Ordinal
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 # The first token whose rows a block holds, and the block. A plain tuple: a request of a million

@@ -3,16 +3,10 @@
 
 from __future__ import annotations
 
-from vllm.config import CacheConfig
-from vllm.v1.kv_cache_interface import KVCacheConfig
-
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
-from vllm_ascend.releases import running_release
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 
 
-def agreed_interval(
-    cache_config: CacheConfig | KVCacheConfig, config: PrefixCacheConfig
-) -> int | None:
+def agreed_interval(option: int | None, config: PrefixCacheConfig) -> int | None:
     """Return the interval of ``--prefix-cache-retention-interval`` in tokens, ``None`` without one.
 
     It overrides a profile's interval; the variable may say the same.
@@ -20,7 +14,6 @@ def agreed_interval(
     Raises:
         ValueError: The variable and the option contradict each other.
     """
-    option = running_release().retention_option(cache_config)
     by_variable = None if config.retention_from_profile else config.retention
     if option is not None and by_variable not in (None, option):
         raise ValueError(

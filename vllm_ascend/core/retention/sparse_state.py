@@ -15,12 +15,12 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
-from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.layout.units import GroupId
-from vllm_ascend.core.pool.free_queue import SPARE_SPACING
+from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.policy.boundaries import kept_boundaries
+from vllm_ascend.core.policy.ranks import SPARE_SPACING
+from vllm_ascend.core.policy.units import GroupId
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.retention.boundaries import kept_boundaries
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.tail_cache import TailCache
 
@@ -56,13 +56,17 @@ class SparseStateManager(SlidingWindowManager):
         """
         num_tokens_main_model = token_counts[-1]
         held = len(self.req_to_blocks.get(request_id, ()))
+        num_loaded = 0
         if request_id not in self.num_cached_block:
             skipped = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size
             held = max(held + len(new_computed_blocks), skipped)
-        idle = self._get_num_evictable_blocks(new_computed_blocks)
-        if cdiv(num_tokens, self.block_size) <= held:
-            return idle
-        return len(self.rows_read(request_id, held, num_tokens_main_model, num_tokens)) + idle
+            # External tokens have blocks throughout their window, whoever reads them.
+            num_loaded = max(cdiv(total_computed_tokens, self.block_size) - held, 0)
+        needed = num_loaded + self._get_num_evictable_blocks(new_computed_blocks)
+        first = held + num_loaded
+        if cdiv(num_tokens, self.block_size) <= first:
+            return needed
+        return needed + len(self.rows_read(request_id, first, num_tokens_main_model, num_tokens))
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
@@ -96,6 +100,8 @@ class SparseState:
         self._pool, self._tails, self._records, self._plan = pool, tails, records, plan
         self._sparse = [g for g in groups if isinstance(g.manager, SparseStateManager)]
         self._num_unconfirmed = plan.num_unconfirmed_tokens
+        self._taken_every = plan.connector_tails_every
+        self._spares_every = plan.connector_spares_every
         self._spares: list[tuple[str, Group, int, KVCacheBlock]] = []
         # What the rest of a step may still allocate: a step's tokens in every group, and what
         # each running request needs at its end.
@@ -128,7 +134,10 @@ class SparseState:
             if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
                 return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
             own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
+            own.update(multiples(record.passed, end, self._spares_every))
             ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
+            taken = multiples(record.passed, end, self._taken_every)
+            ranges += [(b - group.window + 1, b) for b in taken]
             read = ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
             regular = self._regular_ordinals(group, record.passed, end)
             return sorted({*read, *(i for i in regular if i >= first_ordinal)}) if regular else read
@@ -224,6 +233,11 @@ class SparseState:
         self._spares.clear()
         if released:
             self._pool.free_blocks(released)
+
+
+def multiples(start: int, end: int, every: int) -> range:
+    """Return the multiples of a number in ``(start, end]``; none of 0."""
+    return range(start // every * every + every, end + 1, every) if every else range(0)
 
 
 def ordinals_of_ranges(

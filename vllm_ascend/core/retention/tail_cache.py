@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tails a request leaves in the cache as it goes on, and for how long.
+"""Enters the tails that a running request leaves in the cache, and ranks them.
 
 Entered are the tails of kept boundaries, of the boundary at which the request would be resumed if
 it ended now (it rolls along), and with spare tails of every other boundary as well. With pinning,
@@ -17,22 +17,18 @@ others went on there as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from vllm_ascend.core.cache_plan import CachePlan
 from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.pool.free_queue import Rank
-from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats
-from vllm_ascend.core.retention.block_ranks import (
+from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.policy.block_ranks import (
     ranked_boundaries,
     spare_rank,
     spare_unit,
     without_holes,
 )
-from vllm_ascend.core.retention.boundaries import (
+from vllm_ascend.core.policy.boundaries import (
     align_down,
     fallback_boundary,
     finish_boundary,
@@ -40,19 +36,21 @@ from vllm_ascend.core.retention.boundaries import (
     kept_boundaries,
     replay_boundary,
 )
-from vllm_ascend.core.retention.pinning import leaves_by_chunk
-from vllm_ascend.core.retention.request_record import RequestRecord, Tail, TailBlock
+from vllm_ascend.core.policy.pinning import leaves_by_chunk
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats
+from vllm_ascend.core.retention.request_record import (
+    EnteredBlocks,
+    RequestRecord,
+    Tail,
+    TailBlock,
+    WaitingTails,
+)
 
 # Of how many tails, beside those that were singled out, a request remembers that it keeps them: a
 # prompt of a million tokens at the default interval has 32.
 MOST_REMEMBERED = 64
-
-
-class Entered(NamedTuple):
-    """Blocks of a request that are in the index now, by ordinal."""
-
-    group: Group
-    ordinals: Sequence[int]
 
 
 class TailCache:
@@ -137,14 +135,15 @@ class TailCache:
             rank=record.rank,
         )
 
-    def advance(self, record: RequestRecord, end: int) -> list[Entered]:
+    def advance(self, record: RequestRecord, end: int) -> list[EnteredBlocks]:
         """Enter the tails of the boundaries that a request has passed, up to ``end`` tokens.
 
-        Returns what is cached now and was perhaps not before.
+        Compressor state waits on the record until the next step starts. Returns what is cached now
+        and was perhaps not before.
         """
         start, record.passed = record.passed, end
         self._pin_window_left(record, start, end)
-        entered: list[Entered] = []
+        entered: list[EnteredBlocks] = []
         held: dict[Rank, list[int]] = {}
         for rank, boundaries in self.ranked(record, start, end).items():
             held[rank] = self._held(record, boundaries)
@@ -163,6 +162,9 @@ class TailCache:
         null_block, held = self._pool.null_block, boundaries
         for group, blocks in self._tables(record) if boundaries else ():
             tokens, known = group.block_tokens, len(blocks) * group.block_tokens
+            if group.is_eagle and record.stale_tokens:
+                stale = record.stale_tokens
+                held = [b for b in held if not any(group.tail_start(b) <= t < b for t in stale)]
             if group.tail_length == 1:  # by far the most, and thousands in a step
                 held = [b for b in held if b <= known and blocks[b // tokens - 1] is not null_block]
                 continue
@@ -172,18 +174,27 @@ class TailCache:
                 held = without_holes(held, holes, group.tail)
         return held
 
-    def _enter(self, record: RequestRecord, boundaries: Sequence[int], rank: Rank) -> list[Entered]:
+    def _enter(
+        self, record: RequestRecord, boundaries: Sequence[int], rank: Rank
+    ) -> list[EnteredBlocks]:
         """Enter the tails of boundaries, all of which are held."""
         if not boundaries:
             return []
-        assert record.request is not None, "its blocks are entered, so it has named itself"
-        entered: list[Entered] = []
+        request, pool = record.request, self._pool
+        assert request is not None, "its blocks are entered, so it has named itself"
+        entered: list[EnteredBlocks] = []
         for group, blocks in self._tables(record):
-            if ordinals := group.tails(boundaries):
-                self._pool.enter(
-                    record.request, blocks, ordinals, group.block_tokens, group.id, rank
-                )
-                entered.append(Entered(group, ordinals))
+            ordinals = group.tails(boundaries)
+            if not ordinals:
+                continue
+            where = (group.block_tokens, group.id)
+            if group.is_compressor_state:
+                pool.announce(request, blocks, ordinals, *where)
+                record.waiting.append(WaitingTails(group, ordinals, rank))
+                continue
+            new = pool.enter(request, blocks, ordinals, *where, rank)
+            pool.announce(request, blocks, new, *where)
+            entered.append(EnteredBlocks(group, ordinals))
         return entered
 
     def _count(self, record: RequestRecord, kept: Sequence[int]) -> None:
@@ -203,7 +214,7 @@ class TailCache:
         record.kept += [self._tail(record, boundary) for boundary in kept]
         if len(record.kept) <= 2 * MOST_REMEMBERED:
             return
-        always = {*self.singled_out(record), record.hit, kept[-1]}
+        always = {*self.singled_out(record), record.num_hit_tokens, kept[-1]}
         spacing, remembered = self._alignment, record.kept
         while len(remembered) > MOST_REMEMBERED + len(always):
             spacing *= 2
@@ -253,12 +264,11 @@ class TailCache:
             else:
                 self._pool.give_up(block)
 
-    def finish(self, record: RequestRecord, *, parts_prompts: bool = False) -> list[TailBlock]:
+    def finish(self, record: RequestRecord) -> list[TailBlock]:
         """Keep the finish boundary's tail, if it is worth it; return the blocks of all kept tails.
 
         Called when the request ends or is preempted, before its blocks are freed; the record is
-        told how far they need rows. With ``parts_prompts`` what it adds may go before what it hit,
-        which then needs a tail.
+        told how far they need rows.
         """
         boundary = finish_boundary(record.cached, self._alignment, self.lookahead)
         kept = [tail.boundary for tail in record.kept if tail.is_intact]
@@ -277,7 +287,7 @@ class TailCache:
         record.rolling.clear()
         if self._least_gain:
             record.end_of_kept = max(kept, default=0)
-        if self._supersedes and not parts_prompts:
+        if self._supersedes:
             self._let_go_superseded(record)
         blocks = {b.block.block_id: b for tail in record.kept for b in tail.blocks if b.is_intact}
         return list(blocks.values())
@@ -287,7 +297,7 @@ class TailCache:
 
         Prompts that grow from turn to turn leave many. One where others went on as well stays.
         """
-        pool, hit = self._pool, record.hit
+        pool, hit = self._pool, record.num_hit_tokens
         if record.end_of_kept <= (hit or 0):
             return
         lent = (tail for tail in record.kept if tail.boundary == hit and tail.is_intact)
@@ -299,12 +309,20 @@ class TailCache:
 
     def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
         """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
-        return _make_tail(hit, [(group, blocks[group.id]) for group in self._groups])
+        entries: list[TailBlock] = []
+        for group in self._groups:
+            for ordinal in group.tail(hit):
+                block = blocks[group.id][ordinal]
+                assert block.block_hash is not None, "it was found in the index"
+                start_token = ordinal * group.block_tokens
+                entries.append(TailBlock(block, block.block_hash, start_token))
+        return Tail(hit, tuple(entries))
 
     def keep_hit(self, record: RequestRecord, tail: Tail) -> None:
         """Keep the tail that a request's hit rests on, whatever it was so far."""
-        self._raise(tail, Rank.KEPT)
-        self._note_use(tail)
+        self._raise(tail, record.rank)
+        if not record.is_resumed:  # else it was noted before, or the tail is the request's own
+            self._note_use(tail)
         record.kept.append(tail)
 
     def _note_use(self, tail: Tail, *, is_shared: bool = False) -> None:
@@ -325,20 +343,18 @@ class TailCache:
                 self._pool.set_rank(entry.block, rank)
 
     def _tail(self, record: RequestRecord, boundary: int) -> Tail:
-        """Return the tail that was entered for a boundary."""
-        return _make_tail(boundary, self._tables(record))
+        """Return the tail that was entered for a boundary, or waits to be."""
+        entries: list[TailBlock] = []
+        for group, blocks in self._tables(record):
+            tokens = group.block_tokens
+            for ordinal in group.tail(boundary):
+                block = blocks[ordinal]
+                key = block.block_hash
+                if key is None:
+                    key = self._pool.key_of(record.request, ordinal, tokens, group.id)
+                entries.append(TailBlock(block, key, ordinal * tokens))
+        return Tail(boundary, tuple(entries))
 
     def _tables(self, record: RequestRecord) -> list[tuple[Group, list[KVCacheBlock]]]:
-        request_id = "" if record.request is None else record.request.request_id
+        request_id = record.request_id
         return [(group, group.manager.req_to_blocks[request_id]) for group in self._groups]
-
-
-def _make_tail(boundary: int, tables: Iterable[tuple[Group, Sequence[KVCacheBlock]]]) -> Tail:
-    """Return a boundary's tail, whose blocks are cached, of every group's blocks."""
-    entries: list[TailBlock] = []
-    for group, blocks in tables:
-        for ordinal in group.tail(boundary):
-            key = blocks[ordinal].block_hash
-            assert key is not None, "it is in the index: entered before, or just now"
-            entries.append(TailBlock(blocks[ordinal], key, ordinal * group.block_tokens))
-    return Tail(boundary, tuple(entries))

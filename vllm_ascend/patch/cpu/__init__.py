@@ -5,11 +5,19 @@ Raises, on import:
     PatchError: See :mod:`vllm_ascend.patch.installer`; nothing was changed.
 """
 
-from vllm_ascend.patch.cpu import patch_cpu_platform, patch_cpu_triton_utils
+from vllm_ascend.patch.cpu import (
+    patch_cpu_model_runner,
+    patch_cpu_platform,
+    patch_cpu_triton_utils,
+)
 from vllm_ascend.patch.installer import Installation, install
 from vllm_ascend.patch.table import Patch
 
-PATCHES: tuple[Patch, ...] = (*patch_cpu_platform.PATCHES, *patch_cpu_triton_utils.PATCHES)
+PATCHES: tuple[Patch, ...] = (
+    *patch_cpu_platform.PATCHES,
+    *patch_cpu_triton_utils.PATCHES,
+    *patch_cpu_model_runner.PATCHES,
+)
 
 
 def install_all() -> Installation:

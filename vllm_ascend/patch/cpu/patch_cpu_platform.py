@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm/platforms/cpu.py``: DeepSeek-V4 may be prefilled in chunks."""
+"""``vllm/platforms/cpu.py``: DeepSeek-V4 has the chunks and blocks that were asked for."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ _ARCHITECTURE = "DeepseekV4ForCausalLM"
 
 @changes("vllm.platforms.cpu:CpuPlatform.check_and_update_config", DSV4_ON_CPU)
 def wrap_check_and_update_config(original: Callable) -> Callable:
-    """vLLM turns chunked prefill off for every MLA model on the CPU and takes prompts whole,
-    because its own CPU attention cannot read MLA rows back; ours reads pages."""
+    """On the CPU vLLM does not cut prompts of MLA models, and from 0.30 on caches none."""
 
     def check_and_update_config(cls: type[CpuPlatform], vllm_config: VllmConfig) -> None:
-        scheduler = vllm_config.scheduler_config
+        scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
         asked = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
+        caches, block_size = cache.enable_prefix_caching, cache.block_size
         original(cls, vllm_config)
         model = vllm_config.model_config
         if model is not None and _ARCHITECTURE in model.architectures:
             scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = asked
+            cache.enable_prefix_caching = caches
+            if cache.user_specified_block_size:
+                cache.block_size = block_size
 
     return check_and_update_config
 

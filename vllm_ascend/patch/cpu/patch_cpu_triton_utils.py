@@ -19,12 +19,10 @@ _MODES = {
 
 @changes("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__", DSV4_ON_CPU)
 def wrap_getitem(original: Callable) -> Callable:
-    """vLLM's stand-ins for the rejection kernels do not take the arguments of modes (synthetic
-    acceptance, double precision) that its sampler passes: every draft on the CPU ends in a
-    TypeError."""
+    """vLLM's stand-ins for rejection kernels lack arguments, so drafts raise a TypeError."""
 
-    def __getitem__(self: Any, grid: Any) -> Callable:
-        return _taking_what_it_knows(original(self, grid))
+    def __getitem__(self: Any, *args: Any, **kwargs: Any) -> Callable:
+        return _taking_what_it_knows(original(self, *args, **kwargs))
 
     return __getitem__
 

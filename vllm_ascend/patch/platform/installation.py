@@ -12,15 +12,18 @@ Raises:
 # ruff: noqa: E402 - the version is judged before the patch modules are imported
 from vllm.logger import init_logger
 
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig, load_config, register_with_vllm
+from vllm_ascend.prefix_cache_config import load_config, register_with_vllm, unset_blank_variables
 
 refuse_unknown_vllm()
 
+from vllm_ascend.core.plan.vllm_terms import use_terms
 from vllm_ascend.deployment import is_over_checkout, own_package
 from vllm_ascend.patch.platform import (
     patch_arg_utils,
     patch_block_pool,
+    patch_core_client,
     patch_engine_core,
     patch_kv_cache_coordinator,
     patch_kv_cache_manager,
@@ -32,6 +35,8 @@ from vllm_ascend.patch.platform import (
 from vllm_ascend.patch.table import Patch
 from vllm_ascend.patch.upstream import installation as upstream
 from vllm_ascend.patch.upstream import late, patch_spec_classes
+from vllm_ascend.releases import running_release
+from vllm_ascend.tier.registration import register_connector
 
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
@@ -44,6 +49,7 @@ PATCHES: tuple[Patch, ...] = (
     *patch_kv_cache_manager.PATCHES,
     *patch_scheduler.PATCHES,
     *patch_engine_core.PATCHES,
+    *patch_core_client.PATCHES,
     *patch_metrics.PATCHES,
     *patch_arg_utils.PATCHES,
     *(patch_spec_classes.PATCHES if is_over_checkout() else ()),
@@ -52,11 +58,11 @@ PATCHES: tuple[Patch, ...] = (
 
 def _required_features(config: PrefixCacheConfig) -> set[str]:
     """Return what the switches that are set cannot do without."""
-    retains = config.sparse_state or config.spare_tails
+    ranks = config.eviction != "lru" or config.pin_swa_tokens
     needed = {
         "dsv4-layout": config.apply_dsv4_patch,
         "partial-hits": config.partial_hits,
-        "retention-exactness": retains or config.protect_returning or config.pin_swa_tokens,
+        "retention-exactness": config.sparse_state or config.spare_tails or ranks,
     }
     return {feature for feature, is_needed in needed.items() if is_needed}
 
@@ -70,10 +76,13 @@ def install_all() -> Installation:
     Raises:
         PatchError, ValueError: See the module.
     """
+    unset_blank_variables()
     required = _required_features(load_config())
     if is_over_checkout():
         upstream.check(own_package())
     register_with_vllm()
+    use_terms(running_release())
+    register_connector()
     installation = install(PATCHES, required_features=required)
     if is_over_checkout():
         late.install_when_imported(upstream.PATCHES)

@@ -12,16 +12,16 @@ from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.patch.features import EARLY_CHECK
 from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import running_release
 
 
 @changes("vllm.engine.arg_utils:EngineArgs.create_engine_config", EARLY_CHECK)
 def wrap_create_engine_config(original: Callable) -> Callable:
-    """The layout is known in workers and in the scheduler, minutes later and in other processes;
-    what an operator sees last is then vLLM's message, not the reason."""
+    """A wrong block size or interval is refused before an engine starts."""
 
     def create_engine_config(self: EngineArgs, *args, **kwargs) -> VllmConfig:
         vllm_config = original(self, *args, **kwargs)
-        check_settings(vllm_config, load_config())
+        check_settings(vllm_config, load_config(), running_release())
         return vllm_config
 
     return create_engine_config

@@ -21,11 +21,11 @@ _MASK = {**BLOCK_MASK, "superseded_by": f"{_CLASS}.cache_full_blocks(block_mask)
 
 @changes(f"{_CLASS}.__init__", _FRONT)
 def wrap_init(original: Callable) -> Callable:
-    """A pool built without a coordinator follows the configuration, too. That of a coordinator of
-    vLLM's is made stock again by whoever chose that one."""
+    """A pool that is built without a coordinator follows the configuration."""
 
     def __init__(self: BlockPool, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
+        # A coordinator of vLLM's makes the pool stock again.
         self.scratch_first = load_config().changes_caching
 
     return __init__
@@ -33,7 +33,7 @@ def wrap_init(original: Callable) -> Callable:
 
 @changes(f"{_CLASS}.free_blocks", _FRONT)
 def wrap_free_blocks(original: Callable) -> Callable:
-    """Blocks of running requests must not push cached prefixes out of the free queue."""
+    """Blocks of running requests must not push cached prefixes out."""
 
     def free_blocks(
         self: BlockPool, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False
@@ -52,7 +52,7 @@ def wrap_free_blocks(original: Callable) -> Callable:
 
 @changes(f"{_CLASS}.cache_full_blocks", _MASK)
 def wrap_cache_full_blocks(original: Callable) -> Callable:
-    """Blocks that can never serve a hit must not be cached."""
+    """Blocks that can never serve a hit are not cached."""
 
     def cache_full_blocks(
         self: BlockPool,
@@ -79,7 +79,7 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.scratch_first",
         replacement=False,
         **_FRONT,
-        why="Says whether freed blocks without a hash go to the front; off is stock vLLM.",
+        why="Says whether freed blocks without a hash go to the front.",
     ),
     wrap_init,
     wrap_free_blocks,

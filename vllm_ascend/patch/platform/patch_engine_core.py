@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm/v1/engine/core.py`` and ``vllm/config/vllm.py``: the configured block size survives."""
+"""``vllm/v1/engine/core.py`` and ``vllm/config/vllm.py``.
+
+The configured block size survives, and a data-parallel rank tells its front ends of its cache.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 from vllm.config import VllmConfig
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
-from vllm_ascend.patch.features import BLOCK_SIZE
-from vllm_ascend.patch.table import Patch, changes
+from vllm_ascend.core.events.teller import tell, tell_all
+from vllm_ascend.patch.features import BLOCK_SIZE, DP_ROUTING
+from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 # --block-size while EngineCore sizes its caches; None outside of that.
@@ -19,8 +24,7 @@ _CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_si
 
 @changes("vllm.v1.engine.core:EngineCore._initialize_kv_caches", BLOCK_SIZE)
 def wrap_initialize_kv_caches(original: Callable) -> Callable:
-    """EngineCore overwrites --block-size with the smallest group's (8 for DeepSeek-V4), while
-    workers keep the configured one."""
+    """EngineCore replaces --block-size by the smallest group's; workers keep the configured one."""
 
     def _initialize_kv_caches(self: EngineCore, vllm_config: VllmConfig):
         configured = vllm_config.cache_config.block_size
@@ -35,7 +39,7 @@ def wrap_initialize_kv_caches(original: Callable) -> Callable:
 
 @changes("vllm.config.vllm:VllmConfig.validate_block_size", BLOCK_SIZE)
 def wrap_validate_block_size(original: Callable) -> Callable:
-    """The one call between the overwriting and its first reader."""
+    """The only call before the replaced --block-size is read."""
 
     def validate_block_size(self: VllmConfig) -> None:
         """Validate, after undoing EngineCore's ``block_size = min(group block sizes)``.
@@ -51,4 +55,58 @@ def wrap_validate_block_size(original: Callable) -> Callable:
     return validate_block_size
 
 
-PATCHES: tuple[Patch, ...] = (wrap_initialize_kv_caches, wrap_validate_block_size)
+def _telling_behind(original: Callable) -> Callable:
+    """Return a step that tells of the cache before its outputs are sent."""
+
+    def step(self: EngineCore):
+        outputs = original(self)
+        tell(self)
+        return outputs
+
+    return step
+
+
+@changes("vllm.v1.engine.core:EngineCore.step", DP_ROUTING)
+def wrap_step(original: Callable) -> Callable:
+    """Front ends hear of a step's changes before its answers."""
+    return _telling_behind(original)
+
+
+@changes("vllm.v1.engine.core:EngineCore.step_with_batch_queue", DP_ROUTING)
+def wrap_step_with_batch_queue(original: Callable) -> Callable:
+    """Front ends hear of a step's changes before its answers."""
+    return _telling_behind(original)
+
+
+@changes("vllm.v1.engine.core:EngineCoreProc._handle_client_request", DP_ROUTING)
+def wrap_handle_client_request(original: Callable) -> Callable:
+    """A reset or sleep is told at once, without waiting for a step."""
+
+    def _handle_client_request(
+        self: EngineCoreProc, request_type: EngineCoreRequestType, request
+    ) -> None:
+        original(self, request_type, request)
+        if request_type == EngineCoreRequestType.UTILITY:
+            tell(self)
+
+    return _handle_client_request
+
+
+def ascend_tell_cache(self: EngineCoreProc, client_index: int) -> bool:
+    """Tell one front end all that is cached; return whether this rank tells anything at all."""
+    return tell_all(self, client_index)
+
+
+PATCHES: tuple[Patch, ...] = (
+    wrap_initialize_kv_caches,
+    wrap_validate_block_size,
+    wrap_step,
+    wrap_step_with_batch_queue,
+    wrap_handle_client_request,
+    Add(
+        target="vllm.v1.engine.core:EngineCoreProc.ascend_tell_cache",
+        replacement=ascend_tell_cache,
+        **DP_ROUTING,
+        why="A front end that starts late or missed a message asks for everything.",
+    ),
+)

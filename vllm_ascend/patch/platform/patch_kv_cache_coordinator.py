@@ -14,19 +14,19 @@ from vllm.v1.core.kv_cache_coordinator import (
     KVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
 )
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
+from vllm_ascend.core.checks import startup_report
 from vllm_ascend.core.checks.model_runner_rules import check_model_runner
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
+from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
 from vllm_ascend.core.pool import salted_hashes
-from vllm_ascend.core.reporting import startup_report
 from vllm_ascend.core.retention.interval_option import agreed_interval
-from vllm_ascend.core.scheduler_facts import scheduler_facts
 from vllm_ascend.patch.features import COORDINATOR
 from vllm_ascend.patch.table import Patch, changes
-from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.prefix_cache_config import is_left_to_vllm, load_config
 from vllm_ascend.releases import running_release
 
 _ALIGNMENT = "scheduler_block_size"
@@ -74,7 +74,9 @@ def get_kv_cache_coordinator(
     arguments["max_num_batched_tokens"] = release.tokens_of_step(
         arguments.pop(release.step_tokens), scheduler_facts().num_in_flight_tokens
     )
-    arguments["local_kv_retention_interval"] = agreed_interval(kv_cache_config, config)
+    arguments["local_kv_retention_interval"] = agreed_interval(
+        release.retention_option(kv_cache_config), config
+    )
     coordinator = AscendHybridKVCacheCoordinator(
         **arguments,
         enable_caching=enable_caching,
@@ -90,7 +92,7 @@ def get_kv_cache_coordinator(
 
 def _check_runner(kv_cache_config: KVCacheConfig, *, copies_blocks: bool) -> None:
     check_model_runner(
-        is_v2=bool(envs.VLLM_USE_V2_MODEL_RUNNER),
+        is_v2=bool(envs.VLLM_USE_V2_MODEL_RUNNER) and not running_release().second_runner_serves,
         counts_rows=has_row_layout(group_specs(kv_cache_config)),
         copies_blocks=copies_blocks,
     )
@@ -105,12 +107,40 @@ def _check_lookahead(num_modules: int) -> None:
         )
 
 
+def _check_interval_is_ours() -> None:
+    if is_left_to_vllm():
+        raise ValueError(
+            "VLLM_PREFIX_CACHE_RETENTION_INTERVAL alone is an option of vLLM's own coordinator, "
+            "which cannot serve a layout that counts rows: set VLLM_ASCEND_APPLY_DSV4_PATCH=1 as "
+            "well, or unset it"
+        )
+
+
 def _without_cache(arguments: dict[str, Any]) -> KVCacheCoordinator:
     """vLLM's asserts that whole blocks of every group fit in, although nothing can be hit."""
     if _ALIGNMENT in arguments:
         rows = [spec.block_size for spec in group_specs(arguments["kv_cache_config"])]
         arguments[_ALIGNMENT] = lcm(arguments[_ALIGNMENT], *rows)
     return KVCacheCoordinatorNoPrefixCache(**arguments)
+
+
+def _serves(specs: list[KVCacheSpec]) -> bool:
+    """Whether Ascend's coordinator serves a model. Logs why it does not, if it was asked for."""
+    if has_row_layout(specs):
+        return True
+    config, release = load_config(), running_release()
+    has_windows = any(map(is_windowed, specs))
+    is_asked = (
+        (config.retention is not None and not config.retention_from_profile)
+        or config.pin_swa_tokens
+        or (config.changes_caching and has_windows)
+        or (config.apply_dsv4_patch and release.counts_rows and len(specs) > 1)
+    )
+    # Without windows the switches have nothing to work on, and the coordinator says so.
+    if is_asked and has_windows and (why := release.why_left_to_vllm(specs)):
+        _logger.warning("prefix cache: this model is left to vLLM %s: %s", release.vllm, why)
+        return False
+    return is_asked
 
 
 @changes(
@@ -130,15 +160,8 @@ def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
         kv_cache_config: KVCacheConfig, *args, **kwargs
     ) -> KVCacheCoordinator:
         """Keep vLLM's choice unless a feature is on or the layout counts rows."""
-        config, specs = load_config(), group_specs(kv_cache_config)
-        asked_for_retention = config.retention is not None and not config.retention_from_profile
-        if (
-            asked_for_retention
-            or config.pin_swa_tokens
-            or (config.changes_caching and any(map(is_windowed, specs)))
-            or (config.apply_dsv4_patch and running_release().counts_rows and len(specs) > 1)
-            or has_row_layout(specs)
-        ):
+        if _serves(group_specs(kv_cache_config)):
+            _check_interval_is_ours()
             arguments = signature.bind(kv_cache_config, *args, **kwargs).arguments
             coordinator = get_kv_cache_coordinator(**arguments)
         else:

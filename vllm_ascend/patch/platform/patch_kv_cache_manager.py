@@ -10,8 +10,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.lookup.copy_queue import KVCacheBlockCopy
-from vllm_ascend.core.scheduler_facts import building_scheduler
+from vllm_ascend.core.plan.scheduler_facts import building_scheduler
+from vllm_ascend.core.policy.units import KVCacheBlockCopy
 from vllm_ascend.patch.features import COORDINATOR, PARTIAL_HITS, RETENTION
 from vllm_ascend.patch.table import Add, Patch, changes
 
@@ -21,7 +21,7 @@ _ALIGNMENT = {**RETENTION, "superseded_by": f"{_CLASS}.__init__(scheduler_block_
 
 @changes(f"{_CLASS}.__init__", _ALIGNMENT)
 def wrap_init(original: Callable) -> Callable:
-    """The coordinator must know the alignment that the scheduler works with."""
+    """The coordinator must know the scheduler's alignment."""
 
     def __init__(
         self: KVCacheManager, *args, scheduler_block_size: int | None = None, **kwargs
@@ -35,8 +35,7 @@ def wrap_init(original: Callable) -> Callable:
 
 @changes(f"{_CLASS}.get_computed_blocks", COORDINATOR)
 def wrap_get_computed_blocks(original: Callable) -> Callable:
-    """A look-up is told hashes only; where a request leaves a cached prefix must be remembered for
-    that request."""
+    """A request must remember where it leaves a cached prefix."""
 
     def get_computed_blocks(self: KVCacheManager, request: Request) -> tuple:
         coordinator = self.coordinator
@@ -70,8 +69,7 @@ _COPIES = {
 
 @changes(f"{_CLASS}.take_kv_cache_block_copies", _COPIES)
 def wrap_take_kv_cache_block_copies(original: Callable) -> Callable:
-    """Where vLLM hands out block copies itself, those of hits that end inside a block are among
-    them. Nothing is given back with them: their sources are held here."""
+    """If vLLM copies blocks itself, the copies of hits inside a block are added."""
 
     def take_copies(self: KVCacheManager) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
         if isinstance(self.coordinator, AscendHybridKVCacheCoordinator):
@@ -88,7 +86,7 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.take_kv_cache_block_copies",
         replacement=take_kv_cache_block_copies,
         **_COPIES,
-        why="A hit that ends inside a block needs a private copy of it before the step.",
+        why="A hit inside a block needs a private copy before the step.",
     ),
     wrap_take_kv_cache_block_copies,
 )

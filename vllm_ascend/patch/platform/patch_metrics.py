@@ -19,9 +19,11 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
+from vllm_ascend.dp_routing.client import process_stats
 from vllm_ascend.metrics.prometheus import PrefixCacheProm, unregister
+from vllm_ascend.metrics.routing import RoutingProm
 from vllm_ascend.metrics.summary import PrefixCacheSummary
-from vllm_ascend.patch.features import METRICS
+from vllm_ascend.patch.features import DP_ROUTING, METRICS
 from vllm_ascend.patch.table import Add, AddField, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
@@ -35,7 +37,7 @@ _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 @changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", METRICS)
 def wrap_make_stats(original: Callable) -> Callable:
-    """The one place where every scheduler makes the statistics of a step."""
+    """The one place where every scheduler makes a step's statistics."""
 
     def make_stats(self: Scheduler, *args, **kwargs) -> SchedulerStats | None:
         stats = original(self, *args, **kwargs)
@@ -49,13 +51,15 @@ def wrap_make_stats(original: Callable) -> Callable:
 
 @changes(f"{_PROMETHEUS}.__init__", METRICS)
 def wrap_prometheus_init(original: Callable) -> Callable:
-    """It empties the registry first, so metrics can only be registered after it."""
+    """It empties the registry, so metrics are registered after it."""
 
     def __init__(self: PrometheusStatLogger, *args, **kwargs) -> None:
         unregister()
         original(self, *args, **kwargs)
         if load_config().changes_caching:
             self.ascend_prefix_cache = PrefixCacheProm(self)
+        if process_stats() is not None:
+            self.ascend_routing = RoutingProm(self)
 
     return __init__
 
@@ -76,13 +80,20 @@ def _handing_on(original: Callable, take: Callable[[Any, CacheUpdate, int], None
 
 @changes(f"{_PROMETHEUS}.record", METRICS)
 def wrap_prometheus_record(original: Callable) -> Callable:
-    """Called with the statistics of every step, in every API server that is told of it."""
+    """Gets every step's statistics in every API server."""
 
     def take(logger: PrometheusStatLogger, update: CacheUpdate, engine: int) -> None:
         if logger.ascend_prefix_cache is not None:
             logger.ascend_prefix_cache.record(update, engine)
 
-    return _handing_on(original, take)
+    hand_on = _handing_on(original, take)
+
+    def record(self: PrometheusStatLogger, *args, **kwargs) -> None:
+        hand_on(self, *args, **kwargs)
+        if self.ascend_routing is not None and (stats := process_stats()) is not None:
+            self.ascend_routing.record(stats)
+
+    return record
 
 
 @changes(f"{_LOGGING}.record", METRICS)
@@ -99,7 +110,7 @@ def wrap_logging_record(original: Callable) -> Callable:
 
 @changes(f"{_LOGGING}.log", METRICS)
 def wrap_log(original: Callable) -> Callable:
-    """One line more, behind vLLM's own, when anything happened."""
+    """Adds a line after vLLM's own."""
 
     def log(self: LoggingStatLogger) -> None:
         original(self)
@@ -110,8 +121,8 @@ def wrap_log(original: Callable) -> Callable:
     return log
 
 
-def _default(logger: str, why: str) -> Add:
-    return Add(target=f"{logger}.ascend_prefix_cache", replacement=None, **METRICS, why=why)
+def _default(logger: str, why: str, name: str = "ascend_prefix_cache") -> Add:
+    return Add(target=f"{logger}.{name}", replacement=None, **METRICS, why=why)
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -120,16 +131,21 @@ PATCHES: tuple[Patch, ...] = (
         replacement=None,
         type=CacheUpdate | None,
         **METRICS,
-        why="What the cache counted must reach the API server, which is another process; no field "
-        "of vLLM's own is open to others.",
+        why="Takes the counts to the API server, which is another process.",
+    ),
+    AddField(
+        target=f"{_STATS}.ascend_cache_news",
+        replacement=None,
+        type=bytes | None,
+        **DP_ROUTING,
+        why="Takes what a rank tells of its cache, in order with its outputs.",
     ),
     wrap_make_stats,
-    _default(_PROMETHEUS, "Holds the metrics; a default on the class for loggers without."),
+    _default(_PROMETHEUS, "Holds the metrics."),
+    _default(_PROMETHEUS, "Holds the metrics.", "ascend_routing"),
     wrap_prometheus_init,
     wrap_prometheus_record,
-    _default(
-        _LOGGING, "Holds what the next line will tell; a default on the class for loggers without."
-    ),
+    _default(_LOGGING, "Holds what the next line tells."),
     wrap_logging_record,
     wrap_log,
 )

@@ -8,24 +8,30 @@ import time
 from collections.abc import Callable, Set
 
 from vllm.distributed.kv_events import KVEventBatch
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
-from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
-from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, is_affected, lost_blocks
+from vllm_ascend.core.connectors.connector_rules import (
+    ConnectorQuery,
+    bind_kv_cache_manager,
+    least_gain,
+)
+from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.specs import group_specs, is_windowed, tokens_per_block
+from vllm_ascend.core.plan.scheduler_facts import building_scheduler, facts_of
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.scheduler_facts import building_scheduler, facts_of
 from vllm_ascend.patch.features import (
     CONNECTORS,
     COORDINATOR,
     KV_EVENTS,
     PARTIAL_HITS,
+    SESSIONS,
     UNWRITTEN,
 )
 from vllm_ascend.patch.table import Add, Patch, changes
@@ -44,15 +50,17 @@ def _our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | N
 
 @changes(f"{_SCHEDULER}.__init__", COORDINATOR)
 def wrap_init(original: Callable) -> Callable:
-    """The KV cache manager is not told of drafts and connectors, nor, by vLLM 0.20.2, of the
-    scheduler's block size."""
+    """The KV cache manager is not told of drafts, connectors or (0.20.2) scheduler_block_size."""
     signature = inspect.signature(original)
 
     def __init__(self: Scheduler, *args, **kwargs) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
+        config = load_config()
         with building_scheduler(
             block_size=arguments["block_size"],
-            **facts_of(arguments["vllm_config"], load_config()),
+            # vLLM asks for the finished requests exactly where its front end balances ranks.
+            tells_front_end=bool(config.dp_routing and arguments.get("include_finished_set")),
+            **facts_of(arguments["vllm_config"], config, running_release()),
         ):
             original(self, *args, **kwargs)
         coordinator = _our_coordinator(self)
@@ -60,8 +68,12 @@ def wrap_init(original: Callable) -> Callable:
             manager = self.kv_cache_manager
             if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):
                 manager.kv_cache_event_metadata += drafts
+        bind_kv_cache_manager(self.connector, self.kv_cache_manager)
         if self.connector is not None and coordinator is not None:
-            query = ConnectorQuery(self.connector.get_num_new_matched_tokens)
+            query = ConnectorQuery(
+                self.connector.get_num_new_matched_tokens,
+                least_gain(arguments["vllm_config"].kv_transfer_config),
+            )
             coordinator.ask_connector(query)
             self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
 
@@ -70,12 +82,10 @@ def wrap_init(original: Callable) -> Callable:
 
 @changes(f"{_SCHEDULER}._handle_invalid_blocks", CONNECTORS)
 def wrap_handle_invalid_blocks(original: Callable) -> Callable:
-    """A failed load ends the engine where there are several KV cache groups: vLLM unpacks one."""
+    """With several KV cache groups a failed load ends the engine."""
 
     def _handle_invalid_blocks(
-        self: Scheduler,
-        invalid_block_ids: set[int],
-        num_scheduled_tokens: dict[str, int] | None = None,
+        self: Scheduler, invalid_block_ids: set[int], num_scheduled_tokens: dict[str, int]
     ) -> set[str]:
         """Fail or restart the requests that rest on blocks which a connector could not load.
 
@@ -83,28 +93,32 @@ def wrap_handle_invalid_blocks(original: Callable) -> Callable:
         at: those behind it are gone. So the request starts anew, with whatever it hits.
         """
         specs = group_specs(self.kv_cache_config)
+        coordinator = _our_coordinator(self)
         is_stock = len(specs) == 1 and not is_windowed(specs[0])
-        if is_stock or _our_coordinator(self) is None:
-            return original(self, invalid_block_ids, num_scheduled_tokens or {})
+        if is_stock or coordinator is None:
+            return original(self, invalid_block_ids, num_scheduled_tokens)
         lost = lost_blocks(invalid_block_ids)
 
         def affected(requests: list[Request]) -> list[Request]:
-            tables = self.kv_cache_manager.get_block_ids
-            return [r for r in requests if is_affected(tables(r.request_id), lost)]
+            return [r for r in requests if coordinator.is_affected(r.request_id, lost)]
 
         loading = affected(
             [r for r in self.skipped_waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
         )
-        running = affected(self.running)
+        running, preempted = affected(self.running), coordinator.ledger.preempted_and_lost
         _evict_behind(self, running, lost)
         if not self.recompute_kv_load_failures:
-            return {request.request_id for request in (*loading, *running)}
+            return {request.request_id for request in (*loading, *running, *preempted)}
         for request in loading:
             request.num_computed_tokens = 0
+            running_release().forget_prefill(self, request)
             self.failed_recving_kv_req_ids.add(request.request_id)
         for request in reversed(running):
             _restart(self, request)
-        return {request.request_id for request in running}
+        for request in preempted:
+            if request.status == RequestStatus.PREEMPTED:  # nothing else of it is in flight
+                request.num_output_placeholders = 0
+        return {request.request_id for request in (*running, *preempted)}
 
     return _handle_invalid_blocks
 
@@ -114,6 +128,7 @@ def _evict_behind(scheduler: Scheduler, requests: list[Request], lost: Set[int])
     manager = scheduler.kv_cache_manager
     block_tokens = [tokens_per_block(spec) for spec in group_specs(scheduler.kv_cache_config)]
     for request in requests:
+        manager.coordinator.caching.lose(request.request_id)
         tables = manager.get_block_ids(request.request_id)
         manager.evict_blocks(blocks_to_evict(tables, block_tokens, lost))
 
@@ -121,42 +136,36 @@ def _evict_behind(scheduler: Scheduler, requests: list[Request], lost: Set[int])
 def _restart(scheduler: Scheduler, request: Request) -> None:
     """Put a running request back, as vLLM does when it resets the cache under running requests."""
     scheduler.running.remove(request)
-    scheduler._preempt_request(request, time.monotonic())
+    scheduler._preempt_request(request, time.monotonic(), **running_release().forget_in_flight)
     # Not before: over a checkout it is a subclass of what vllm-ascend puts in Scheduler's place.
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    in_flight = request.request_id in scheduler.prev_step_scheduled_req_ids
+    ledger = scheduler.kv_cache_manager.coordinator.ledger
+    in_flight = ledger.is_in_flight(request.request_id)  # none is behind a step before a pause
     # Asynchronous: the step after the one that failed has been dispatched, and will sample.
     if isinstance(scheduler, AsyncScheduler) and in_flight and request.num_output_placeholders:
         running_release().discard_next_output(request)
+        ledger.begins_anew(request.request_id)
     request.num_output_placeholders = 0
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
 @changes(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", CONNECTORS)
 def wrap_select_waiting_queue(original: Callable) -> Callable:
-    """A request whose load failed is computed; in front of loaded ones it may wait for memory that
-    they hold, and nothing is ever scheduled again."""
+    """A failed load may wait for ever for memory of loaded requests behind it."""
 
     def _select_waiting_queue_for_scheduling(self: Scheduler):
-        """Let requests whose blocks have been loaded go first where nothing runs.
+        """Let a request whose blocks have been loaded go first where nothing runs.
 
-        They hold memory that a request in front of them may be waiting for, for ever.
+        It holds memory that a request in front of it may be waiting for, for ever.
         """
-        queue = self.skipped_waiting
-        if (
-            self.running
-            or not queue
-            or self.policy is not SchedulingPolicy.FCFS
-            or _our_coordinator(self) is None
-        ):
+        if self.running or not self.skipped_waiting or _our_coordinator(self) is None:
             return original(self)
-        head = queue.peek_request()
-        if head.num_computed_tokens == 0:
-            for request in [r for r in queue if _is_loaded(self, r)][::-1]:
-                queue.remove_request(request)
-                queue.prepend_request(request)
-        return original(self)
+        chosen = original(self)
+        if chosen is None or _is_loaded(self, chosen.peek_request()):
+            return chosen
+        loaded = next((r for r in self.skipped_waiting if _is_loaded(self, r)), None)
+        return chosen if loaded is None else _OneRequest(self.skipped_waiting, loaded)
 
     return _select_waiting_queue_for_scheduling
 
@@ -164,56 +173,137 @@ def wrap_select_waiting_queue(original: Callable) -> Callable:
 def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
     if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
         return request.request_id in scheduler.finished_recving_kv_req_ids
-    return request.num_computed_tokens > 0
+    is_ready = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    return is_ready and request.num_computed_tokens > 0
+
+
+class _OneRequest:
+    """A waiting queue as far as the scheduler asks: at its head is a request from inside of one."""
+
+    def __init__(self, queue: RequestQueue, request: Request) -> None:
+        self._queue, self._request = queue, request
+
+    def peek_request(self) -> Request:
+        """Return the request."""
+        return self._request
+
+    def pop_request(self) -> Request:
+        """Take the request out of its queue."""
+        self._queue.remove_request(self._request)
+        return self._request
 
 
 @changes(f"{_SCHEDULER}._preempt_request", UNWRITTEN)
 def wrap_preempt_request(original: Callable) -> Callable:
-    """By priority, a request can be preempted in the step that it was just scheduled in; what it
-    entered is never written."""
+    """What a request entered in the step of its preemption is never written."""
 
     def _preempt_request(self: Scheduler, request: Request, *args, **kwargs) -> None:
         coordinator = _our_coordinator(self)
-        if coordinator is not None:
-            coordinator.withdraw_unwritten(request.request_id)
-        original(self, request, *args, **kwargs)
+        if coordinator is None:
+            original(self, request, *args, **kwargs)
+            return
+        with coordinator.preempting(request.request_id):
+            original(self, request, *args, **kwargs)
 
     return _preempt_request
 
 
-@changes(f"{_SCHEDULER}._update_after_schedule", PARTIAL_HITS)
+@changes(f"{_SCHEDULER}._update_after_schedule", COORDINATOR)
 def wrap_update_after_schedule(original: Callable) -> Callable:
-    """The one call that every scheduler makes on the output it has built."""
+    """The one call that every scheduler makes on its output."""
 
     def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> None:
-        copies = self.kv_cache_manager.take_kv_cache_block_copies()
-        if copies is not None:
-            scheduler_output.kv_cache_block_copies = copies
+        coordinator = _our_coordinator(self)
+        if coordinator is not None:
+            if copies := coordinator.take_block_copies():
+                scheduler_output.kv_cache_block_copies = copies
+            coordinator.step_is_dispatched(scheduler_output)
+            if not (self.running or scheduler_output.num_scheduled_tokens):
+                _give_back_blocks(self)
         original(self, scheduler_output)
 
     return _update_after_schedule
 
 
+def _give_back_blocks(scheduler: Scheduler) -> None:
+    """Take the blocks of a waiting request back if nothing could be scheduled for want of memory.
+
+    Requests that have loaded blocks, and streaming sessions with more input, hold memory while they
+    wait. If each of them needs what the others hold, nothing would ever be scheduled again. The one
+    that came last is computed or loaded again.
+    """
+    if scheduler.pause_state != PauseState.UNPAUSED:
+        return
+    holders = []
+    for request in (*scheduler.waiting, *scheduler.skipped_waiting):
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            if not _is_loaded(scheduler, request):
+                return  # what arrives may be let in
+        elif _is_loaded(scheduler, request):
+            holders.append(request)
+    if holders:
+        last = max(holders, key=lambda r: (r.priority, r.arrival_time))
+        scheduler.kv_cache_manager.free(last)
+        last.num_computed_tokens = 0
+        running_release().forget_prefill(scheduler, last)
+
+
 @changes(f"{_SCHEDULER}.update_from_output", CONNECTORS)
 def wrap_update_from_output(original: Callable) -> Callable:
-    """A KV connector writes beside the steps: what a step copies from must not be given away before
-    the step has run."""
+    """Holds a copy's source until the step has run, and hides rows until they are loaded."""
 
     def update_from_output(
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         coordinator = _our_coordinator(self)
-        if coordinator is not None and (copies := scheduler_output.kv_cache_block_copies):
-            coordinator.confirm_block_copies(copies)
-        return original(self, scheduler_output, model_runner_output)
+        if coordinator is not None:
+            reported = model_runner_output.kv_connector_output
+            lost = lost_blocks(reported.invalid_block_ids) if reported is not None else set()
+            coordinator.step_has_run(scheduler_output, lost)
+            for request_id in coordinator.ledger.take_restarted():
+                # vLLM would take the rejected ones off the tokens that are computed since.
+                scheduler_output.scheduled_spec_decode_tokens.pop(request_id, None)
+        outputs = original(self, scheduler_output, model_runner_output)
+        if coordinator is not None:
+            for session in coordinator.ledger.take_moved_on():
+                _let_wait(self, session)
+        return outputs
 
     return update_from_output
 
 
+def _let_wait(scheduler: Scheduler, session: Request) -> None:
+    """Put a session that has new input into the queue if it is in none.
+
+    vLLM puts a session there whose turn ends. If it was preempted in a step scheduled since, vLLM
+    takes it out again with the requests that have ended, and it would wait for ever.
+    """
+    queues = (scheduler.waiting, scheduler.skipped_waiting)
+    is_ready = session.status == RequestStatus.WAITING
+    if is_ready and not any(session is other for queue in queues for other in queue):
+        scheduler._enqueue_waiting_request(session)
+
+
+@changes(f"{_SCHEDULER}._update_request_as_session", SESSIONS)
+def wrap_update_request_as_session(original: Callable) -> Callable:
+    """vLLM keeps the hash of a token that a session drops."""
+
+    def _update_request_as_session(
+        self: Scheduler, session: Request, update: StreamingUpdate
+    ) -> None:
+        coordinator = _our_coordinator(self)
+        if coordinator is None:
+            original(self, session, update)
+            return
+        with coordinator.session_continues(session, has_new_items=bool(update.mm_features)):
+            original(self, session, update)
+
+    return _update_request_as_session
+
+
 @changes(f"{_SCHEDULER}.reset_prefix_cache", KV_EVENTS)
 def wrap_reset_prefix_cache(original: Callable) -> Callable:
-    """vLLM publishes events behind a step. An engine that is reset while it is idle makes none, and
-    routers would go on sending requests to a cache that is gone."""
+    """Routers hear of a reset, although an idle engine makes no step."""
 
     def reset_prefix_cache(self: Scheduler, *args, **kwargs) -> bool:
         is_reset = original(self, *args, **kwargs)
@@ -231,13 +321,14 @@ PATCHES: tuple[Patch, ...] = (
     wrap_handle_invalid_blocks,
     wrap_select_waiting_queue,
     wrap_preempt_request,
+    wrap_update_request_as_session,
     wrap_reset_prefix_cache,
+    # A default on the class: dataclasses.replace drops what is only on the instance.
     Add(
         target=f"{_OUTPUT}.kv_cache_block_copies",
         replacement=None,
         **PARTIAL_HITS,
-        why="Workers are told which pages to copy before the step. A default on the class: "
-        "dataclasses.replace drops what is only on the instance.",
+        why="Tells workers which pages to copy before the step.",
     ),
     wrap_update_after_schedule,
     wrap_update_from_output,

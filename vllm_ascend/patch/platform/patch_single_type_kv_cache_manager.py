@@ -28,7 +28,7 @@ def _of_manager(manager: str) -> Callable[[Callable], Wrap]:
 
 @_of_manager("SingleTypeKVCacheManager")
 def wrap_cache_blocks(original: Callable) -> Callable:
-    """Only blocks that can serve a hit at a kept boundary are entered."""
+    """Enters only blocks that can serve a hit at a kept boundary."""
 
     def cache_blocks(
         self: SingleTypeKVCacheManager,
@@ -52,7 +52,7 @@ def wrap_cache_blocks(original: Callable) -> Callable:
 
 
 def _wrap_override(original: Callable) -> Callable:
-    """It overrides the base method and must take the same arguments."""
+    """Overrides the base method, so takes the same arguments."""
 
     def cache_blocks(
         self: SingleTypeKVCacheManager,
@@ -106,14 +106,14 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),
         **BLOCK_MASK,
-        why="Look-up and mask must agree on how many blocks a window needs.",
+        why="Look-up and mask must agree on a window's blocks.",
         superseded_by=f"{_WINDOW}._contiguous_blocks_for_hit",
     ),
     Add(
         target=f"{_WINDOW}.reachable_block_mask",
         replacement=classmethod(managers.sliding_window_reachable_block_mask),
         **RETENTION,
-        why="A window only needs the blocks of its tail before a kept boundary.",
+        why="A window needs only its tail before a kept boundary.",
         superseded_by=f"{_WINDOW}.reachable_block_mask",
     ),
     wrap_get_manager_for_kv_cache_spec,

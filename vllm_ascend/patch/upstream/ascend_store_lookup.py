@@ -14,7 +14,7 @@ from vllm_ascend.core.layout.specs import (
     tokens_per_block,
     unpack_uniform,
 )
-from vllm_ascend.core.retention.boundaries import tail_blocks
+from vllm_ascend.core.policy.boundaries import tail_blocks
 
 
 def stored_tokens(worker: Any, num_tokens: int, block_hashes: Sequence[Any]) -> int:

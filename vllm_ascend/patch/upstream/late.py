@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend.patch.planner import replacement, resolve
+from vllm_ascend.patch.planner import replacement, resolve, signature_problems
 from vllm_ascend.patch.table import Override, Patch, PatchError, Wrap, source_digest
 
 # Module -> what of it is changed -> how, once it has been imported.
@@ -102,6 +102,8 @@ def _set_target(patch: Patch, _module: ModuleType) -> None:
         if digest not in patch.known_digests:
             raise PatchError(f"{patch.target} was replaced by somebody else (digest {digest})")
         new = replacement(patch, original)
+        if problems := signature_problems(patch, original, new):
+            raise PatchError("; ".join(problems))
     setattr(owner, name, new)
     _SET[patch.target] = (original, new)
 

@@ -16,10 +16,14 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.utils.math_utils import round_up
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from vllm_ascend.core.connectors import kv_transfer_contract
-from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
+from vllm_ascend.core.connectors.connector_rules import (
+    KNOWS_GRANULES,
+    KNOWS_ROWS,
+    TAKES_TAILS_ALONE,
+    TAKES_WHOLE_BLOCK_TAILS,
+)
 from vllm_ascend.core.connectors.failed_loads import is_affected
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.core.layout.specs import group_specs, is_compressed
@@ -28,6 +32,7 @@ from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore, PageAddresses
 from vllm_ascend.patch.upstream.ascend_store_lookup import stored_tokens
+from vllm_ascend.patch.upstream.ascend_store_tables import blocks_of_tails
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 # Attribute of a database of keys: whether requests' blocks may be null blocks.
@@ -46,8 +51,7 @@ def _change(name: str, **others: Any) -> Callable[[Callable], Wrap]:
 
 @_change("pool_scheduler:KVPoolScheduler.__init__")
 def wrap_scheduler_init(original: Callable) -> Callable:
-    """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
-    the granule."""
+    """It takes the smallest group's rows for a hash's tokens."""
 
     def note_drafts(scheduler: Any, _: KVTransferContract, vllm_config: VllmConfig) -> None:
         setattr(scheduler, _HAS_DRAFTS, vllm_config.speculative_config is not None)
@@ -57,9 +61,7 @@ def wrap_scheduler_init(original: Callable) -> Callable:
 
 @_change("pool_worker:KVPoolWorker.__init__")
 def wrap_worker_init(original: Callable) -> Callable:
-    """It takes the smallest group's rows for the tokens of a request hash; the hash granularity is
-    the granule. Keys do not tell layouts apart: engines with other block sizes or pages would
-    read each other's."""
+    """It takes rows for a hash's tokens as well, and its keys name no layout."""
 
     def name_layout(worker: Any, contract: KVTransferContract, vllm_config: VllmConfig) -> None:
         worker.token_database.hash_block_size = contract.hash_block_size
@@ -118,7 +120,7 @@ def _wrap_init(
     ),
 )
 def wrap_get_block_hashes(original: Callable) -> Callable:
-    """State blocks are finer than a granule, so a hash names several of them."""
+    """State blocks are finer than a granule, so a hash names several."""
 
     def get_block_hashes(
         block_hashes: Sequence[Any], group_block_size: int, hash_block_size: int, *args, **kwargs
@@ -166,15 +168,13 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
 
 @_change("config_data:ChunkedTokenDatabase.process_tokens_with_block_ids")
 def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
-    """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
-    not."""
+    """After a hit it stores windows' null blocks under wrong keys."""
     return _without_null_blocks(original)
 
 
 @_change("config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids")
 def wrap_process_token_key_strings_with_block_ids(original: Callable) -> Callable:
-    """Behind a hit, windows have null blocks; their page was stored under the keys of what it is
-    not."""
+    """After a hit it stores windows' null blocks under wrong keys."""
     return _without_null_blocks(original)
 
 
@@ -191,8 +191,7 @@ def _without_null_blocks(original: Callable) -> Callable:
 
 @_change("pool_worker:KVPoolWorker.lookup_scheduler")
 def wrap_lookup_scheduler(original: Callable) -> Callable:
-    """It asks for the pages of windows alone, and of all that they have left: pages of other groups
-    that are gone from the pool were read as whatever stood in the block."""
+    """It asks for windows' pages only, and reads lost pages of other groups."""
 
     def lookup_scheduler(
         self, token_len, block_hashes, kv_cache_group_ids=None, use_layerwise=False
@@ -211,7 +210,7 @@ def wrap_lookup_scheduler(original: Callable) -> Callable:
 
 @_change("config_data:ChunkedTokenDatabase.prepare_value")
 def wrap_prepare_value(original: Callable) -> Callable:
-    """A store's client is told addresses; which block has lost its page is not known from them."""
+    """A store's addresses do not tell which block lost its page."""
 
     def prepare_value(self, *args, **kwargs) -> tuple[PageAddresses, list[int], int]:
         addresses, sizes, block_id = original(self, *args, **kwargs)
@@ -222,8 +221,7 @@ def wrap_prepare_value(original: Callable) -> Callable:
 
 @_change("ascend_store_connector:AscendStoreConnector.__init__")
 def wrap_connector_init(original: Callable) -> Callable:
-    """A page that could not be loaded is logged at most, where there are several groups, and its
-    block is read: vLLM would end the engine. The scheduler takes such requests back here."""
+    """vllm-ascend only logs a page that was not loaded, and reads its block."""
 
     def __init__(self, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
@@ -245,8 +243,7 @@ def wrap_connector_init(original: Callable) -> Callable:
 
 @_change("pool_worker:KVPoolWorker.wait_for_save")
 def wrap_wait_for_save(original: Callable) -> Callable:
-    """vLLM lets it store while an exception ends the step: pages that were not computed, for every
-    engine of the pool to load. Nor may be stored what was computed behind a page that was lost."""
+    """It also stores pages that a failed step has not computed."""
 
     def wait_for_save(self, connector_metadata) -> Any:
         """Store what the step has computed."""
@@ -272,8 +269,7 @@ def _step_has_failed() -> bool:
 
 @_change("pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens")
 def wrap_get_num_new_matched_tokens(original: Callable) -> Callable:
-    """The last row that draft layers have of a prefix depends on the token behind it, which the key
-    does not name."""
+    """A draft layer's last row depends on a token that no key names."""
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens) -> tuple[int, bool]:
         """Leave the last token of a hit to be computed where there are drafts."""
@@ -304,9 +300,7 @@ def _reads_draft_rows(scheduler: Any) -> bool:
 
 @_change("pool_scheduler:KVPoolScheduler.build_connector_meta")
 def wrap_build_connector_meta(original: Callable) -> Callable:
-    """It notes the blocks that a request is given, not those that its windows leave: where a page
-    of an earlier tail was gone from the pool, another request's rows were stored as it. And a hit
-    that ends before a page does loaded part of the page."""
+    """It remembers blocks that windows have left, and stores other requests' rows as theirs."""
 
     def build_connector_meta(self, scheduler_output) -> Any:
         _forget_tables_of_resumed(self, scheduler_output.scheduled_cached_reqs.resumed_req_ids)
@@ -323,7 +317,7 @@ def wrap_build_connector_meta(original: Callable) -> Callable:
         for request in metadata.requests:
             # Of one that waits for its load, all blocks are fresh from the pool.
             if request.req_id in computed:
-                request.block_ids_by_group = _held_blocks(
+                request.block_ids_by_group = blocks_of_tails(
                     self, request.block_ids_by_group, computed[request.req_id]
                 )
         return metadata
@@ -342,34 +336,35 @@ def _forget_tables_of_resumed(scheduler: Any, resumed: Iterable[str]) -> None:
             scheduler._request_trackers.pop(request_id, None)
 
 
-def _held_blocks(
-    scheduler: Any, tables: Sequence[list[int]], num_computed_tokens: int
-) -> list[list[int]]:
-    """Return a request's tables with null blocks where windows were left before this step."""
-    held = []
-    specs = group_specs(scheduler.kv_cache_config)
-    for spec, block_tokens, table in zip(specs, scheduler.grouped_block_size, tables, strict=True):
-        num_left = 0
-        if isinstance(spec, SlidingWindowSpec):
-            # +1: the next token's window has itself as its last.
-            left_tokens = max(num_computed_tokens - spec.sliding_window + 1, 0)
-            num_left = min(left_tokens // block_tokens, len(table))
-        held.append([NULL_BLOCK_ID] * num_left + table[num_left:])
-    return held
-
-
 PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_GRANULES}",
         replacement=True,
-        why="With the patches below it reads hashes of any size, and it loads whole blocks only "
-        "where a request loads.",
+        why="Takes hashes of any size; only loads need whole blocks.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Add(
+        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_ROWS}",
+        replacement=True,
+        why="Counts the tokens of compressed blocks by their ratio.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Add(
+        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{TAKES_TAILS_ALONE}",
+        replacement=True,
+        why="With these patches it is told of tails alone.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Add(
+        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{TAKES_WHOLE_BLOCK_TAILS}",
+        replacement=True,
+        why="Its hits end with whole blocks and need all their windows' blocks.",
         **UPSTREAM_CONNECTORS,
     ),
     Add(
         target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.{_HAS_NULL_BLOCKS}",
         replacement=False,
-        why="Null blocks are left out where the worker knows its KV cache groups.",
+        why="Leaves null blocks out where the worker knows its groups.",
         **UPSTREAM_CONNECTORS,
     ),
     wrap_scheduler_init,

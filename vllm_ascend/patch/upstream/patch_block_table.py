@@ -11,9 +11,7 @@ from vllm_ascend.patch.table import Patch, changes
 
 @changes("vllm_ascend.worker.block_table:BlockTable.move_row", CHECKOUT_CACHE)
 def wrap_move_row(original: Callable) -> Callable:
-    """A row that moved keeps its blocks. The next request in it may have fewer, and where a
-    scheduler of vllm-ascend's gave it none for drafts yet, they overwrite rows of the one that
-    moved."""
+    """A moved row keeps its blocks, so drafts overwrite other requests' rows."""
 
     def move_row(self, src: int, tgt: int) -> None:
         original(self, src, tgt)

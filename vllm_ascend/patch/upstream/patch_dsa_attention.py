@@ -31,7 +31,7 @@ def _change(target: str) -> Callable[[Callable], Wrap]:
 
 @_change(f"{_LAYER}.get_kv_cache_spec")
 def wrap_get_kv_cache_spec(original: Callable) -> Callable:
-    """Compressed blocks of 128 rows are hard-coded."""
+    """It hard-codes compressed blocks of 128 rows."""
 
     def get_kv_cache_spec(self, vllm_config) -> KVCacheSpec | None:
         spec, config = original(self, vllm_config), load_config()
@@ -44,8 +44,7 @@ def wrap_get_kv_cache_spec(original: Callable) -> Callable:
 
 @_change(f"{_BACKEND}.get_supported_kernel_block_sizes")
 def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
-    """The runner splits blocks of 64 rows and refuses the state blocks of smaller sizes; the
-    kernels take them."""
+    """The runner splits blocks of 64 rows and refuses smaller state blocks; kernels take them."""
 
     def get_supported_kernel_block_sizes() -> list[int]:
         sizes = original()
@@ -56,7 +55,7 @@ def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
 
 
 def wrap_build(original: Callable) -> Callable:
-    """Slots are split into block and row by 128 where the caller names no block size."""
+    """It splits slots by 128 where the caller names no block size."""
 
     def build(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("block_size", self.kv_cache_spec.block_size)
@@ -66,8 +65,7 @@ def wrap_build(original: Callable) -> Callable:
 
 
 def wrap_build_for_drafting(original: Callable) -> Callable:
-    """From the second draft token on, the proposer looks blocks of 128 tokens up in a table of
-    smaller ones, and would write into another place, or another request."""
+    """From the second draft token on it assumes blocks of 128 tokens."""
 
     def build_for_drafting(self, draft_step: int, common_attn_metadata, *args: Any, **kwargs: Any):
         self.block_size = self.kv_cache_spec.block_size
@@ -89,8 +87,7 @@ def wrap_shifting(first_request: Callable[[Any], int]) -> Callable:
     """
 
     def wrap(original: Callable) -> Callable:
-        """State tables hold the last blocks of a request only: the compressors must count from
-        the first token that a row covers."""
+        """State tables hold only last blocks, so compressors count from the first token there."""
 
         def build_metadata(self, *args: Any, **kwargs: Any):
             metadata = original(self, *args, **kwargs)

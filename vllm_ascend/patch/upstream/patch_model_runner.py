@@ -21,8 +21,7 @@ _ATTENTION = "attn"
     CHECKOUT_CACHE,
 )
 def wrap_allocate(original: Callable) -> Callable:
-    """Layers are given views; whole pages can only be copied in the raw tensors. A bare assertion
-    says that layers and tensors disagree, not which."""
+    """Whole pages can only be copied in the raw tensors; says which layers do not fit."""
 
     def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, RawTensors]:
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vllm-ascend's hybrid Mooncake connector: layouts are compared, failed pulls are told, and the
-prompt's blocks alone are handed over.
+"""vllm-ascend's hybrid Mooncake connector: layouts are compared, failed and late pulls are told,
+and the prompt's blocks alone are handed over.
 
 Its prefill side sends its metadata when a decode side asks for the first time; the description of
 the KV cache travels along. Both threads of the connector go on as they are.
@@ -10,21 +10,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
+import zmq
 from vllm.utils.math_utils import cdiv
 
 from vllm_ascend.core.connectors import kv_transfer_contract
-from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES
+from vllm_ascend.core.connectors.connector_rules import (
+    KNOWS_GRANULES,
+    KNOWS_ROWS,
+    TAKES_TAILS_ALONE,
+)
 from vllm_ascend.core.connectors.contract_decoder import CONTRACT_FIELD, ContractDecoder
 from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
+from vllm_ascend.patch.upstream.mooncake_held_blocks import AnsweringSocket, pulled_while_held
 
 _MODULE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 
@@ -38,7 +45,7 @@ def _change(name: str) -> Callable[[Callable], Wrap]:
 
 @_change("MooncakeConnectorWorker.register_kv_caches")
 def wrap_register_kv_caches(original: Callable) -> Callable:
-    """The threads that it starts must know how this side lays its KV cache out."""
+    """Both sides must know how pages are laid out."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         contract = None
@@ -55,7 +62,7 @@ def wrap_register_kv_caches(original: Callable) -> Callable:
 
 @_change("KVCacheSendingThread.__init__")
 def wrap_sending_thread_init(original: Callable) -> Callable:
-    """The metadata that a decode side asks for says how pages are laid out."""
+    """Both sides must know how pages are laid out."""
 
     def __init__(self, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
@@ -68,10 +75,26 @@ def wrap_sending_thread_init(original: Callable) -> Callable:
     return __init__
 
 
+@_change("KVCacheSendingThread.run_busy_loop")
+def wrap_run_busy_loop(original: Callable) -> Callable:
+    """It gives blocks away after a time limit, of which the decode side must learn."""
+
+    def run_busy_loop(self, sock) -> None:
+        """Answer decode sides; those that ask whether a request's blocks are still held, too."""
+        tracker = self.task_tracker
+
+        def holds(request_id: str) -> bool:
+            with tracker.done_task_lock:
+                return request_id in tracker.reqs_to_process
+
+        original(self, AnsweringSocket(sock, holds))
+
+    return run_busy_loop
+
+
 @_change("KVCacheRecvingThread.__init__")
 def wrap_receiving_thread_init(original: Callable) -> Callable:
-    """It reads the block size that it is sent, and never compares it: with unequal sizes every
-    byte arrives, in the wrong place."""
+    """It never compares block sizes: unequal ones put bytes in the wrong place."""
 
     def __init__(self, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
@@ -87,6 +110,20 @@ def wrap_receiving_thread_init(original: Callable) -> Callable:
     return __init__
 
 
+@_change("KVCacheRecvingThread._get_remote_socket")
+def wrap_get_remote_socket(original: Callable) -> Callable:
+    """Pulls from a prefill side that died wait for ever."""
+
+    def get_remote_socket(self, remote_host: str, remote_handshake_port: int) -> Any:
+        """Return a socket that waits for an answer for a limited time, and is closed at once."""
+        socket = original(self, remote_host, remote_handshake_port)
+        socket.setsockopt(zmq.RCVTIMEO, int(self.timeout * 1000))
+        socket.setsockopt(zmq.LINGER, 0)
+        return socket
+
+    return get_remote_socket
+
+
 def _note_and_add(thread: Any, add_request: Callable, *, request_id: str, **request: Any) -> None:
     """Note a request as one to wait for before its pull can be done.
 
@@ -98,15 +135,15 @@ def _note_and_add(thread: Any, add_request: Callable, *, request_id: str, **requ
 
 @_change("KVCacheRecvingThread._transfer_kv_cache")
 def wrap_transfer(original: Callable) -> Callable:
-    """A pull that fails is logged and then counted as done: the request would be decoded from what
-    lay in its blocks before."""
+    """It counts failed pulls as done, and reads foreign rows if a pull comes late."""
 
     def transfer(self, req_meta: dict[str, Any]) -> None:
         """Pull a request's blocks; whatever goes wrong, they are reported as not loaded."""
+        blocks = {block_id for group in req_meta["local_block_ids"] for block_id in group}
         try:
-            original(self, req_meta)
+            with _while_held(req_meta) if blocks else nullcontext():
+                original(self, req_meta)
         except Exception:
-            blocks = {block_id for group in req_meta["local_block_ids"] for block_id in group}
             with self.failed_blocks_lock:
                 self.failed_block_ids |= blocks
             raise
@@ -114,10 +151,15 @@ def wrap_transfer(original: Callable) -> Callable:
     return transfer
 
 
+def _while_held(req_meta: dict[str, Any]) -> AbstractContextManager[None]:
+    return pulled_while_held(
+        req_meta["remote_host"], req_meta["remote_handshake_port"], req_meta["remote_request_id"]
+    )
+
+
 @_change("MooncakeConnectorScheduler.request_finished_all_groups")
 def wrap_request_finished(original: Callable) -> Callable:
-    """With drafts a request may hold blocks behind its prompt. Windows' blocks were counted from
-    the end of the table, and pulled into those of earlier tokens: wrong answers."""
+    """With drafts it counts windows' blocks from the end of too long a table: wrong answers."""
 
     def request_finished_all_groups(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]:
         """Hand over blocks of the prompt alone."""
@@ -146,7 +188,19 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_MODULE}:MooncakeConnector.{KNOWS_GRANULES}",
         replacement=True,
-        why="It reads no hashes, and asks for whole blocks only where a request loads.",
+        why="Takes hashes of any size; only loads need whole blocks.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Add(
+        target=f"{_MODULE}:MooncakeConnector.{KNOWS_ROWS}",
+        replacement=True,
+        why="Counts the tokens of compressed blocks by their ratio.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Add(
+        target=f"{_MODULE}:MooncakeConnector.{TAKES_TAILS_ALONE}",
+        replacement=True,
+        why="Hands over windows' last blocks, behind which the other side goes on.",
         **UPSTREAM_CONNECTORS,
     ),
     Add(
@@ -157,7 +211,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     wrap_register_kv_caches,
     wrap_sending_thread_init,
+    wrap_run_busy_loop,
     wrap_receiving_thread_init,
+    wrap_get_remote_socket,
     replace(wrap_transfer, target=f"{wrap_transfer.target}_all_groups"),
     wrap_transfer,
     wrap_request_finished,

@@ -18,8 +18,7 @@ _CLASS = "vllm_ascend.core.recompute_scheduler:RecomputeScheduler"
 
 @changes(f"{_CLASS}.schedule", CHECKOUT_CACHE)
 def wrap_schedule(original: Callable) -> Callable:
-    """On a decode node it frees a running request itself instead of preempting it: what the request
-    entered in this step is never written."""
+    """On a decode node it frees running requests; what they entered is never written."""
 
     def schedule(self: Scheduler) -> SchedulerOutput:
         coordinator = self.kv_cache_manager.coordinator
@@ -36,6 +35,6 @@ PATCHES: tuple[Patch, ...] = (
     changes(
         f"{_CLASS}.update_from_output",
         CHECKOUT_CACHE,
-        why="It overrides vLLM's, which is told here that a step has run.",
+        why="Overrides vLLM's, which is told that a step has run.",
     )(wrap_update_from_output.replacement),
 )

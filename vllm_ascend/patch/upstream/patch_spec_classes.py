@@ -37,8 +37,7 @@ def _rebind(module: str, name: str) -> Rebind:
         replacement=spec,
         keepers=tuple(f"{keeper}:{name}" for keeper in keepers),
         **CHECKOUT_SPECS,
-        why="vllm-ascend's runner and schedulers take the class by vLLM's name, and pass and read "
-        "what only Ascend's has.",
+        why="vllm-ascend takes the class by vLLM's name, and reads what only Ascend's has.",
     )
 
 

@@ -19,7 +19,7 @@ from vllm_ascend.prefix_cache_config import load_config
     aliases=("vllm_ascend.platform:refresh_block_size",),
 )
 def wrap_refresh_block_size(original: Callable) -> Callable:
-    """vllm-ascend sets 128 for DeepSeek-V4 whatever --block-size says."""
+    """It sets 128 for DeepSeek-V4 whatever --block-size says."""
 
     def refresh_block_size(vllm_config: VllmConfig) -> None:
         """Let the original decide, and undo its 128 for DeepSeek-V4 under our layout.

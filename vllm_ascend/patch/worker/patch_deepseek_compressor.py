@@ -24,7 +24,7 @@ def _cache_layer(target: str, layer: type, keepers: tuple[str, ...] = ()) -> Reb
         replacement=layer,
         keepers=keepers,
         **CHECKOUT_BLOCK_SIZE,
-        why="The NPU stores rows in its own way, in blocks of the configured size.",
+        why="The NPU stores rows its own way, in blocks of the configured size.",
     )
 
 

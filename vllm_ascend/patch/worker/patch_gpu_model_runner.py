@@ -23,7 +23,7 @@ _CLASS = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
 @changes(f"{_CLASS}._allocate_kv_cache_tensors", PARTIAL_HITS)
 def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
-    """Layers are given views; whole pages can only be copied in the raw tensors."""
+    """Whole pages can only be copied in the raw tensors; layers get views."""
 
     def _allocate_kv_cache_tensors(
         self: GPUModelRunner, kv_cache_config: KVCacheConfig
@@ -38,7 +38,7 @@ def wrap_allocate_kv_cache_tensors(original: Callable) -> Callable:
 
 @changes(f"{_CLASS}._update_states", PARTIAL_HITS)
 def wrap_update_states(original: Callable) -> Callable:
-    """The first thing of a step, before anything is read, written or loaded."""
+    """A step's first call, before anything is read, written or loaded."""
 
     def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput):
         # The original zeroes fresh pages, so copies come behind it; nothing has read or written
@@ -58,7 +58,7 @@ def wrap_update_states(original: Callable) -> Callable:
 
 @changes(f"{_CLASS}.may_reinitialize_input_batch", ROW_LAYOUT)
 def wrap_may_reinitialize_input_batch(original: Callable) -> Callable:
-    """vLLM's block tables take every token for a row; compressed groups have one for many."""
+    """vLLM's block tables take every token for a row; compressed groups have fewer."""
 
     def may_reinitialize_input_batch(
         self: GPUModelRunner, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
@@ -90,13 +90,13 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.kv_cache_pages",
         replacement=(),
         **PARTIAL_HITS,
-        why="The raw KV cache tensors as pages; none until they are allocated.",
+        why="The raw KV cache tensors as pages, once allocated.",
     ),
     Add(
         target=f"{_CLASS}.num_block_copies",
         replacement=0,
         **PARTIAL_HITS,
-        why="How many blocks a runner has copied; one without this makes no copies.",
+        why="Counts copied blocks; a runner without this makes no copies.",
     ),
     wrap_allocate_kv_cache_tensors,
     wrap_update_states,

@@ -15,8 +15,7 @@ from vllm_ascend.worker.block_copies import execute_with_copies
 
 @changes("vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", PARTIAL_HITS)
 def wrap_execute_model(original: Callable) -> Callable:
-    """Whatever the worker's class: a runner of its own, or one that overrides `_update_states`,
-    would leave the copies out without a word."""
+    """A runner that overrides `_update_states` would silently copy nothing."""
 
     def execute_model(self: WorkerWrapperBase, scheduler_output: SchedulerOutput):
         copies = scheduler_output.kv_cache_block_copies

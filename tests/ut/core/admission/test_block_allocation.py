@@ -14,6 +14,7 @@ from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats
+from vllm_ascend.core.retention.ledger import Ledger
 
 
 class Admission:
@@ -30,6 +31,7 @@ class Admission:
             RequestFootprint(plan),
             SuccessorHashes(4),
             CacheStats(),
+            Ledger(has_connector=False),
         )
         self.group, self.allocation = groups[0], caching.allocation
         assert isinstance(self.allocation, BlockAllocation)

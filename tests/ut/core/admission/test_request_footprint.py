@@ -12,11 +12,11 @@ import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.admission.request_footprint import blocks_spanned
 from vllm_ascend.core.layout.specs import is_windowed, tokens_per_block
+from vllm_ascend.dry_run import scheduler as factory
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.prefix_cache_config import VARIABLES
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay import scheduler as factory
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
 BEST = {**DSV4, "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}

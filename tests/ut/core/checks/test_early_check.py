@@ -16,11 +16,11 @@ from vllm.engine.arg_utils import EngineArgs
 import vllm_ascend
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.checks.early_check import check_settings
+from vllm_ascend.dry_run import scheduler as factory
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import SUPPORTED, running_release
-from vllm_ascend.replay import scheduler as factory
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
 ROWS = "VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"
@@ -43,7 +43,7 @@ def check(
     vllm_config.model_config.hf_text_config = text_config
     vllm_config.cache_config.block_size = block_size
     vllm_config.kv_transfer_config = connector
-    check_settings(vllm_config, load_config(environment))
+    check_settings(vllm_config, load_config(environment), running_release())
 
 
 @WHERE_BLOCKS_COUNT_ROWS
@@ -90,12 +90,21 @@ def test_no_cache_no_interval():
 def test_a_connector_that_expects_whole_blocks_counts():
     """As in the scheduler: without partial hits only whole blocks' multiples can be kept."""
     with pytest.raises(ValueError, match="multiples of 16384 tokens"):
-        check({**DSV4, **PARTIAL, RETENTION: "128"}, connector=connector("MooncakeConnector"))
+        check({**DSV4, **PARTIAL, RETENTION: "128"}, connector=fitting_connector())
 
 
 def connector(name: str, **extra: Any) -> KVTransferConfig:
     return KVTransferConfig(
         kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra or {}
+    )
+
+
+def fitting_connector() -> KVTransferConfig:
+    """One that says of itself that it fits the layout."""
+    return KVTransferConfig(
+        kv_connector="IdleConnector",
+        kv_connector_module_path="vllm_ascend.doctor.idle_connector",
+        kv_role="kv_both",
     )
 
 
@@ -106,8 +115,8 @@ CANNOT_WORK_TOGETHER = {
         f"--disable-hybrid-kv-cache-manager {REFUSED}.*: leave the option out",
     ),
     "hybrid manager turned off by vLLM": (
-        {"kv_transfer_config": connector("MooncakeConnector")},
-        "KV connector MooncakeConnector .*: add --no-disable-hybrid-kv-cache-manager",
+        {"kv_transfer_config": fitting_connector()},
+        "KV connector IdleConnector .*: add --no-disable-hybrid-kv-cache-manager",
     ),
     "connector of one group": (
         {"kv_transfer_config": connector("ExampleConnector")},
@@ -129,7 +138,14 @@ CANNOT_WORK_TOGETHER = {
             "kv_transfer_config": connector("SimpleCPUOffloadConnector", cpu_bytes_to_use=1 << 28),
             "disable_hybrid_kv_cache_manager": False,
         },
-        f"KV connector SimpleCPUOffloadConnector {REFUSED}.*rows: leave --kv-transfer-config out",
+        f"KV connector SimpleCPUOffloadConnector {REFUSED}.*tokens: leave --kv-transfer-config out",
+    ),
+    "connector that does not say that it tells rows from tokens": (
+        {
+            "kv_transfer_config": connector("MooncakeConnector"),
+            "disable_hybrid_kv_cache_manager": False,
+        },
+        f"KV connector MooncakeConnector {REFUSED}.*name a connector whose class has knows_rows",
     ),
     "no connector of that name": (
         {
@@ -201,7 +217,7 @@ def test_options_that_can_work_together_pass(model, monkeypatch):
     monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
     create_engine_config(
         model,
-        kv_transfer_config=connector("MooncakeConnector"),
+        kv_transfer_config=fitting_connector(),
         disable_hybrid_kv_cache_manager=False,
         enable_chunked_prefill=False,
     )

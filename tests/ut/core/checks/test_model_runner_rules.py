@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from vllm import envs
 
-from tests.release_marks import WHERE_THE_SECOND_RUNNER_RUNS
+from tests.release_marks import WHERE_THE_SECOND_RUNNER_RUNS, with_our_interval
 from vllm_ascend.core.checks.model_runner_rules import check_model_runner
-from vllm_ascend.replay.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
 pytestmark = WHERE_THE_SECOND_RUNNER_RUNS
 
@@ -24,7 +24,7 @@ def start(
     """Build the scheduler as the engine does."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
     assert envs.VLLM_USE_V2_MODEL_RUNNER is (v2 == "1")
-    for name, value in environment.items():
+    for name, value in with_our_interval(environment).items():
         monkeypatch.setenv(name, value)
     build_scheduler(layout, SchedulerOptions(num_blocks=20_000))
 

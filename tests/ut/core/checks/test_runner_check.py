@@ -10,8 +10,8 @@ from vllm.engine.arg_utils import EngineArgs
 
 import vllm_ascend
 from tests.release_marks import WHERE_THE_SECOND_RUNNER_RUNS
-from vllm_ascend.models.tiny.maker import make_tiny_model
 from vllm_ascend.prefix_cache_config import VARIABLES
+from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
 pytestmark = WHERE_THE_SECOND_RUNNER_RUNS
 

@@ -1,57 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where hits may end beside a KV connector, and that it is asked once."""
+"""Which KV connectors are let in, where hits may end beside one, and that it is asked once."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
 from vllm_ascend.core.connectors.connector_rules import (
     ConnectorQuery,
+    check_row_layout,
     knows_granules,
+    least_gain,
     look_up_limit,
+    takes_tails_alone,
+    takes_whole_block_tails,
 )
+from vllm_ascend.releases import running_release
+from vllm_ascend.tier.registration import CONNECTOR
 
 
-class Knowing:
-    knows_granules = True
+class Knowing(KVConnectorBase_V1, SupportsHMA):
+    knows_granules = knows_rows = takes_tails_alone = True
 
 
-class Plain:
+class OfPool(Knowing):
+    takes_whole_block_tails = True
+
+
+class Plain(KVConnectorBase_V1, SupportsHMA):
     pass
 
 
-def transfer(connector: str, **extra) -> KVTransferConfig:
+class OfOneGroup(KVConnectorBase_V1):
+    knows_rows = True
+
+
+class Several(MultiConnector, SupportsHMA):
+    """As vllm-ascend's, and vLLM's of later releases."""
+
+
+class Wrapper(KVConnectorBase_V1, SupportsHMA):
+    """Has others inside, and is none of vLLM's: nobody knows what it makes of them."""
+
+
+def transfer(connector: str, *parts: str) -> KVTransferConfig:
+    told = [part(name) for name in parts]
     return KVTransferConfig(
-        kv_connector=connector,
-        kv_connector_module_path=__name__,
-        kv_role="kv_both",
-        kv_connector_extra_config=extra,
+        **part(connector), kv_connector_extra_config={"connectors": told} if told else {}
     )
 
 
-@pytest.fixture(autouse=True)
-def signatures_are_not_looked_at(monkeypatch):
-    module = "vllm.distributed.kv_transfer.kv_connector.factory.supports_kw"
-    monkeypatch.setattr(module, lambda *args: True)
+def part(name: str) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_connector_module_path": __name__, "kv_role": "kv_both"}
 
 
-def test_a_connector_says_itself_that_it_knows_granules():
-    assert knows_granules(transfer("Knowing"))
-    assert not knows_granules(transfer("Plain"))
-    assert not knows_granules(None)
+@pytest.mark.parametrize("says", [knows_granules, takes_tails_alone])
+def test_a_connector_says_itself_what_it_copes_with(says):
+    assert says(transfer("Knowing"))
+    assert not says(transfer("Plain"))
+    assert not says(None)
 
 
 @pytest.mark.parametrize(
-    "names, expected",
-    [(["Knowing", "Knowing"], True), (["Knowing", "Plain"], False)],
+    "connector, parts, expected",
+    [
+        ("Several", ["Knowing", "Knowing"], True),
+        ("Several", ["Knowing", "Plain"], False),
+        ("Wrapper", ["Knowing", "Knowing"], False),
+    ],
 )
-def test_several_connectors_know_granules_only_together(names, expected):
-    parts = [
-        {"kv_connector": name, "kv_connector_module_path": __name__, "kv_role": "kv_both"}
-        for name in names
-    ]
-    assert knows_granules(transfer("Plain", connectors=parts)) is expected
+def test_several_connectors_cope_only_together(connector, parts, expected):
+    assert knows_granules(transfer(connector, *parts)) is expected
+    assert takes_tails_alone(transfer(connector, *parts)) is expected
+
+
+@pytest.mark.parametrize(
+    "told, expected",
+    [(("Knowing",), False), (("OfPool",), True), (("Several", "Knowing", "OfPool"), True)],
+)
+def test_one_that_takes_tails_of_whole_blocks_is_enough_for_all(told, expected):
+    assert takes_whole_block_tails(transfer(*told)) is expected
+    assert takes_tails_alone(transfer(*told))
+
+
+def check(config: KVTransferConfig) -> None:
+    check_row_layout(
+        config,
+        "--kv-transfer-config",
+        hybrid_is_off=False,
+        needed_settings=running_release().needed_settings,
+    )
+
+
+@pytest.mark.parametrize("told", [("Knowing",), ("Several", "Knowing", "Knowing")])
+def test_connectors_that_say_that_they_know_rows_are_let_in(told):
+    check(transfer(*told))
+
+
+@pytest.mark.parametrize(
+    "told, refused",
+    [
+        (("Plain",), "Plain .* has knows_rows = True"),
+        (("Several", "Knowing", "Plain"), "Plain .* has knows_rows = True"),
+        (("Several", "Knowing", "OfOneGroup"), "OfOneGroup .* has SupportsHMA"),
+        (("Several",), "Several .* has knows_rows = True"),
+        (("Wrapper", "Knowing"), "Wrapper .* has knows_rows = True"),
+    ],
+)
+def test_others_are_refused_with_a_sentence_that_says_how_to_declare_oneself(told, refused):
+    with pytest.raises(ValueError, match=f"the KV connector {refused}") as raised:
+        check(transfer(*told))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted({*KVConnectorFactory._registry} - {CONNECTOR}))
+def test_no_connector_of_vllms_has_been_found_to_tell_rows_from_tokens(name):
+    """Whoever reads one and finds that it does sets its attribute, and changes this test."""
+    with pytest.raises(ValueError, match=r"cannot be used|No module named"):
+        check(KVTransferConfig(kv_connector=name, kv_role="kv_both"))
 
 
 @pytest.mark.parametrize(
@@ -70,26 +141,56 @@ def test_a_hit_leaves_a_token_to_compute_after_the_prompt_was_shortened(num_toke
 
 
 @pytest.mark.parametrize(
-    "answer, brings", [((0, False), False), ((5, True), True), ((5, False), True)]
+    "answer, partial, brings",
+    [
+        ((0, False), 28, False),
+        ((5, False), 20, True),
+        ((5, True), 21, False),  # as long as what is here
+        ((5, True), 28, False),  # shorter
+    ],
 )
-def test_the_scheduler_gets_the_answer_that_the_look_up_had(answer, brings):
+def test_external_tokens_replace_a_partial_hit_only_if_they_end_behind_it(answer, partial, brings):
     asked = []
     query = ConnectorQuery(lambda request, num: asked.append((request, num)) or answer)
-    assert query.brings_tokens("a", 16) is brings
-    assert query.get_num_new_matched_tokens("a", 28 if not brings else 16) == answer
+    assert query.brings_more("a", 16, partial) is brings
+    told = query.get_num_new_matched_tokens("a", 16 if brings else partial)
+    assert told == (answer if brings else (0, False))
     assert asked == [("a", 16)]
     query.get_num_new_matched_tokens("a", 16)
     assert len(asked) == 2, "an answer is good for one question"
 
 
+@pytest.mark.parametrize("gain, brings", [(12, True), (13, False)])
+def test_they_must_gain_what_the_load_costs(gain, brings):
+    query = ConnectorQuery(lambda request, num: (24, True), least_gain=gain)
+    assert query.brings_more("a", 16, 28) is brings
+
+
 def test_a_connector_that_cannot_tell_yet_may_bring_tokens():
-    assert ConnectorQuery(lambda request, num: (None, False)).brings_tokens("a", 0)
+    query = ConnectorQuery(lambda request, num: (None, False), least_gain=100)
+    assert query.brings_more("a", 0, 28)
+    assert query.get_num_new_matched_tokens("a", 0) == (None, False)
 
 
 def test_an_answer_is_not_given_to_another_request_or_a_later_look_up():
     query = ConnectorQuery(lambda request, num: (num, False))
-    query.brings_tokens("a", 16)
+    query.brings_more("a", 16, 20)
     assert query.get_num_new_matched_tokens("b", 8) == (8, False)
-    query.brings_tokens("a", 16)
+    query.brings_more("a", 16, 20)
     query.forget()
     assert query.get_num_new_matched_tokens("a", 32) == (32, False)
+
+
+@pytest.mark.parametrize("told", [-1, 1.5, "128", True, None])
+def test_a_least_gain_that_is_no_number_of_tokens_is_refused(told):
+    config = transfer("Knowing")
+    config.kv_connector_extra_config["least_gain_tokens"] = told
+    with pytest.raises(ValueError, match=r"least_gain_tokens.* allowed are whole numbers"):
+        least_gain(config)
+
+
+def test_the_least_gain_is_documented_and_can_be_set():
+    config = transfer("Knowing")
+    assert least_gain(config) == least_gain(None) == 256
+    config.kv_connector_extra_config["least_gain_tokens"] = 0
+    assert least_gain(config) == 0

@@ -18,9 +18,9 @@ from vllm_ascend.core.connectors.kv_transfer_contract import (
     check,
     describe,
 )
-from vllm_ascend.replay import scheduler as replay_scheduler
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.dry_run import scheduler as replay_scheduler
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
 CONTRACT = KVTransferContract(
     block_size=128,

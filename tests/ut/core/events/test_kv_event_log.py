@@ -13,7 +13,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup, HitRules
 from vllm_ascend.core.events.kv_event_log import KVEventLog
-from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.layout.block_names import BlockNames
 
 GRANULE = 4
 COARSE, WINDOW, FINE = 0, 1, 2

@@ -16,7 +16,7 @@ from tests.release_marks import WHERE_EVENTS_ARE_ARRAYS
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup, HitRules
 from vllm_ascend.core.events.kv_event_queue import KVEventQueue, runs
-from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.layout.block_names import BlockNames
 
 FULL = AnnouncedGroup(0, PREFIX, 8, 4, 0, False, False, "full_attention", None)
 WINDOW = AnnouncedGroup(1, TAIL, 4, 4, 7, False, True, "sliding_window", 8)

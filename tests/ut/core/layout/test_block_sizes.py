@@ -11,17 +11,18 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpe
 
 from tests.e2e.core import layouts
 from tests.ut.core.real_groups import compressed, full, window
+from vllm_ascend.core.connectors.connector_rules import allows_partial_hits
 from vllm_ascend.core.layout.block_sizes import (
     Granularity,
     dsv4_compressed_block_size,
     resolve_block_sizes,
 )
+from vllm_ascend.dry_run import scheduler as factory
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import running_release
-from vllm_ascend.replay import scheduler as factory
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions
 
 PARTIAL = {"VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"}
 RETENTION = {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "auto"}
@@ -77,7 +78,13 @@ def sizes(layout, environment: dict[str, str], *, kv_transfer=None, ranks: int =
         setattr(config.cache_config, name, value)
     groups = [KVCacheGroupSpec([name], spec) for name, spec in layout.specs.items()]
     kv_cache_config = KVCacheConfig(num_blocks=2, kv_cache_tensors=[], kv_cache_groups=groups)
-    return resolve_block_sizes(kv_cache_config, config, load_config(environment))
+    return resolve_block_sizes(
+        kv_cache_config,
+        config,
+        load_config(environment),
+        hash_tokens=getattr(config.cache_config, running_release().hash_size_field),
+        allows_partial_hits=allows_partial_hits(kv_transfer),
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from vllm_ascend.core.layout.kv_cache_groups import (
     split_into_groups,
 )
 from vllm_ascend.core.layout.specs import tokens_per_block
-from vllm_ascend.replay.layouts import dsv4_flash_a3
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
 GIB = 1 << 30
 # block size -> rows of [compressed, SWA, C4 state, C128 state], bytes of [indexer, other] pages

@@ -16,9 +16,9 @@ from vllm_ascend.core.layout.specs import (
     read_span,
     tokens_per_block,
 )
-from vllm_ascend.oracle.groups import rules_of
-from vllm_ascend.oracle.reads import sliding_rows_read, state_rows_read
-from vllm_ascend.replay.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend_evaluation.oracle.groups import rules_of
+from vllm_ascend_evaluation.oracle.reads import sliding_rows_read, state_rows_read
 
 LAYOUTS = {
     "a3-128": dsv4_flash_a3(128),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 import pytest
 from vllm.utils.hashing import sha256
@@ -28,9 +28,7 @@ def request(tokens: list[int]) -> Request:
 class Cache:
     """A pool and one group, in which blocks of a request are entered by hand."""
 
-    def __init__(
-        self, spec: KVCacheSpec, *, has_drafts: bool = False, unwritten: Set[int] = frozenset()
-    ) -> None:
+    def __init__(self, spec: KVCacheSpec, *, has_drafts: bool = False) -> None:
         self.pool = AscendBlockPool(40, True, GRANULE)
         (self.group,) = make_groups(
             spec,
@@ -41,7 +39,7 @@ class Cache:
         )
         self.successors = SuccessorHashes(GRANULE)
         plan = make_plan(spec, alignment=GRANULE, ends_inside_blocks=True)
-        self.view = CacheView(self.pool, plan, self.successors, unwritten)
+        self.view = CacheView(self.pool, plan, self.successors)
 
     def enter(self, of: Request, ordinals: Sequence[int]) -> dict[int, KVCacheBlock]:
         """Cache some of a request's blocks; return them by ordinal."""
@@ -114,16 +112,6 @@ def test_without_a_tail_no_hit_reaches_over_the_missing_block(boundary, bound):
     cache.enter(PROMPT, [3, 4, 8, 9])
     look_up, group = cache.look_up(PROMPT)
     assert look_up.tail(group, boundary) == ([], bound)
-
-
-def test_blocks_that_the_step_has_yet_to_write_are_not_read():
-    unwritten: set[int] = set()
-    cache = Cache(window(4, 5), unwritten=unwritten)
-    block = cache.enter(PROMPT, [3])[3]
-    look_up, group = cache.look_up(PROMPT)
-    assert look_up.tail(group, 16) == ([block], 16)
-    unwritten.add(block.block_id)
-    assert look_up.tail(group, 16) == ([], 12)
 
 
 def test_the_last_boundary_whose_last_block_is_cached():

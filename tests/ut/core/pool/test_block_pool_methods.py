@@ -20,7 +20,7 @@ from vllm.v1.request import Request
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core import layouts
 from tests.release_marks import where_patched
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 

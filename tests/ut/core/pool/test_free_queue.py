@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from vllm_ascend.core.pool.free_queue import Rank, TieredFreeQueue
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.core.pool.free_queue import TieredFreeQueue
 
 _SPARES = (Rank.SPARE, Rank.SPARE_4, Rank.SPARE_16, Rank.SPARE_64)
 QUEUES = (Rank.SCRATCH, *_SPARES, Rank.MARGINAL, Rank.KEPT, Rank.PROTECTED, Rank.PINNED)

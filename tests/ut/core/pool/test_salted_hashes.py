@@ -10,8 +10,8 @@ from vllm.v1.core.block_pool import BlockPool
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core import layouts
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 from vllm_ascend.prefix_cache_config import child_environment
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
 
 OPTIONS = SchedulerOptions(num_blocks=50, max_model_len=64)
 PROMPT = list(range(16))

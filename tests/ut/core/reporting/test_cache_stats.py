@@ -61,14 +61,6 @@ def test_where_only_blocks_move_only_blocks_are_told():
     assert stats.take((5, 4, 6), [7, 8]) == CacheUpdate(blocks=(5, 4, 6))
 
 
-def test_the_rule_in_force_is_told_each_time():
-    """Of several API servers each is told of some steps only."""
-    stats = CacheStats()
-    stats.note_start(1000, 896, missed_junction=False)
-    assert stats.take((4, 5, 6), [7, 8], "lru").eviction_rule == "lru"
-    assert stats.take((5, 4, 6), [7, 8], "lru").eviction_rule == "lru"
-
-
 def test_updates_add_up_whenever_they_are_taken():
     rng = random.Random(0)
     stats = CacheStats()

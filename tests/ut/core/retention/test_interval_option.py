@@ -5,24 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_ascend.core.retention import interval_option
+from tests.release_marks import with_our_interval
 from vllm_ascend.core.retention.interval_option import agreed_interval
 from vllm_ascend.prefix_cache_config import load_config
-from vllm_ascend.releases import SUPPORTED
+from vllm_ascend.releases import SUPPORTED, Release
 
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
 
 
-@pytest.fixture(autouse=True)
-def _with_the_option(monkeypatch):
-    """The newest release has the option; reading it needs nothing of that release."""
-    monkeypatch.setattr(interval_option, "running_release", lambda: SUPPORTED[-1])
+NEWEST = SUPPORTED[-1]  # has the option; reading it needs nothing of that release
 
 
-def agreed(option: int, **environment: str) -> int | None:
+def agreed(option: int, release: Release = NEWEST, **environment: str) -> int | None:
     cache_config = SimpleNamespace(prefix_cache_retention_interval=option)
-    return agreed_interval(cache_config, load_config(environment))
+    config = load_config(with_our_interval(environment))
+    return agreed_interval(release.retention_option(cache_config), config)
 
 
 @pytest.mark.parametrize("environment", ({}, {RETENTION: "4096"}, {PROFILE: "best"}))
@@ -42,6 +40,5 @@ def test_a_variable_that_says_otherwise_is_refused_with_both_names(value, profil
         agreed(4096, **{RETENTION: value}, **profile)
 
 
-def test_releases_without_the_option_never_have_one(monkeypatch):
-    monkeypatch.setattr(interval_option, "running_release", lambda: SUPPORTED[0])
-    assert agreed(4096, **{RETENTION: "8192"}) is None
+def test_releases_without_the_option_never_have_one():
+    assert agreed(4096, SUPPORTED[0], **{RETENTION: "8192"}) is None

@@ -15,15 +15,12 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.eviction.rules import num_overflowing
+from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.core.layout.groups import group_suffix
-from vllm_ascend.core.pool.block_names import BlockNames
+from vllm_ascend.core.policy.protection import num_overflowing
+from vllm_ascend.core.pool.given_up_names import GivenUpNames
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool, Rank
-from vllm_ascend.core.retention.returning_prompts import (
-    REMEMBERED_NAMES,
-    GivenUpNames,
-    ReturningPrompts,
-)
+from vllm_ascend.core.retention.returning_prompts import REMEMBERED_NAMES, ReturningPrompts
 
 HASH_TOKENS, BLOCK_TOKENS = 8, 16
 SUFFIX, OTHER_SUFFIX = group_suffix(2), group_suffix(1)

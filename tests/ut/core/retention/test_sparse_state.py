@@ -10,18 +10,20 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
+import vllm_ascend.patch.platform  # noqa: F401 - the managers of its specs
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
-from vllm_ascend.core.cache_plan import plan_cache
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
-from vllm_ascend.core.layout.groups import describe_groups
 from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.plan.cache_plan import plan_cache
+from vllm_ascend.core.plan.planned_groups import describe_groups
+from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats
-from vllm_ascend.core.scheduler_facts import SchedulerFacts
+from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.single_type_kv_cache_manager import make_managers
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
 
 GRANULE = 128
 SPARSE = PrefixCacheConfig(apply_dsv4_patch=True, partial_hits=True, sparse_state=True, retention=0)
@@ -44,7 +46,13 @@ def make_caching(config: PrefixCacheConfig = SPARSE, **facts: int) -> RankedCach
     managers = make_managers([KVCacheGroupSpec([], spec) for spec in specs], plan, pool)
     groups = describe_groups(managers, frozenset(), plan)
     return RankedCaching(
-        pool, groups, plan, RequestFootprint(plan), SuccessorHashes(GRANULE), CacheStats()
+        pool,
+        groups,
+        plan,
+        RequestFootprint(plan),
+        SuccessorHashes(GRANULE),
+        CacheStats(),
+        Ledger(has_connector=False),
     )
 
 
@@ -71,8 +79,26 @@ def test_kept_boundaries_leave_their_tails():
     caching = make_caching(replace(SPARSE, retention=256))
     start(caching)
     assert rows_read(caching, STATE, 1000) == [31, 63, 95, 111, 124]
-    caching.records["r"].junction = 384
+    caching._ledger.records["r"].junction = 384
     assert rows_read(caching, STATE, 1000) == [31, 47, 63, 95, 111, 124]
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_connector_takes_whole_windows_where_whole_blocks_of_all_groups_end(takes):
+    """At 16,384 with 128 rows: [16_377, 16_384) of the C4 state, [16_257, 16_384) of the C128."""
+    names = ("has_connector", "connector_knows_granules", "connector_takes_tails_alone")
+    facts = dict.fromkeys(names, True)
+    caching = make_caching(**facts, connector_takes_whole_block_tails=takes)
+    start(caching, num_tokens=40_000)
+    caching._records["r"].passed = 16_000
+    taken = {STATE: [2047], 4: [508, 509, 510, 511]} if takes else {STATE: [], 4: []}
+    for group, ordinals in taken.items():
+        first, end = 16_256, 16_700
+        manager = caching._groups.all[group].manager
+        read = manager.rows_read("r", first // manager.block_size, end, end)
+        assert [i for i in read if i < 16_384 // manager.block_size] == ordinals
+        footprint = caching.allocation._footprint.groups[group]
+        assert footprint.blocks_read is not None and len(read) <= footprint.blocks_read
 
 
 def test_state_that_is_not_read_at_its_windows_end_has_no_tails():
@@ -102,11 +128,26 @@ def test_tables_have_null_blocks_where_nobody_reads():
     assert real == [63] and len(new_blocks[STATE]) == 64
 
 
+@pytest.mark.parametrize("num_external", [0, 100, 300, 384, 500])
+def test_blocks_for_external_tokens_are_counted_before_they_are_taken(num_external):
+    caching = make_caching(has_connector=True, connector_takes_tails_alone=True)
+    start(caching)
+    no_hit: tuple[list, ...] = tuple([] for _ in caching._groups.all)
+    num_tokens, pool = num_external + 200, caching._pool
+    needed = caching.allocation.get_num_blocks_to_allocate(
+        "r", num_tokens, no_hit, 0, num_external, num_tokens
+    )
+    free = pool.get_num_free_blocks()
+    caching.allocation.take_hit("r", no_hit, 0, num_external)
+    caching.allocation.allocate_new_blocks("r", num_tokens, num_tokens)
+    assert free - pool.get_num_free_blocks() == needed
+
+
 def test_a_running_request_holds_its_open_windows_alone():
     """At 300 the C128 compressor's is [256, 300), and the window before that is not read again."""
     caching = make_caching()
     start(caching)
-    request = caching.records["r"].request
+    request = caching._ledger.records["r"].request
     for num_tokens in range(100, 301):
         caching.remove_skipped_blocks("r", num_tokens - 1)
         caching.allocation.allocate_new_blocks("r", num_tokens, num_tokens)

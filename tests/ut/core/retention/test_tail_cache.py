@@ -12,13 +12,13 @@ from tests.e2e.core import layouts
 from tests.ut.core.helpers import make_request as bare_request
 from tests.ut.core.real_groups import make_groups, make_plan, window
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.pool.free_queue import Rank
+from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import CacheStats
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.tail_cache import TailCache
-from vllm_ascend.prefix_cache_config import PrefixCacheConfig
-from vllm_ascend.replay.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 
 GRANULE = 4
 PROMPT = bare_request("r", list(range(64)), get_request_block_hasher(GRANULE, sha256))
@@ -175,10 +175,10 @@ def test_a_prompt_of_a_million_tokens_remembers_a_hundred_tails(monkeypatch):
     most = 0
     while request.num_computed_tokens < 1_048_576:
         scheduler.schedule()
-        most = max(most, len(coordinator.caching.records["long"].kept))
+        most = max(most, len(coordinator.ledger.records["long"].kept))
     assert sum(coordinator.stats.kept) >= 8_192, "every boundary is kept"
     assert most <= 128
-    boundaries = [tail.boundary for tail in coordinator.caching.records["long"].kept]
+    boundaries = [tail.boundary for tail in coordinator.ledger.records["long"].kept]
     assert boundaries[-2:] == [1_048_448, 1_048_576], "the replay boundary is always among them"
     gaps = [end - start for start, end in itertools.pairwise([0, *boundaries[:-2]])]
     assert set(gaps) == {16_384}, "they are spread over the prompt"

@@ -48,5 +48,5 @@ def test_a_hit_rests_on_the_tails_of_its_windows():
 def test_a_hit_does_not_rest_on_blocks_without_a_name():
     pool = BlockPool(20, True, 4)
     (group,) = make_groups(window(4, 5), alignment=4, pool=pool)
-    with pytest.raises(AssertionError, match="it is in the index"):
+    with pytest.raises(AssertionError, match="it was found in the index"):
         make_tails([group], pool).tail_of_hit([pool.get_new_blocks(4)], 16)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine with a tier whose rows are the oracle's tags: stored and loaded, they are proved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import KVTransferConfig
+
+from tests.e2e.connectors.connected import ConnectedEngine, ConnectedWorker
+from vllm_ascend.tier.connector import GranuleTierConnector
+from vllm_ascend.tier.orders import Load
+from vllm_ascend.tier.worker_side import TierWorker
+from vllm_ascend_evaluation.oracle.digests import LOST
+
+
+class OracleTierWorker(TierWorker):
+    """Tells the oracle which blocks are loaded, when, and which loads fail.
+
+    Attributes:
+        shadow: The oracle's worker.
+        waits_for_stores: A step ends when everything is stored, so that tests can rely on it.
+    """
+
+    shadow: ConnectedWorker
+    waits_for_stores = True
+
+    def start(self, orders: Any) -> None:
+        for load in orders.loads:
+            for group_id, ids in _blocks(load).items():
+                self.shadow.expect(load.request_id, group_id, ids, runs_now=not load.is_async)
+        super().start(orders)
+
+    def end(self) -> None:
+        super().end()
+        if self.waits_for_stores:
+            self._writer.submit(int).result()
+
+    def _end_load(self, loading: Any, now: float) -> None:
+        super()._end_load(loading, now)
+        self.shadow.has_loaded(loading.load.block_ids)
+
+    def _fail(self, loading: Any, now: float) -> None:
+        load = loading.load
+        super()._fail(loading, now)
+        for group_id, ids in _blocks(load).items():
+            for block_id in ids:
+                self.shadow.memory.mark(block_id, group_id, slice(0, None), LOST)
+        if not load.is_async:
+            self.shadow.lose(load.request_id)
+
+
+def _blocks(load: Load) -> dict[int, list[int]]:
+    blocks: dict[int, set[int]] = {}
+    for segment in (segment for run in load.runs for segment in run.segments):
+        ids, _, moved = segment.places()
+        blocks.setdefault(segment.group_id, set()).update(ids[moved].tolist())
+    return {group_id: sorted(ids) for group_id, ids in blocks.items()}
+
+
+class OracleTierConnector(GranuleTierConnector):
+    """The tier's connector, whose worker tells the oracle.
+
+    Its ``shadow`` is set by :class:`TierEngine`.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if self.worker_half is not None:
+            self.worker_half.__class__ = OracleTierWorker
+
+    def get_kv_connector_stats(self) -> None:
+        """Leave the counts to the tests; vLLM 0.30.0 takes them in every step."""
+
+
+class TierEngine(ConnectedEngine):
+    """Drives a scheduler with a tier below; every step is verified."""
+
+    def make_worker_connector(self) -> Any:
+        """Return the worker's half, with the oracle's tags for KV cache."""
+        connector = super().make_worker_connector()
+        connector.worker_half.shadow = self.worker
+        memory = self.worker.memory
+        caches: dict[str, Any] = {}
+        for group_id, group in enumerate(self.scheduler.kv_cache_config.kv_cache_groups):
+            planes = [memory.rows[group_id]]
+            if group_id in memory.draft_rows:
+                planes.append(memory.draft_rows[group_id])
+            tensors = tuple(torch.from_numpy(plane.view("int64")) for plane in planes)
+            caches |= dict.fromkeys(group.layer_names, tensors)
+        connector.register_kv_caches(caches)
+        return connector
+
+    @property
+    def tier(self) -> Any:
+        """The scheduler's half."""
+        return self.scheduler.connector.scheduler_half
+
+    @property
+    def index(self) -> Any:
+        """The backend's scheduler half."""
+        return self.scheduler.connector.index
+
+
+def transfer_config(**extra: Any) -> KVTransferConfig:
+    """Configure the tier."""
+    return KVTransferConfig(
+        kv_connector="OracleTierConnector",
+        kv_connector_module_path=__name__,
+        kv_role="kv_both",
+        kv_connector_extra_config={"staging_mib": 1, "least_gain_tokens": 0, **extra},
+    )

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's half makes of what its workers tell."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from vllm_ascend.tier.host_index import HostIndex
+from vllm_ascend.tier.layout import GroupLayout, TierLayout
+from vllm_ascend.tier.orders import Report
+from vllm_ascend.tier.scheduler_side import TierScheduler
+
+UNIT, NUM_WORKERS = 16, 2
+LAYOUT = TierLayout(
+    unit=UNIT,
+    hash_tokens=UNIT,
+    rows=(GroupLayout(0, 1, UNIT, 8),),
+    tails=(),
+    rows_look_ahead=False,
+    tail_looks_ahead=False,
+    is_replicated=True,
+    digest="0",
+)
+
+
+def request(name: str, num_units: int = 4):
+    return SimpleNamespace(
+        request_id=name,
+        num_tokens=num_units * UNIT + 1,
+        num_prompt_tokens=num_units * UNIT + 1,
+        num_computed_tokens=0,
+        kv_transfer_params=None,
+        block_hashes=[b"%d" % unit for unit in range(num_units)],
+    )
+
+
+def blocks(first: int, num_blocks: int = 5) -> list[KVCacheBlock]:
+    return [KVCacheBlock(block_id) for block_id in range(first, first + num_blocks)]
+
+
+@pytest.fixture
+def half() -> TierScheduler:
+    """A scheduler's half of two workers, with all units of a prompt in its tier."""
+    index = HostIndex(1 << 20, (LAYOUT.unit_bytes, LAYOUT.tail_bytes))
+    made = TierScheduler(
+        LAYOUT,
+        index,
+        staging_bytes=1 << 20,
+        async_above_bytes=1 << 20,
+        num_parts=1,
+        num_workers=NUM_WORKERS,
+    )
+    made.read_tables(lambda request_id: [blocks(1)])
+    made.admitted(request("stores"), [blocks(1)], 0)
+    keys = [key for run in made.orders({"stores": 4 * UNIT}).stores for key in run.keys]
+    assert len(keys) == 4
+    made.reported(Report(stored=dict.fromkeys(keys, 1)), set())
+    return made
+
+
+def load(half: TierScheduler, name: str) -> int:
+    """Let a request load all units; return the load's name."""
+    asked = request(name)
+    assert half.look_up(asked, 0) == (4 * UNIT, False)
+    half.admitted(asked, [blocks(11)], 4 * UNIT)
+    [ordered] = half.orders({}).loads
+    return ordered.load_id
+
+
+@pytest.mark.parametrize("lost", [({11}, {11}), ({11}, set()), (set(), {12})])
+def test_a_load_that_fails_on_several_workers_is_counted_once(half, lost):
+    load_id = load(half, "loads")
+    for lost_block_ids in lost:  # the workers tell of it in different steps
+        half.reported(Report(ended={load_id: 1}), lost_block_ids)
+    assert half.is_idle()
+    assert (half.counts.loads, half.counts.failed_loads) == (1, 1)
+
+
+def test_loads_that_fail_are_counted_one_by_one(half):
+    for name in ("one", "two"):
+        half.reported(Report(ended={load(half, name): NUM_WORKERS}), {11})
+    assert half.counts.failed_loads == 2

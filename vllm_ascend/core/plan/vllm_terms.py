@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The differences between releases of vLLM that ``core`` needs. Imports no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm.config import CacheConfig, VllmConfig
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.request import Request
+
+
+class NeededSetting(NamedTuple):
+    """The only value that a setting of a KV connector may have, and what would happen else."""
+
+    value: bool | int  # also what is taken where it is not set
+    why: str
+
+
+class VllmTerms:
+    """Adapts names and calls to the running vLLM. The bodies here hold for vLLM 0.20.2.
+
+    Every supported release has a subclass in ``vllm_ascend/releases``. The patches say which one is
+    in force; the plan hands it to all parts.
+
+    Attributes:
+        needed_settings: Class of a KV connector of its -> key of its extra configuration -> what
+            it must be with DeepSeek-V4.
+        counts_rows: Whether ``block_size`` of vllm-ascend's compressed specs counts stored rows;
+            else it counts the tokens that they stand for, as in vLLM's own.
+        reserves_null_block: Whether vLLM's start-up check sets a block aside for the null block.
+        second_runner_serves: Whether vLLM's second model runner makes block copies, too.
+        leaves_room_for_loads: Whether vLLM lets an asynchronous load in only if the loads before it
+            keep room to start in.
+        step_tokens: What vLLM calls the argument for the most tokens that are scheduled and not
+            yet settled.
+    """
+
+    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {}
+    counts_rows: ClassVar[bool] = True
+    reserves_null_block: ClassVar[bool] = False
+    second_runner_serves: ClassVar[bool] = False
+    leaves_room_for_loads: ClassVar[bool] = False
+    step_tokens: ClassVar[str] = "max_num_batched_tokens"
+
+    def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
+        """Return the interval asked for by ``--prefix-cache-retention-interval``, in tokens.
+
+        ``None`` where there is no such option, or where it has its default.
+        """
+        return None
+
+    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
+        """Whether vLLM's second model runner will serve; in later releases that is a default."""
+        from vllm import envs
+
+        return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+
+    def manager_class(self, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
+        """Return vLLM's manager for the class of a spec, or for the nearest base of it."""
+        from vllm.v1.core import single_type_kv_cache_manager as managers
+
+        known = managers.spec_manager_map
+        return next((known[base] for base in type(spec).__mro__ if base in known), None)
+
+    def manager_arguments(self, alignment: int) -> dict[str, Any]:
+        """Return what managers take beyond what they take in every release.
+
+        Args:
+            alignment: Hits are multiples of it, in tokens.
+        """
+        return {}
+
+    # Managers of one group
+
+    def take_computed_blocks(
+        self,
+        manager: SingleTypeKVCacheManager,
+        request_id: str,
+        blocks: Sequence[KVCacheBlock],
+        num_local_tokens: int,
+        num_external_tokens: int,
+    ) -> None:
+        """Give a request a group's blocks of its hit, whole ones, and room for external tokens."""
+        manager.allocate_new_computed_blocks(
+            request_id, blocks, num_local_tokens, num_external_tokens
+        )
+
+    def blocks_to_allocate(
+        self,
+        manager: SingleTypeKVCacheManager,
+        request_id: str,
+        num_tokens: int,
+        hit_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+    ) -> int:
+        """Return the blocks of a group that a request still needs, without vLLM's admission cap."""
+        return manager.get_num_blocks_to_allocate(
+            request_id, num_tokens, hit_blocks, total_computed_tokens, num_tokens_main_model
+        )
+
+    def enter_all(
+        self, manager: SingleTypeKVCacheManager, request: Request, num_tokens: int
+    ) -> None:
+        """Enter every full block of a group that ``num_tokens`` tokens fill."""
+        manager.cache_blocks(request, num_tokens)
+
+    # The coordinator
+
+    def coordinator_attributes(
+        self, alignment: int, interval: int | None, block_tokens: Sequence[int]
+    ) -> dict[str, Any]:
+        """Return what others read of a coordinator whose constructor is not vLLM's.
+
+        Args:
+            alignment: Tokens that hits are multiples of.
+            interval: The retention interval in tokens.
+            block_tokens: Tokens per block of each group.
+        """
+        return {}
+
+    def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
+        """Return a hit as vLLM's KV cache manager expects it from its coordinator."""
+        return blocks, num_tokens
+
+    # Steps in flight
+
+    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
+        """Return the most tokens of steps in flight for which a request goes on holding windows.
+
+        Those of the step being scheduled come on top.
+        """
+        return 0
+
+    def in_flight_tokens(self, request: Request) -> int:
+        """Return how many of a request's computed tokens are those of steps still in flight."""
+        return 0
+
+
+_in_force = VllmTerms()
+
+
+def use_terms(terms: VllmTerms) -> None:
+    """Set the terms of this process. The patches call it when they are installed."""
+    global _in_force
+    _in_force = terms
+
+
+def terms_in_force() -> VllmTerms:
+    """Return the terms of a plan that is made outside of a scheduler."""
+    return _in_force

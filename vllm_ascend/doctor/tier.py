@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a tier would come up: its settings, the memory asked for, the store's master."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from vllm_ascend.tier.settings import TierSettings
+
+_GIB = 1 << 30
+_MASTER_SECONDS = 2.0
+
+
+def check_tier(
+    config: KVTransferConfig, kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
+) -> Iterator[str]:
+    """Yield what stands against a tier on this machine; nothing without a tier.
+
+    Raises:
+        ValueError: An engine would not start with these settings; the message is its own.
+    """
+    from vllm_ascend.core.connectors.connector_rules import connectors
+    from vllm_ascend.tier.backends import check_sizes
+    from vllm_ascend.tier.layout import describe
+    from vllm_ascend.tier.registration import CONNECTOR
+    from vllm_ascend.tier.settings import read_settings
+
+    for connector, told in connectors(config):
+        if connector.__name__ == CONNECTOR:
+            settings = read_settings(told.kv_connector_extra_config)
+            check_sizes(settings, describe(kv_cache_config, vllm_config, settings.pool))
+            yield from _what_is_missing(settings)
+
+
+def _what_is_missing(settings: TierSettings) -> Iterator[str]:
+    from vllm_ascend.tier import mooncake
+
+    if settings.backend == "host":
+        available = _available_bytes()
+        if available is not None and settings.gib * _GIB > available:
+            yield (
+                f'the tier\'s "gib": {settings.gib:g} is more than the {available / _GIB:.0f} GiB '
+                "of memory that are available here"
+            )
+        return
+    try:
+        mooncake.store_class()
+    except mooncake.MooncakeError as error:
+        yield str(error)
+    address = settings.mooncake.master_server_address
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _MASTER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        yield (
+            f"the tier's Mooncake master does not answer at {address} ({error}): an engine does "
+            "not start before mooncake_master runs there"
+        )
+
+
+def _available_bytes() -> int | None:
+    """Return the memory that is available on this machine; ``None``: unknown."""
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's interface in front of the tier's two halves; see ``docs/tier.md``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVCacheEvent
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from vllm_ascend.core.connectors.connector_rules import Answer
+from vllm_ascend.core.events.cache_news import CacheNewsQueue
+from vllm_ascend.tier.backends import for_scheduler, for_worker, in_words
+from vllm_ascend.tier.layout import TierLayout, describe
+from vllm_ascend.tier.orders import Orders, Report
+from vllm_ascend.tier.progress import Tables
+from vllm_ascend.tier.prometheus import TierPromMetrics
+from vllm_ascend.tier.scheduler_side import TierScheduler
+from vllm_ascend.tier.settings import TierSettings, read_settings
+from vllm_ascend.tier.statistics import TierStats
+from vllm_ascend.tier.telling import TierTeller
+from vllm_ascend.tier.worker_side import TierWorker
+
+logger = logging.getLogger("vllm.vllm_ascend.tier")
+
+_MIB = 1 << 20
+
+
+class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
+    """A tier below the device's KV cache, with hits at every kept boundary.
+
+    Attributes:
+        layout: What objects hold.
+        scheduler_half: The scheduler's half; ``None`` in workers.
+        worker_half: A worker's half; ``None`` in the scheduler.
+    """
+
+    knows_granules = knows_rows = takes_tails_alone = takes_spare_tails = True
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        """Set up one half.
+
+        Raises:
+            ValueError: A setting is not allowed, or the model has a cache that cannot be held.
+            MooncakeError: The store cannot be reached.
+        """
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        assert transfer is not None, "who builds a connector has its configuration"
+        self._settings = read_settings(transfer.kv_connector_extra_config)
+        # A tier is a cache: what cannot be loaded is computed, whatever fails.
+        transfer.kv_load_failure_policy = "recompute"
+        self.layout = describe(kv_cache_config, vllm_config, self._settings.pool)
+        self._tiered_kv_cache_config = kv_cache_config
+        self._news: CacheNewsQueue | None = None
+        self.scheduler_half: TierScheduler | None = None
+        self.worker_half: TierWorker | None = None
+        num_ranks = vllm_config.parallel_config.tensor_parallel_size
+        num_parts = 1 if self.layout.is_replicated else num_ranks
+        if role == KVConnectorRole.SCHEDULER:
+            self._backend = for_scheduler(self._settings, self.layout, num_parts)
+            logger.info(
+                "tier: %s", in_words(self._settings, self.layout, self._backend.index, num_parts)
+            )
+            self.scheduler_half = _scheduler_half(
+                self._settings, self.layout, self._backend.index, num_parts, num_ranks
+            )
+        else:
+            rank = _tensor_parallel_rank(num_ranks)
+            part = 0 if self.layout.is_replicated else rank
+            self.worker_half = TierWorker(
+                self.layout,
+                for_worker(self._settings, self.layout, part, num_parts),
+                staging_bytes=int(self._settings.staging_mib * _MIB),
+                load_seconds=self._settings.load_seconds,
+                rank=rank,
+                num_ranks=num_ranks,
+            )
+
+    # The scheduler's half
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Read the blocks of requests where the KV cache manager has them.
+
+        vLLM 0.30.0 calls it; in the other releases our patch of the scheduler does.
+        """
+        assert self.scheduler_half is not None, "only schedulers have a KV cache manager"
+        coordinator = kv_cache_manager.coordinator
+        managers = coordinator.single_type_managers
+
+        def tables(request_id: str) -> Tables:
+            return [manager.req_to_blocks.get(request_id, ()) for manager in managers]
+
+        self.scheduler_half.read_tables(tables)
+        ledger = getattr(coordinator, "ledger", None)
+        if ledger is not None:
+
+            def note(request: Request, junction: int) -> None:
+                record = ledger.record(request.request_id)
+                record.junction = max(record.junction, junction)
+
+            self.scheduler_half.note_junction = note
+        log = getattr(kv_cache_manager.block_pool, "event_log", None)
+        self._news = None if log is None else log.news
+        if self._news is not None:
+            teller = TierTeller(self.layout, self._news, is_shared=self.index.is_remote)
+            self.scheduler_half.tell_stored(teller.stored)
+
+    @property
+    def index(self) -> Any:
+        """The scheduler's half of the backend."""
+        return self._backend.index
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Answer:
+        """Return what the tier brings; see vLLM's base class."""
+        assert self.scheduler_half is not None
+        return self.scheduler_half.look_up(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """Order what was promised; see vLLM's base class."""
+        assert self.scheduler_half is not None
+        self.scheduler_half.admitted(request, blocks.blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Orders:
+        """Return what the workers are to do; see vLLM's base class."""
+        assert self.scheduler_half is not None
+        orders = self.scheduler_half.orders(scheduler_output.num_scheduled_tokens)
+        orders.memory = self._backend.address
+        return orders
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Take in what the workers have done; see vLLM's base class."""
+        assert self.scheduler_half is not None
+        self._take_gone()  # before the same objects may be stored anew
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, Report):
+            self.scheduler_half.reported(report, set(connector_output.invalid_block_ids or ()))
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let go of a request; its blocks are not needed any more."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let go of a request; its blocks are not needed any more."""
+        assert self.scheduler_half is not None
+        self.scheduler_half.ended(request)
+        return False, None
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """Return nothing: the tier has no KV events. vLLM asks after every step, so evictions are
+        counted here."""
+        self._take_gone()
+        return ()
+
+    def _take_gone(self) -> None:
+        assert self.scheduler_half is not None
+        gone = self.index.take_gone()
+        self.scheduler_half.counts.evicted += gone.num_evicted
+        if self._news is not None:
+            self._news.drop_from_tier(gone.keys)
+
+    def reset_cache(self) -> bool:
+        """Forget everything that is stored."""
+        assert self.scheduler_half is not None
+        self.scheduler_half.reset()
+        self._take_gone()
+        return True
+
+    # A worker's half
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take the tensors of the KV cache; see vLLM's base class."""
+        assert self.worker_half is not None
+        self.worker_half.register(kv_caches, self._tiered_kv_cache_config)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Load what the step waits for; see vLLM's base class."""
+        assert self.worker_half is not None
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, Orders)
+        self.worker_half.start(orders)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Everything was loaded before the first layer."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Everything is stored behind the last layer."""
+
+    def wait_for_save(self) -> None:
+        """Gather what the step stores; see vLLM's base class."""
+        assert self.worker_half is not None
+        self.worker_half.end()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Return the requests that were loaded; see vLLM's base class."""
+        assert self.worker_half is not None
+        return None, self.worker_half.finished() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that could not be loaded."""
+        assert self.worker_half is not None
+        return self.worker_half.take_invalid()
+
+    def build_connector_worker_meta(self) -> Report | None:
+        """Return what was done; see vLLM's base class."""
+        assert self.worker_half is not None
+        return self.worker_half.take_report()
+
+    # Both
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Return what was counted since the last call."""
+        half = self.scheduler_half or self.worker_half
+        assert half is not None
+        data = half.counts.as_data()
+        half.counts.clear()
+        # Also without anything: vLLM asks the scheduler's half only if a worker has told something.
+        return TierStats(data=data)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
+        """Return statistics of another process."""
+        return TierStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TierPromMetrics:
+        """Register the tier's metrics; see vLLM's base class."""
+        return TierPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        """Let go of everything."""
+        if self.worker_half is not None:
+            self.worker_half.close()
+        elif self._backend.memory is None and hasattr(self._backend.index, "close"):
+            self._backend.index.close()
+
+
+def _scheduler_half(
+    settings: TierSettings, layout: TierLayout, index: Any, num_parts: int, num_ranks: int
+) -> TierScheduler:
+    return TierScheduler(
+        layout,
+        index,
+        staging_bytes=int(settings.staging_mib * _MIB),
+        async_above_bytes=int(settings.async_above_mib * _MIB),
+        num_parts=num_parts,
+        num_workers=num_ranks,
+    )
+
+
+def _tensor_parallel_rank(num_ranks: int) -> int:
+    if num_ranks == 1:
+        return 0
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return get_tensor_model_parallel_rank()

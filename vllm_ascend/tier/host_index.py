@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backend ``host``, the scheduler's half: what is in which pages, and what is given up first.
+
+The scheduler alone decides what is where; workers read and write the pages that they are told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_ascend.tier.host_memory import Place
+from vllm_ascend.tier.layout import ROWS, TAIL
+from vllm_ascend.tier.objects import HEADER_BYTES, Gone
+from vllm_ascend.tier.tail_choice import KEPT
+
+_MOST_PAGES_PER_OBJECT = 16
+_ALIGNMENT = 64
+
+
+class _State(Enum):
+    WRITING = "its writer uses it"
+    STORED = "it can be loaded"
+    DEAD = "nobody finds it any more, and it goes with its last user"
+
+
+@dataclass(eq=False)
+class _Entry:
+    place: Place
+    rank: int
+    state: _State = _State.WRITING
+    num_users: int = 1  # loads and stores under way: the pages must not change hands
+
+
+class HostIndex:
+    """What is in the memory of one engine: the scheduler's half of the backend.
+
+    An object is written once, can be loaded from then on, and is dead when it is found unusable.
+    Objects wait in one queue per rank, those used last at its end; the lowest rank goes first, and
+    nothing takes the place of a higher rank than its own.
+
+    Attributes:
+        page_bytes: Bytes of a page.
+        num_pages: Pages in all.
+        num_evicted: Objects given up so far, by kind (first byte of the key).
+    """
+
+    is_remote = False
+
+    def __init__(self, num_bytes: int, object_bytes: Sequence[int], num_parts: int = 1) -> None:
+        """Divide memory into pages.
+
+        Args:
+            num_bytes: All memory.
+            object_bytes: Bytes of a part of each kind of object, without the header.
+            num_parts: Parts of an object.
+
+        Raises:
+            ValueError: The memory does not hold one object of each kind.
+        """
+        sizes = [size for size in object_bytes if size > 0]
+        self.page_bytes = page_bytes([size + HEADER_BYTES for size in sizes])
+        self.num_pages = num_bytes // self.page_bytes
+        if self.num_pages < sum(self.pages_of(size, num_parts) for size in sizes):
+            raise ValueError(
+                f'--kv-transfer-config: "gib" is too small: {num_bytes:,} bytes do not hold one '
+                f"object of {max(sizes):,} bytes and those beside it"
+            )
+        self._entries: dict[bytes, _Entry] = {}
+        self._queues: tuple[OrderedDict[bytes, None], ...] = tuple(
+            OrderedDict() for _ in range(KEPT + 1)
+        )
+        self._free = list(range(self.num_pages - 1, -1, -1))
+        self.num_evicted = {ROWS: 0, TAIL: 0}
+        self._gone: list[bytes] = []
+        self._num_evicted = 0  # of them
+
+    def is_known(self, key: bytes) -> bool:
+        """Whether an object is stored, being stored, or still in use."""
+        return key in self._entries
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return for each key whether its object can be loaded."""
+        get = self._entries.get
+        return [(e := get(key)) is not None and e.state is _State.STORED for key in keys]
+
+    @property
+    def num_used_pages(self) -> int:
+        """Pages that hold something."""
+        return self.num_pages - len(self._free)
+
+    def pages_of(self, num_bytes: int, num_parts: int) -> int:
+        """Return the pages of an object; a part has so many bytes, without its header."""
+        return num_parts * -(-(num_bytes + HEADER_BYTES) // self.page_bytes)
+
+    def reserve(
+        self, key: bytes, num_bytes: int, num_parts: int = 1, rank: int = KEPT
+    ) -> Place | None:
+        """Return pages to store an object in; ``None``: it is there already, or nothing is free.
+
+        What was used least recently is given up for it, of lower ranks first. The pages stay
+        reserved until :meth:`stored` or :meth:`drop`.
+
+        Args:
+            num_bytes: Bytes of a part, without its header.
+            num_parts: Parts that workers store, each with a header; the pages of the first come
+                first.
+            rank: That of the object.
+        """
+        if key in self._entries:
+            return None
+        count = self.pages_of(num_bytes, num_parts)
+        if not self._make_room(count, rank):
+            return None
+        place = tuple(self._free.pop() for _ in range(count))
+        self._entries[key] = _Entry(place, rank)
+        self._queues[rank][key] = None
+        return place
+
+    def _make_room(self, count: int, rank: int) -> bool:
+        victims: list[bytes] = []
+        room = len(self._free)
+        for key in itertools.chain.from_iterable(self._queues[: rank + 1]):
+            if room >= count:
+                break
+            if not self._entries[key].num_users:
+                victims.append(key)
+                room += len(self._entries[key].place)
+        if room < count:
+            return False
+        for key in victims:
+            self._remove(key)
+            self.num_evicted[key[:1]] += 1
+        self._gone += victims
+        self._num_evicted += len(victims)
+        return True
+
+    def _remove(self, key: bytes) -> None:
+        entry = self._entries.pop(key)
+        del self._queues[entry.rank][key]
+        self._free.extend(entry.place)
+
+    def stored(self, key: bytes) -> None:
+        """An object was written: from now on it can be loaded."""
+        entry = self._entries[key]
+        if entry.state is _State.WRITING:
+            entry.state = _State.STORED
+        self.release((key,))
+
+    def drop(self, key: bytes, *, by_writer: bool = False) -> None:
+        """An object was not written (``by_writer``), or cannot be used: nobody finds it any more.
+
+        Its pages are given back when its last user has let go of it.
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        if entry.state is _State.STORED:
+            self._gone.append(key)
+        entry.state = _State.DEAD
+        entry.num_users += not by_writer
+        self.release((key,))
+
+    def use(self, keys: Iterable[bytes]) -> list[Place]:
+        """Hold objects that can be loaded until they are released; return where they are."""
+        places = []
+        for key in keys:
+            entry = self._entries[key]
+            entry.num_users += 1
+            places.append(entry.place)
+        return places
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Let go of objects that were held."""
+        for key in keys:
+            entry = self._entries[key]
+            entry.num_users -= 1
+            if entry.state is _State.DEAD and not entry.num_users:
+                self._remove(key)
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Note that objects were used, the last one of them last: they are kept from now on."""
+        entries, kept = self._entries, self._queues[KEPT]
+        for key in keys:
+            entry = entries.get(key)
+            if entry is None:
+                continue
+            if entry.rank == KEPT:
+                kept.move_to_end(key)
+            else:
+                del self._queues[entry.rank][key]
+                entry.rank, kept[key] = KEPT, None
+
+    def forget_first(self, key: bytes) -> None:
+        """Give an object up before all others: another one has taken its place."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            del self._queues[entry.rank][key]
+            entry.rank = 0
+            self._queues[0][key] = None
+            self._queues[0].move_to_end(key, last=False)
+
+    def clear(self) -> None:
+        """Forget everything; what is being used goes with its last user."""
+        for key in list(self._entries):
+            self.drop(key)
+
+    def take_gone(self) -> Gone:
+        """Return what has left since the last call."""
+        gone = Gone(self._gone, self._num_evicted)
+        self._gone, self._num_evicted = [], 0
+        return gone
+
+    def check_integrity(self) -> None:
+        """Check that every page is free or one object's. For tests and replays."""
+        held = [page for entry in self._entries.values() for page in entry.place]
+        assert sorted(held + self._free) == list(range(self.num_pages))
+        assert all(entry.num_users >= 0 for entry in self._entries.values())
+        queued = [key for queue in self._queues for key in queue]
+        assert sorted(queued) == sorted(self._entries)
+
+
+def page_bytes(object_bytes: Sequence[int]) -> int:
+    """Return the bytes of a page with which the least of the largest object's pages is wasted.
+
+    The smallest kind of object fills its pages.
+    """
+    smallest, largest = min(object_bytes), max(object_bytes)
+    sizes = [
+        -(-smallest // parts // _ALIGNMENT) * _ALIGNMENT
+        for parts in range(1, _MOST_PAGES_PER_OBJECT + 1)
+    ]
+
+    def bytes_taken(size: int) -> int:
+        return sum(-(-wanted // size) * size for wanted in (smallest, largest))
+
+    return min(sizes, key=lambda size: (bytes_taken(size), -size))

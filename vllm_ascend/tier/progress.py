@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's half knows of one request, and the runs of rows that move for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+from vllm_ascend.tier.layout import GroupLayout, TierLayout
+from vllm_ascend.tier.orders import Run, Segment, ids_between
+
+Tables = Sequence[Sequence[KVCacheBlock]]
+"""A request's blocks, by group."""
+
+
+@dataclass(eq=False)
+class Progress:
+    """One request that runs, in tokens if not said otherwise.
+
+    Attributes:
+        next_unit: Units before it are dealt with: stored, or known to be there.
+        next_end: Nothing can be stored before so many tokens are scheduled.
+        passed: Boundaries up to here have been dealt with.
+        junction: Where it left what is stored; 0: nowhere.
+        load_id: What it computes is worthless if this load fails; ``None``: it rests on none.
+        tails: The tails that it keeps or rests on, but for the rolling one.
+        rolling: The last tail of its answer; ``None``: none yet.
+    """
+
+    request: Request
+    next_unit: int = 0
+    next_end: int = 0
+    passed: int = 0
+    junction: int = 0
+    load_id: int | None = None
+    tails: list[bytes] = field(default_factory=list)
+    rolling: bytes | None = None
+
+
+def rows_run(
+    layout: TierLayout,
+    keys: Sequence[bytes],
+    places: Sequence[Any],
+    first_unit: int,
+    tables: Tables,
+    skip_before: int = 0,
+) -> Run:
+    """Return the run of consecutive units.
+
+    Args:
+        skip_before: Rows of tokens before it are left alone.
+    """
+    start, end = first_unit * layout.unit, (first_unit + len(keys)) * layout.unit
+    segments = [_segment(group, start, end, skip_before, tables) for group in layout.rows]
+    return Run(False, tuple(keys), tuple(places), tuple(segments))
+
+
+def tail_run(
+    layout: TierLayout, key: bytes, place: Any, boundary: int, tables: Tables, skip_before: int = 0
+) -> Run:
+    """Return the run of a boundary's tail; of the first ones rows are missing in front."""
+    segments = []
+    for group in layout.tails:
+        start = boundary - group.tail_rows * group.tokens_per_row
+        segments.append(_segment(group, start, boundary, skip_before, tables))
+    return Run(True, (key,), (place,), tuple(segments))
+
+
+def holds_tail(layout: TierLayout, boundary: int, tables: Tables, null_block_id: int) -> bool:
+    """Whether a request holds all blocks of a boundary's tail."""
+    for group in layout.tails:
+        first_row = layout.tail_start(group, boundary) // group.tokens_per_row
+        end_row = boundary // group.tokens_per_row
+        ids = ids_between(tables[group.group_id], first_row, end_row, group.rows_per_block)
+        needed = -(-end_row // group.rows_per_block) - first_row // group.rows_per_block
+        if len(ids) < needed or null_block_id in ids:
+            return False
+    return True
+
+
+def _segment(group: GroupLayout, start: int, end: int, skip_before: int, tables: Tables) -> Segment:
+    ratio, size = group.tokens_per_row, group.rows_per_block
+    first_row, end_row = start // ratio, end // ratio
+    ids = ids_between(tables[group.group_id], first_row, end_row, size)
+    # Of a row that is computed in part nothing is left alone: rows end with units.
+    return Segment(group.group_id, first_row, end_row, skip_before // ratio, size, ids)

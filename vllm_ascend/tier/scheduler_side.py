@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's half of the tier: what is loaded for a request, and what is stored of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from vllm.v1.request import Request
+
+from vllm_ascend.core.connectors.connector_rules import Answer, look_up_limit
+from vllm_ascend.tier.layout import TierLayout
+from vllm_ascend.tier.look_up import StoredHit, longest_hit
+from vllm_ascend.tier.orders import Load, Orders, Report, Run
+from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_run
+from vllm_ascend.tier.statistics import TierCounts
+from vllm_ascend.tier.store_orders import Index, StoreOrders
+
+logger = logging.getLogger("vllm.vllm_ascend.tier")
+
+_NOTHING: Answer = (0, False)
+# After a load that took too long, or a store that did not answer, it is left alone for so long.
+_PAUSE_S = 30.0
+
+
+class TierScheduler:
+    """Answers look-ups, and orders loads and stores.
+
+    Attributes:
+        counts: What was counted so far.
+        note_junction: Told at which boundary a request left what is stored, in tokens.
+    """
+
+    def __init__(
+        self,
+        layout: TierLayout,
+        index: Index,
+        *,
+        staging_bytes: int,
+        async_above_bytes: int,
+        num_parts: int,
+        num_workers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Store nothing yet.
+
+        Args:
+            staging_bytes: What a step stores, or loads before it runs, must fit in.
+            async_above_bytes: A request waits for larger loads while others run.
+            num_parts: Workers that store a part of every object.
+            num_workers: Workers that load.
+        """
+        self._layout, self._index, self._clock = layout, index, clock
+        self._staging_bytes, self._async_above = staging_bytes, async_above_bytes
+        self._num_parts, self._num_workers = num_parts, num_workers
+        self.counts = TierCounts()
+        self._stores = StoreOrders(layout, index, self.counts, staging_bytes, num_parts)
+        self.note_junction: Callable[[Request, int], None] = lambda request, tokens: None
+        self._live: dict[str, Progress] = {}
+        self._hits: dict[str, tuple[StoredHit, int, bool]] = {}
+        self._failed: set[str] = set()
+        self._paused_until = 0.0
+        self._load_ids = count(1)
+        self._loads: dict[int, tuple[Load, int]] = {}
+        self._orders = Orders()
+        self._sync_bytes = 0
+
+    def read_tables(self, tables: Callable[[str], Tables]) -> None:
+        """Say how to find a request's blocks, by group; before the first step."""
+        self._stores.tables = tables
+
+    def tell_stored(self, note: Callable[[bytes, Request, int], None]) -> None:
+        """Say who is told of what can be loaded; see ``StoreOrders.note_stored``."""
+        self._stores.note_stored = note
+
+    # Look-up
+
+    def look_up(self, request: Request, num_local: int) -> Answer:
+        """Return how many tokens the tier brings behind local ones, and whether asynchronously."""
+        self._hits.pop(request.request_id, None)
+        unit = self._layout.unit
+        limit = look_up_limit(request.num_tokens, request.kv_transfer_params) // unit
+        limit = min(limit, self._layout.num_named_units(len(request.block_hashes)))
+        first = num_local // unit
+        if limit <= first or request.request_id in self._failed or self._is_paused():
+            return _NOTHING
+        started = self._clock()
+        try:
+            hit = self._longest_hit(request, first, limit)
+        except RuntimeError as error:
+            self._pause(str(error))
+            return _NOTHING
+        self.counts.look_up_seconds.append(self._clock() - started)
+        num_tokens = hit.end * unit - num_local
+        num_bytes = (hit.end - first) * self._layout.unit_bytes + self._layout.tail_bytes
+        is_async = self._is_async(num_bytes)
+        self._hits[request.request_id] = hit, num_local, is_async
+        return (num_tokens, is_async) if hit.end > first else _NOTHING
+
+    def _longest_hit(self, request: Request, first: int, limit: int) -> StoredHit:
+        layout, hashes = self._layout, request.block_hashes
+        tail_key = None
+        if layout.tails:
+            tail_key = lambda end: layout.tail_key(hashes, end * layout.unit)
+        row_key = lambda unit: layout.row_key(hashes, unit)
+        return longest_hit(self._index.contains, row_key, tail_key, first, limit)
+
+    def _is_async(self, num_bytes: int) -> bool:
+        if self._index.is_remote:
+            return True  # no step waits for another machine
+        return num_bytes > self._async_above or self._sync_bytes + num_bytes > self._staging_bytes
+
+    def _is_paused(self) -> bool:
+        return self._clock() < self._paused_until
+
+    def _pause(self, why: str) -> None:
+        self._paused_until = self._clock() + _PAUSE_S
+        self.counts.pauses += 1
+        logger.warning("tier: %s; it is left alone for %.0f s", why, _PAUSE_S)
+
+    # Loads
+
+    def admitted(self, request: Request, tables: Tables, num_external: int) -> None:
+        """A request was given its blocks; order what was promised to it."""
+        progress = self._live.setdefault(request.request_id, Progress(request))
+        progress.request = request
+        hit, num_local, is_async = self._hits.pop(request.request_id, (StoredHit(0, 0), 0, False))
+        progress.next_end = 0
+        progress.next_unit = hit.rows_end if self._index.is_remote else 0
+        progress.passed = max(request.num_computed_tokens, num_local + num_external)
+        progress.load_id = None
+        progress.junction = max(hit.rows_end - self._layout.tail_looks_ahead, 0) * self._layout.unit
+        if progress.junction > num_local + num_external:
+            self.note_junction(request, progress.junction)
+        if num_external:
+            self._order_load(progress, tables, num_local, hit.end, is_async=is_async)
+
+    def _order_load(
+        self, progress: Progress, tables: Tables, num_local: int, end: int, *, is_async: bool
+    ) -> None:
+        layout, request = self._layout, progress.request
+        first, boundary = num_local // layout.unit, end * layout.unit
+        keys = [layout.row_key(request.block_hashes, unit) for unit in range(first, end)]
+        tail = layout.tail_key(request.block_hashes, boundary) if layout.tails else None
+        all_keys = [key for key in (*keys, tail) if key is not None]
+        places, num_rows = self._index.use(all_keys), end - first
+        rows = rows_run(layout, all_keys[:num_rows], places[:num_rows], first, tables, num_local)
+        runs = [rows]
+        if tail is not None:
+            runs.append(tail_run(layout, tail, places[-1], boundary, tables, num_local))
+            progress.tails.append(tail)
+        load_id = next(self._load_ids)
+        num_tokens = boundary - num_local
+        load = Load(
+            request.request_id, load_id, is_async, tuple(runs), _blocks_written(runs), num_tokens
+        )
+        self._loads[load_id] = load, 0
+        self._orders.loads.append(load)
+        progress.load_id = load_id
+        num_bytes = len(keys) * layout.unit_bytes + layout.tail_bytes * bool(layout.tails)
+        self._sync_bytes += 0 if is_async else num_bytes
+        self.counts.loads += 1
+        self.counts.hit_tokens += num_tokens
+        self.counts.loaded_bytes += num_bytes * self._num_parts
+        self._touch(progress, end)
+
+    def _touch(self, progress: Progress, end: int) -> None:
+        """Note that a prefix was used: its tails go first, then its last rows."""
+        if self._index.is_remote:
+            return
+        hashes = progress.request.block_hashes
+        keys = [self._layout.row_key(hashes, unit) for unit in range(end - 1, -1, -1)]
+        rolling = [progress.rolling] if progress.rolling is not None else []
+        used = (*progress.tails, *rolling, *keys)
+        self._index.touch([key for key in used if key is not None])
+
+    def orders(self, scheduled: dict[str, int]) -> Orders:
+        """Return what the workers are to do in the step that was scheduled.
+
+        Args:
+            scheduled: Request id -> tokens of the step.
+        """
+        orders, self._orders, self._sync_bytes = self._orders, Orders(), 0
+        if not self._is_paused():
+            orders.stores = self._stores.orders(scheduled, self._live)
+        return orders
+
+    # What the workers tell
+
+    def reported(self, report: Report, lost_block_ids: set[int]) -> None:
+        """Take in what workers have done, and which blocks could not be loaded."""
+        for load_id in list(report.ended):
+            self._load_ended(load_id, report.ended[load_id], lost_block_ids)
+        for key in report.unusable:
+            self._index.drop(key)
+        for counts, is_stored in ((report.stored, True), (report.not_stored, False)):
+            for key, number in counts.items():
+                self._stores.part_written(key, number, is_stored=is_stored)
+        if report.is_slow:
+            self._pause("a load or store took too long, or failed")
+
+    def _load_ended(self, load_id: int, num_workers: int, lost_block_ids: set[int]) -> None:
+        load, num_ended = self._loads[load_id]
+        if not load.block_ids.isdisjoint(lost_block_ids):
+            self._failed.add(load.request_id)
+            # Workers of one load may fail in different steps.
+            self.counts.failed_loads += self._stores.load_failed(load_id)
+        self._loads[load_id] = load, num_ended + num_workers
+        if num_ended + num_workers < self._num_workers:
+            return
+        del self._loads[load_id]
+        self._index.release(load.keys)
+        progress = self._live.get(load.request_id)
+        if progress is not None and progress.load_id == load_id:
+            progress.load_id = None
+
+    # Requests and resets
+
+    def ended(self, request: Request) -> None:
+        """A request has ended: what it used stays longest, its first rows last of all."""
+        progress = self._live.pop(request.request_id, None)
+        self._hits.pop(request.request_id, None)
+        self._failed.discard(request.request_id)
+        if progress is not None:
+            self._touch(progress, progress.next_unit)
+
+    def reset(self) -> None:
+        """Forget everything that is stored."""
+        self._index.clear()
+
+    def is_idle(self) -> bool:
+        """Whether no load and no store is under way. For tests."""
+        return not self._loads and self._stores.is_idle()
+
+
+def _blocks_written(runs: Sequence[Run]) -> frozenset[int]:
+    written: set[int] = set()
+    for segment in (segment for run in runs for segment in run.segments):
+        blocks, _, moved = segment.places()
+        written.update(blocks[moved].tolist())
+    return frozenset(written)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m vllm_ascend replay``: workloads, variants, and a report of what the cache did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend.command_line.ends import bad_input_ends
+from vllm_ascend.command_line.interrupts import no_interrupts
+from vllm_ascend.server_access.access import ApiKey, HttpAccess, Insecure
+from vllm_ascend_evaluation.replay.commands import (
+    GIB,
+    check_release,
+    load_workloads,
+    make_job,
+    make_report,
+    run_jobs,
+    sources_of,
+    variants_of,
+    write_and_end,
+)
+from vllm_ascend_evaluation.replay.http.options import (
+    HttpOptions,
+    MaxPromptTokens,
+    Model,
+    Scale,
+    Speed,
+    Timeout,
+    Timestamps,
+    Url,
+    VocabSize,
+    check_together,
+)
+from vllm_ascend_evaluation.replay.http.prompts import PromptShape
+from vllm_ascend_evaluation.replay.options import (
+    Concurrency,
+    DataParallel,
+    DpRouting,
+    Eviction,
+    Jobs,
+    KvGib,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MaxOutputTokens,
+    MaxRequests,
+    Mtp,
+    Release,
+    Seed,
+    TierGib,
+    TierGibPerSecond,
+    Tokenizer,
+    Verify,
+)
+from vllm_ascend_evaluation.replay.outputs import prepare_folder
+from vllm_ascend_evaluation.replay.report import print_report, summary_png, write_html, write_json
+from vllm_ascend_evaluation.replay.results import ReplayReport
+from vllm_ascend_evaluation.replay.runs.job import (
+    CLOSED_LOOP,
+    DEFAULT_TIER_GIB_PER_SECOND,
+    TIMESTAMPS,
+    VLLM_ROUTING,
+    CostModel,
+    RunSettings,
+)
+from vllm_ascend_evaluation.replay.runs.runner import Outcome
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
+from vllm_ascend_evaluation.replay.trace import Workload
+from vllm_ascend_evaluation.replay.variants import (
+    ASCEND_LAYOUT,
+    BUILT_IN_NAMES,
+    default_variants,
+    with_evictions,
+)
+
+_Workloads = Annotated[
+    list[str] | None,
+    typer.Option(
+        show_default="W1",
+        help="chat, agentic or mix (models of real traffic; chat:REQUESTS for more or fewer "
+        "than 1000); W1, W2, W3, W5, W5f; a file (.gz too): a Mooncake trace, token ids, or your "
+        "own traffic, as OpenAI's messages or prompts, batch files, ShareGPT, or the log of vllm "
+        "serve --enable-log-requests with VLLM_LOGGING_LEVEL=DEBUG; or "
+        "REQUESTS:INPUT:SHARED:OUTPUT (in tokens; SHARED may be a share: 90%); or "
+        "PREFIXESxROUNDS:SHARED:OWN:OUTPUT (prefixes in turn). "
+        "May be given several times.",
+    ),
+]
+_Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        show_default="upstream-like, best; with another --layout stock, best",
+        help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too; "
+        "behind a built-in name: on top of it; otherwise --block-size); @LAYOUT at the end "
+        "overrides the layout. May be given several times.",
+    ),
+]
+_Layout = Annotated[
+    str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
+]
+_BlockSize = Annotated[int, typer.Option(help="--block-size of the engine.")]
+_Out = Annotated[Path, typer.Option(help="Folder for report.json and report.html.")]
+_SummaryPng = Annotated[
+    Path | None, typer.Option(help="Also write the summary picture.", show_default="none")
+]
+_Arrivals = Annotated[
+    str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
+]
+_ModelTtft = Annotated[bool, typer.Option(help="Model times to first token in a closed loop, too.")]
+_StepMs = Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)]
+_TokenUs = Annotated[float, typer.Option(help="Cost model: time per scheduled token.", min=0)]
+
+
+def replay(
+    context: typer.Context,
+    workload: _Workloads = None,
+    variant: _Variants = None,
+    eviction: Eviction = None,
+    layout: _Layout = ASCEND_LAYOUT,
+    block_size: _BlockSize = 128,
+    mtp: Mtp = 0,
+    kv_gib: KvGib = 16.0,
+    tier_gib: TierGib = None,
+    tier_gib_per_second: TierGibPerSecond = DEFAULT_TIER_GIB_PER_SECOND,
+    out: _Out = Path("replay-out"),
+    png: _SummaryPng = None,
+    verify: Verify = False,
+    release: Release = None,
+    arrivals: _Arrivals = CLOSED_LOOP,
+    concurrency: Concurrency = None,
+    max_requests: MaxRequests = None,
+    max_output_tokens: MaxOutputTokens = None,
+    tokenizer: Tokenizer = None,
+    model_ttft: _ModelTtft = False,
+    step_ms: _StepMs = 20.0,
+    token_us: _TokenUs = 60.0,
+    seed: Seed = 0,
+    max_num_seqs: MaxNumSeqs = 32,
+    max_num_batched_tokens: MaxNumBatchedTokens = 8192,
+    max_model_len: MaxModelLen = 135_000,
+    jobs: Jobs = 2,
+    data_parallel: DataParallel = 1,
+    dp_routing: DpRouting = VLLM_ROUTING,
+    timestamps: Timestamps = False,
+    url: Url = None,
+    model: Model = None,
+    vocab_size: VocabSize = 1000,
+    speed: Speed = 1.0,
+    max_prompt_tokens: MaxPromptTokens = None,
+    scale: Scale = 1,
+    timeout: Timeout = 600.0,
+    api_key: ApiKey = None,
+    insecure: Insecure = False,
+) -> None:
+    """Replay traffic through the real vLLM scheduler, without a model, and report cache hits.
+
+    With --url: send it to a running server and report the hits that it counts.
+    """
+    with bad_input_ends():
+        check_release(release)
+    arrivals = _checked_arrivals(context, TIMESTAMPS if timestamps else arrivals)
+    names = workload or ["W1"]
+    sources = sources_of(names, seed, concurrency, max_requests, max_output_tokens, tokenizer)
+    if url is not None:
+        shape = PromptShape(
+            vocab_size, seed, scale, max_prompt_tokens, max_requests, max_output_tokens
+        )
+        server = partial(HttpOptions, url, model, shape, arrivals, speed, timeout, out, png)
+        _send(sources, server, api_key, insecure=insecure)
+        return
+    settings = RunSettings(
+        *(layout, max_num_seqs, max_num_batched_tokens, max_model_len, verify),
+        *(block_size, mtp, int(kv_gib * GIB), arrivals),
+        CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None,
+        num_ranks=data_parallel,
+        dp_routing=dp_routing,
+        tier_gib=tier_gib,
+        tier_gib_per_second=tier_gib_per_second,
+    )
+    with bad_input_ends():
+        variants = with_evictions(variant or default_variants(layout), eviction or ())
+    report_of = partial(
+        make_report, seed=seed, cost_model=settings.cost_model, with_policies=bool(eviction)
+    )
+    _replay(sources, variants, settings, report_of, out=out, png=png, jobs=jobs)
+
+
+def _checked_arrivals(context: typer.Context, arrivals: str) -> str:
+    """Return how requests come in, once the options fit it and each other.
+
+    Raises:
+        typer.Exit: They do not.
+    """
+    with bad_input_ends():
+        if arrivals not in (CLOSED_LOOP, TIMESTAMPS):
+            raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
+        check_together(context, arrivals=arrivals)
+    return arrivals
+
+
+def _send(
+    sources: list[WorkloadSource],
+    server: Callable[[HttpAccess], HttpOptions],
+    api_key: str | None,
+    *,
+    insecure: bool,
+) -> None:
+    """Send the workloads to a server that runs.
+
+    Args:
+        sources: The workloads.
+        server: Which one, and how; is told how to be let in.
+        api_key: ``--api-key``.
+        insecure: ``--insecure``.
+
+    Raises:
+        typer.Exit: Something went wrong or was interrupted; carries the exit code.
+    """
+    from vllm_ascend_evaluation.replay.http.replay import replay_http  # costs the others nothing
+
+    with bad_input_ends():
+        access = HttpAccess.of(api_key, insecure=insecure)
+    replay_http(sources, server(access))
+
+
+def _replay(
+    sources: list[WorkloadSource],
+    variants: list[str],
+    settings: RunSettings,
+    report_of: Callable[[Mapping[WorkloadSource, Workload], Outcome], ReplayReport],
+    *,
+    out: Path,
+    png: Path | None,
+    jobs: int,
+) -> None:
+    """Run every workload on every variant, and report.
+
+    Args:
+        sources: The workloads.
+        variants: As of ``--variant``.
+        settings: Of all runs.
+        report_of: Makes the report of what was run.
+        out: ``--out``.
+        png: ``--png``.
+        jobs: Processes at a time.
+
+    Raises:
+        typer.Exit: Something is wrong or was interrupted; carries the exit code.
+    """
+    with bad_input_ends():
+        workloads = load_workloads(
+            sources,
+            needs_arrivals=settings.arrivals == TIMESTAMPS,
+            max_model_len=settings.max_model_len,
+        )
+        parsed = variants_of(variants, settings.layout)
+        plan = [make_job(source, chosen, settings) for source in workloads for chosen in parsed]
+        prepare_folder(out, {"--png": png})
+        outcome = run_jobs(plan, jobs, workloads)
+    with no_interrupts():
+        report = report_of(workloads, outcome)
+        files = (out / "report.json", out / "report.html", png)
+        write_and_end(report, files, partial(_write, report))
+
+
+def _write(report: ReplayReport, json: Path, html: Path, png: Path | None) -> None:
+    write_json(report, json)
+    # Before the pictures, which take seconds.
+    print_report(report, Console(emoji=False))
+    write_html(report, html)
+    if png is not None:
+        summary_png(report, png)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands have, spelled and explained alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_ascend.releases import describe_supported
+
+MAX_KV_GIB = 1_000_000
+KvGib = Annotated[
+    float, typer.Option(help="KV cache memory of one rank in GiB.", min=0.001, max=MAX_KV_GIB)
+]
+Release = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Refuse to run on another vLLM than this one ({describe_supported('or')}).",
+        show_default="whichever runs",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of generated prompts.", min=0)]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(help="Requests in flight.", min=1, show_default="the workload's own"),
+]
+MaxRequests = Annotated[
+    int | None,
+    typer.Option(
+        *("--max-requests", "--requests"),
+        help="Take only this many requests of each workload.",
+        min=1,
+        show_default="all",
+    ),
+]
+MaxOutputTokens = Annotated[
+    int | None, typer.Option(help="Cap the answers.", min=1, show_default="no cap")
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of the model's tokenizer, for workloads that hold text.",
+        metavar="FOLDER",
+        show_default="none",
+    ),
+]
+MaxNumSeqs = Annotated[int, typer.Option(help="As for vllm serve.", min=1)]
+MaxNumBatchedTokens = Annotated[int, typer.Option(help="As for vllm serve.", min=1)]
+# The longest that vLLM's configuration for the scheduler alone has.
+MaxModelLen = Annotated[int, typer.Option(help="As for vllm serve.", min=1, max=1 << 21)]
+Jobs = Annotated[int, typer.Option(help="Processes at a time.", min=1)]
+Verify = Annotated[
+    bool, typer.Option(help="Let the content oracle check every row that would be read.")
+]
+Mtp = Annotated[
+    int, typer.Option(help="Draft tokens per step of the MTP layer; 0: no drafting.", min=0)
+]
+Eviction = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Also run best with this eviction order: lru or protect (the profile's). The "
+        "report then also has bounds: LRU, knowing what returns, and Belady. May be given several "
+        "times.",
+        show_default="none",
+    ),
+]
+DataParallel = Annotated[
+    int,
+    typer.Option(
+        help="Data-parallel ranks behind one front end, each with --kv-gib.", min=1, max=64
+    ),
+]
+DpRouting = Annotated[
+    str,
+    typer.Option(help="Who chooses the rank: vllm (its own balancer) or cache."),
+]
+Json = Annotated[Path, typer.Option(help="All results, to process.")]
+Png = Annotated[Path, typer.Option(help="The picture.")]
+TierGib = Annotated[
+    float | None,
+    typer.Option(
+        help="Host memory of a tier below the KV cache of each rank in GiB (docs/tier.md).",
+        min=0.001,
+        max=MAX_KV_GIB,
+        show_default="no tier",
+    ),
+]
+TierGibPerSecond = Annotated[
+    float, typer.Option(help="How fast the tier is loaded from, in GiB/s.", min=0.001)
+]

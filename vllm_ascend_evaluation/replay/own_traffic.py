@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An operator's own traffic: logs and data sets become requests, once for all runs of a command."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.status import Status
+
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.readers.documents import first_character, read_documents
+from vllm_ascend_evaluation.replay.readers.logged import Cap, Chat, LoggedRequest
+from vllm_ascend_evaluation.replay.readers.requests import PROMPTS, body_of, read_requests
+from vllm_ascend_evaluation.replay.readers.text import lines_of
+from vllm_ascend_evaluation.replay.readers.vllm_log import is_request_log, read_vllm_log
+from vllm_ascend_evaluation.replay.token_store import write_store
+from vllm_ascend_evaluation.replay.tokenizing import Tokenizer
+from vllm_ascend_evaluation.replay.trace import TraceRequest
+
+Reader = Callable[[Path], Iterator[LoggedRequest]]
+_FORMATS = (
+    "hash_ids (a Mooncake trace), prompt_token_ids, prompt, messages (OpenAI's), conversations "
+    "(ShareGPT's) or a body (a batch file's), and this is not a log of vLLM's --enable-log-requests"
+)
+_SHOW_EVERY = 50
+
+
+def reader_of(path: Path) -> Reader:
+    """Tell the format of a file that is none of this project's.
+
+    Raises:
+        BadInputError: It has none that can be read.
+    """
+    if first_character(path) not in ("{", "["):
+        if any(is_request_log(line) for _, line in lines_of(path)):
+            return read_vllm_log
+        raise BadInputError(f"--workload {path}: no JSON, and no log of --enable-log-requests")
+    for place, record in read_documents(path, 1):
+        if not any(name in body_of(record) for name in PROMPTS):
+            raise BadInputError(f"--workload {place}: has none of {_FORMATS}")
+        return read_requests
+    raise BadInputError(f"{path}: no requests")
+
+
+@cache
+def store_of(
+    path: Path, tokenizer: str | None, max_requests: int | None, max_output_tokens: int | None
+) -> Path:
+    """Read a file whole, and return the index of a store that is there until this process ends.
+
+    Args:
+        path: The file.
+        tokenizer: Folder of the model's tokenizer; ``None`` will do for token ids.
+        max_requests: Take only so many from the start.
+        max_output_tokens: Cap on answers, and their length where nothing says it.
+
+    Raises:
+        BadInputError: Names file, line and what is wrong.
+    """
+    logged = islice(reader_of(path)(path), max_requests)
+    reading = _Reading(path, tokenizer, max_output_tokens)
+    target = Path(_folder().name) / f"{len(list(Path(_folder().name).iterdir()))}.json"
+    if not write_store(target, reading.requests(logged), reading.remarks):
+        raise BadInputError(f"{path}: no requests")
+    return target
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    # Goes with the process.
+    return tempfile.TemporaryDirectory(prefix="vllm-ascend-replay-")
+
+
+class _Reading:
+    """Turns logged requests into those that are replayed, and notes what it had to assume."""
+
+    def __init__(self, path: Path, tokenizer: str | None, max_output_tokens: int | None) -> None:
+        self._path = path
+        self._folder = tokenizer
+        self._tokenizer: Tokenizer | None = None
+        self._max_output_tokens = max_output_tokens
+        self._sessions: dict[str, int] = {}
+        self._assumed: Counter[str] = Counter()
+        self._has_times: bool | None = None
+
+    def requests(self, logged: Iterator[LoggedRequest]) -> Iterator[TraceRequest]:
+        """Yield the requests, and show how far it is: texts take their time."""
+        console = Console(stderr=True, emoji=False)
+        with console.status(f"reading {self._path.name}") as status:
+            for number, request in enumerate(logged, 1):
+                yield self._request(request)
+                self._show(status, number)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what was assumed."""
+        return tuple(f"{count:,} {what}" for what, count in self._assumed.items())
+
+    def _show(self, status: Status, number: int) -> None:
+        if number % _SHOW_EVERY == 0:
+            status.update(f"reading {self._path.name}: {number:,} requests")
+
+    def _request(self, logged: LoggedRequest) -> TraceRequest:
+        has_time = logged.time_ms is not None
+        waits_only = logged.think_ms is not None and not has_time
+        if not waits_only and self._has_times not in (None, has_time):
+            raise BadInputError(f"{logged.place}: times must be in all records or in none")
+        if not waits_only:
+            self._has_times = has_time
+        session = logged.session
+        if session is not None:
+            self._sessions.setdefault(session, len(self._sessions))
+        outputs = self._output_tokens(logged)
+        return TraceRequest(
+            prompt_token_ids=self._prompt(logged),
+            output_tokens=min(max(outputs, 1), self._max_output_tokens or max(outputs, 1)),
+            arrival_ms=logged.time_ms,
+            session=None if session is None else self._sessions[session],
+            think_ms=logged.think_ms,
+        )
+
+    def _prompt(self, logged: LoggedRequest) -> list[int]:
+        prompt = logged.prompt
+        if isinstance(prompt, list):
+            return prompt
+        tokenizer = self._loaded(logged.place)
+        if isinstance(prompt, str):
+            ids = tokenizer.of_text(prompt)
+        else:
+            ids = self._of_chat(prompt, tokenizer, logged.place)
+        if not ids:
+            raise BadInputError(f"{logged.place}: the prompt is empty")
+        return ids
+
+    def _of_chat(self, chat: Chat, tokenizer: Tokenizer, place: str) -> list[int]:
+        if not tokenizer.has_chat_template:
+            self._assumed["prompts without a chat template, which the tokenizer lacks"] += 1
+        return tokenizer.of_chat(chat, place)
+
+    def _output_tokens(self, logged: LoggedRequest) -> int:
+        answer = logged.answer
+        if isinstance(answer, int):
+            return answer
+        if isinstance(answer, str):
+            return self._loaded(logged.place).count(answer)
+        if isinstance(answer, Cap):
+            self._assumed["answers as long as their max_tokens"] += 1
+            return answer.tokens
+        if self._max_output_tokens is None:
+            raise BadInputError(
+                f"{logged.place}: nothing says how long the answer is (usage.completion_tokens, "
+                "output_length or max_tokens): give --max-output-tokens"
+            )
+        self._assumed["answers as long as --max-output-tokens"] += 1
+        return self._max_output_tokens
+
+    def _loaded(self, place: str) -> Tokenizer:
+        """Return the tokenizer; read only when there is a text."""
+        if self._folder is None:
+            raise BadInputError(
+                f"{place}: holds text: give the folder of the model's tokenizer with --tokenizer"
+            )
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(Path(self._folder))
+        return self._tokenizer

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a request was sent, as logs spell it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from vllm_ascend.command_line.bad_input import BadInputError
+
+# What tells when a request or a message was sent, in the order of preference.
+TIMES = ("timestamp", "created_at", "create_time", "created")
+# Numbers of this size are seconds since 1970, of the years 2001 to 2286; others are milliseconds.
+_SECONDS = range(10**9, 10**10)
+
+
+def time_of(record: Mapping[str, Any], place: str) -> float | None:
+    """Return when something was sent, in milliseconds since any moment; ``None`` if nobody says.
+
+    A number is in milliseconds, but in seconds where it has the size of seconds since 1970. A text
+    is a date and time of ISO 8601; without a time zone it is taken for UTC.
+
+    Raises:
+        BadInputError: It is something else.
+    """
+    for name in TIMES:
+        value = record.get(name)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and 0 <= value < math.inf:
+            return value * 1000.0 if int(value) in _SECONDS else float(value)
+        if isinstance(value, str):
+            return _of_text(value, f"{place}: {name}")
+        raise BadInputError(f"{place}: {name} is {value!r}, expected a number or a time")
+    return None
+
+
+def _of_text(text: str, what: str) -> float:
+    try:
+        # Python 3.10 knows no Z.
+        when = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError as error:
+        raise BadInputError(
+            f"{what} is {text!r}, expected a number or a time of ISO 8601"
+        ) from error
+    return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp() * 1000.0

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run, in the process that it has to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.results import TierUse
+from vllm_ascend_evaluation.replay.runs.job import CACHE_ROUTING, TIMESTAMPS, CostModel, Job
+from vllm_ascend_evaluation.replay.trace import Workload
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from vllm_ascend.dry_run.layouts import KVLayout
+    from vllm_ascend.dry_run.scheduler import SchedulerOptions
+    from vllm_ascend.dry_run.worker import Worker
+    from vllm_ascend_evaluation.replay.results import RunResult
+    from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
+    from vllm_ascend_evaluation.replay.runs.engine import ReplayLoop
+
+# From vLLM's message: what one request of the longest length takes.
+_NEEDED_GIB = re.compile(r"\(([\d.]+) GiB KV cache is needed")
+
+
+def run_job(job: Job, on_progress: Callable[[int], None] = lambda done: None) -> RunResult:
+    """Run a job in this process. An interrupt ends it early, with a partial result.
+
+    Args:
+        job: The job.
+        on_progress: Told after every step how many requests were scheduled at least once.
+
+    Raises:
+        BadInputError: The workload or a setting cannot be used.
+    """
+    workload = job.workload.load().within(job.max_model_len)
+    if job.kv_tokens is not None:  # counted before there are patches: for all variants alike
+        job = replace(job, kv_memory_bytes=_memory(job, job.kv_tokens))
+    if job.patched:
+        import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+    from vllm_ascend_evaluation.replay.runs.engine import ReplayEngine
+    from vllm_ascend_evaluation.replay.runs.recorder import Recorder
+
+    if job.num_ranks > 1:
+        return run_ranks(job, workload, on_progress)
+    scheduler = build_job_scheduler(job)
+    recorder = Recorder(scheduler, workload.num_requests)
+    worker = _make_worker(job, scheduler)
+    arrivals = _arrivals(job, workload)
+    engine = ReplayEngine(scheduler, worker, arrivals, recorder, job.cost_model)
+    complete, violations = _run_checked(engine, [scheduler], on_progress)
+    result = recorder.result(job, complete=complete, violations=violations)
+    return replace(result, tier=_use_of_tiers(job, [worker]))
+
+
+def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) -> RunResult:
+    """Run a job of several data-parallel ranks in this process; see :func:`run_job`."""
+    from vllm_ascend_evaluation.replay.runs.balancer import Balancer
+    from vllm_ascend_evaluation.replay.runs.data_parallel import DataParallelEngine, Rank
+    from vllm_ascend_evaluation.replay.runs.recorder import Recorder
+
+    schedulers = [build_job_scheduler(job) for _ in range(job.num_ranks)]
+    ranks = [Rank(s, _make_worker(job, s), Recorder(s, workload.num_requests)) for s in schedulers]
+    balancer = Balancer(schedulers, by_cache=job.dp_routing == CACHE_ROUTING)
+    arrivals, cost_model = _arrivals(job, workload), job.cost_model or CostModel()
+    engine = DataParallelEngine(ranks, balancer, arrivals, cost_model)
+    complete, violations = _run_checked(engine, schedulers, on_progress)
+    of_ranks = engine.result(job.dp_routing)
+    whole = Recorder.of_ranks([rank.recorder for rank in ranks])
+    tier = _use_of_tiers(job, [rank.worker for rank in ranks])
+    result = whole.result(job, complete=complete, violations=violations)
+    return replace(result, data_parallel=of_ranks, tier=tier)
+
+
+def _arrivals(job: Job, workload: Workload) -> Arrivals:
+    from vllm_ascend_evaluation.replay.runs.arrivals import ClosedLoop, TimestampArrivals
+
+    return TimestampArrivals(workload) if job.arrivals == TIMESTAMPS else ClosedLoop(workload)
+
+
+def _run_checked(
+    loop: ReplayLoop, schedulers: Sequence[Scheduler], on_progress: Callable[[int], None]
+) -> tuple[bool, list[str]]:
+    """Run a loop, and check its schedulers if it comes to its end.
+
+    Returns:
+        Whether it did, and what is wrong.
+    """
+    from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError, check_integrity
+    from vllm_ascend_evaluation.replay.runs.engine import StalledError
+
+    try:
+        loop.run(on_progress)
+    except KeyboardInterrupt:
+        return False, []
+    except (ContentViolation, StalledError) as violation:
+        return False, [str(violation)]
+    try:
+        for scheduler in schedulers:
+            check_integrity(scheduler.kv_cache_manager)
+    except IntegrityError as violation:
+        return True, [str(violation)]
+    return True, []
+
+
+def build_job_scheduler(job: Job) -> Scheduler:
+    """Return the scheduler that a job asks for.
+
+    Raises:
+        BadInputError: The memory is too small, or a setting does not fit the layout.
+    """
+    from vllm_ascend.dry_run.scheduler import build_scheduler
+
+    with _refusals(job):
+        return build_scheduler(_layout(job), _options(job, kv_memory_bytes=job.kv_memory_bytes))
+
+
+def _memory(job: Job, kv_tokens: int) -> int:
+    from vllm_ascend.dry_run.scheduler import kv_memory_for
+
+    with _refusals(job):
+        return kv_memory_for(_layout(job), kv_tokens, _options(job, num_blocks=1))
+
+
+def _options(
+    job: Job, *, kv_memory_bytes: int | None = None, num_blocks: int | None = None
+) -> SchedulerOptions:
+    from vllm_ascend.dry_run.scheduler import SchedulerOptions
+
+    return SchedulerOptions(
+        kv_memory_bytes=kv_memory_bytes,
+        num_blocks=num_blocks,
+        max_num_seqs=job.max_num_seqs,
+        max_num_batched_tokens=job.max_num_batched_tokens,
+        max_model_len=job.max_model_len,
+        num_speculative_tokens=job.num_speculative_tokens,
+        is_data_parallel=job.num_ranks > 1,
+        kv_transfer_config=_transfer_config(job),
+    )
+
+
+def _transfer_config(job: Job) -> KVTransferConfig | None:
+    if job.tier_gib is None:
+        return None
+    from vllm_ascend_evaluation.replay.runs.tier import transfer_config
+
+    return transfer_config(job)
+
+
+def _use_of_tiers(job: Job, workers: Sequence[Worker]) -> TierUse | None:
+    """Return what the tiers of all ranks did."""
+    if job.tier_gib is None:
+        return None
+    from vllm_ascend_evaluation.replay.runs.tier import TierReplayWorker
+
+    return TierUse.of_ranks(
+        [worker.use() for worker in workers if isinstance(worker, TierReplayWorker)]
+    )
+
+
+@contextlib.contextmanager
+def _refusals(job: Job) -> Iterator[None]:
+    """Say in one line why vLLM or a switch of ours does not take a job.
+
+    Raises:
+        BadInputError: In place of ``ValueError``.
+    """
+    try:
+        yield
+    except ValueError as error:
+        needed = _NEEDED_GIB.search(str(error))
+        reason = " ".join(str(error).split()) if needed is None else _too_small(job, needed[1])
+        raise BadInputError(f"{job.variant} on {job.layout}: {reason}") from error
+
+
+def _too_small(job: Job, needed_gib: str) -> str:
+    gib = f"{job.kv_memory_bytes / (1 << 30):.3g}"
+    given = f"--kv-gib {gib}" if job.kv_tokens is None else f"--kv-tokens {job.kv_tokens}"
+    return (
+        f"{given}: a request of --max-model-len {job.max_model_len} tokens needs {needed_gib} GiB "
+        "of KV cache: give more, or a smaller --max-model-len"
+    )
+
+
+def _layout(job: Job) -> KVLayout:
+    from vllm_ascend.dry_run import layouts
+
+    if job.layout == "dsv4-flash-a3":
+        return layouts.dsv4_flash_a3(job.block_size)
+    if job.layout == "dsv4-flash-gpu":
+        return layouts.dsv4_flash_gpu()
+    return layouts.from_hf_config(Path(job.layout), job.block_size)
+
+
+def _make_worker(job: Job, scheduler: Scheduler) -> Worker:
+    if job.tier_gib is None:
+        return _computing_worker(job, scheduler)
+    from vllm_ascend_evaluation.replay.runs.tier import TierReplayWorker
+
+    return TierReplayWorker(scheduler, _computing_worker(job, scheduler), job)
+
+
+def _computing_worker(job: Job, scheduler: Scheduler) -> Worker:
+    if not job.verify:
+        from vllm_ascend.dry_run.worker import SamplingWorker
+
+        return SamplingWorker(scheduler)
+    from vllm_ascend.prefix_cache_config import load_config
+    from vllm_ascend_evaluation.oracle import OracleOptions, ShadowWorker
+
+    # Stock vLLM lets a request read state rows in the very step that writes them.
+    strict = job.patched and load_config().changes_caching
+    return ShadowWorker(scheduler, OracleOptions(strict_state=strict, strict_draft=strict))

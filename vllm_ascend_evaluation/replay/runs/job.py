@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run as data, small enough to hand to a process of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
+
+CLOSED_LOOP = "closed"
+DEFAULT_TIER_GIB_PER_SECOND = 20.0
+TIMESTAMPS = "timestamps"
+VLLM_ROUTING = "vllm"
+CACHE_ROUTING = "cache"
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """How long a step would take: the virtual clock of trace arrivals and modelled TTFT.
+
+    Attributes:
+        step_ms: Fixed time of a step in milliseconds.
+        token_us: Time per scheduled token in microseconds.
+    """
+
+    step_ms: float = 20.0
+    token_us: float = 60.0
+
+    def step_duration_ms(self, num_tokens: int) -> float:
+        """Return the modelled time of a step that computes ``num_tokens`` tokens."""
+        return self.step_ms + self.token_us * num_tokens / 1000.0
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How an engine is started and fed, whatever the variant and the workload are.
+
+    Attributes:
+        layout: ``dsv4-flash-a3``, ``dsv4-flash-gpu`` or the path of a Hugging Face config.
+        max_num_seqs: As of ``vllm serve``.
+        max_num_batched_tokens: As of ``vllm serve``.
+        max_model_len: As of ``vllm serve``, in tokens.
+        verify: Let the content oracle watch.
+        block_size: ``--block-size``.
+        num_speculative_tokens: Draft tokens per step of the MTP layer, 0 for no drafting.
+        kv_memory_bytes: KV cache memory of the rank.
+        arrivals: ``closed`` (loop) or ``timestamps``.
+        cost_model: Modelled step times; needed for timestamps.
+        kv_tokens: If given, decides about the memory: what vLLM, without patches, would log as the
+            size of the KV cache in tokens.
+        num_ranks: Data-parallel ranks behind one front end, each with this memory.
+        dp_routing: Who chooses between them: ``vllm`` or ``cache``.
+        tier_gib: Host memory of each rank's tier below its KV cache in GiB; ``None``: there is
+            none.
+        tier_gib_per_second: How fast it is loaded from, for the modelled clock and the report.
+    """
+
+    layout: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    verify: bool
+    block_size: int = 128
+    num_speculative_tokens: int = 0
+    kv_memory_bytes: int = 0
+    arrivals: str = CLOSED_LOOP
+    cost_model: CostModel | None = None
+    kv_tokens: int | None = None
+    num_ranks: int = 1
+    dp_routing: str = VLLM_ROUTING
+    tier_gib: float | None = None
+    tier_gib_per_second: float = DEFAULT_TIER_GIB_PER_SECOND
+
+    @property
+    def environment_of_ranks(self) -> dict[str, str]:
+        """What every rank and the front end need set."""
+        by_cache = self.num_ranks > 1 and self.dp_routing == CACHE_ROUTING
+        return {"VLLM_ASCEND_DP_ROUTING": "cache"} if by_cache else {}
+
+    def check(self) -> None:
+        """Check that the limits fit each other.
+
+        Raises:
+            BadInputError: They do not; names the options.
+        """
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise BadInputError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens}: expected at least "
+                f"--max-num-seqs ({self.max_num_seqs})"
+            )
+        if self.dp_routing not in (VLLM_ROUTING, CACHE_ROUTING):
+            raise BadInputError(f"--dp-routing {self.dp_routing}: allowed are vllm and cache")
+        if self.num_ranks == 1 and self.dp_routing == CACHE_ROUTING:
+            raise BadInputError("--dp-routing cache: needs --data-parallel of at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(RunSettings):
+    """One workload on one variant.
+
+    Attributes:
+        variant: Name of the variant.
+        patched: Install the patches.
+        environment: The project's variables of the child process.
+        workload: Where the requests come from.
+        description: What the variant is, in words.
+    """
+
+    variant: str
+    patched: bool
+    environment: dict[str, str]
+    workload: WorkloadSource
+    description: str = ""
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Return what :meth:`to_json` wrote."""
+        data = json.loads(text)
+        data["workload"] = WorkloadSource(**data["workload"])
+        if data["cost_model"] is not None:
+            data["cost_model"] = CostModel(**data["cost_model"])
+        return cls(**data)

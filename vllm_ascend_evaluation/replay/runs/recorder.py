@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts what happens in a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllm_ascend_evaluation.replay.prefill_work import prefill_work
+from vllm_ascend_evaluation.replay.results import Percentiles, RunResult, Sample, length_buckets
+from vllm_ascend_evaluation.replay.runs.job import Job
+from vllm_ascend_evaluation.replay.runs.sampling import SamplingPlan
+
+_BUCKET_EDGES = (0, 1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 40)
+
+
+@dataclass
+class _Seen:
+    prompt_tokens: int
+    arrival_ms: float
+    hit_tokens: int | None = None
+
+
+class Recorder:
+    """Collects a run's measurements from the scheduler's outputs and its block pool.
+
+    Counting evictions shadows one method of the pool instance; nothing else is touched.
+    """
+
+    def __init__(self, scheduler: Scheduler, num_requests: int) -> None:
+        self._scheduler = scheduler
+        self._pool: BlockPool = scheduler.kv_cache_manager.block_pool
+        self._requests: dict[str, _Seen] = {}
+        self._schedule_us: list[float] = []
+        self._add_request_us: list[float] = []
+        self._ttft_ms: list[float] = []
+        self._samples: list[Sample] = []
+        self._last: Sample | None = None
+        self._plan = SamplingPlan(num_requests)
+        self._peak_used = 0
+        self._num_preemptions = 0
+        self._num_evicted = 0
+        self.num_requests = 0
+        self._prompt_tokens = 0
+        self._hit_tokens = 0
+        self._started = time.perf_counter()
+        self._count_evictions()
+
+    def _count_evictions(self) -> None:
+        evict = self._pool._maybe_evict_cached_block
+
+        def count_and_evict(block) -> bool:
+            evicted = evict(block)
+            self._num_evicted += evicted
+            return evicted
+
+        self._pool._maybe_evict_cached_block = count_and_evict
+
+    def added(self, name: str, prompt_tokens: int, seconds: float, arrival_ms: float) -> None:
+        """Note that a request was hashed and enqueued."""
+        self._add_request_us.append(seconds * 1e6)
+        self._requests[name] = _Seen(prompt_tokens, arrival_ms)
+
+    def step(self, output: SchedulerOutput, seconds: float, now_ms: float) -> None:
+        """Note what one ``schedule()`` decided."""
+        self._schedule_us.append(seconds * 1e6)
+        self._num_preemptions += len(output.preempted_req_ids or ())
+        self._peak_used = max(self._peak_used, self._num_used)
+        for request in output.scheduled_new_reqs:
+            seen = self._requests[request.req_id]
+            seen.hit_tokens = request.num_computed_tokens
+            self.num_requests += 1
+            self._prompt_tokens += seen.prompt_tokens
+            self._hit_tokens += request.num_computed_tokens
+        if self._plan.is_due(len(self._schedule_us), self.num_requests):
+            self._samples = [s for s in self._samples if self._plan.keeps(s.step)]
+            self._samples.append(self._sample())
+
+    def first_tokens(self, names: list[str], now_ms: float) -> None:
+        """Note that requests got their first token."""
+        self._ttft_ms.extend(now_ms - self._requests[name].arrival_ms for name in names)
+
+    @property
+    def _num_used(self) -> int:
+        # -1: the null block is never free and never used.
+        return self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
+
+    def _sample(self) -> Sample:
+        idle = self._pool.get_num_free_blocks()
+        cached = sum(not b.ref_cnt and b.block_hash is not None for b in self._pool.blocks)
+        return Sample(
+            step=len(self._schedule_us),
+            num_requests=self.num_requests,
+            prompt_tokens=self._prompt_tokens,
+            hit_tokens=self._hit_tokens,
+            used_blocks=self._num_used,
+            cached_blocks=cached,
+            scratch_blocks=idle - cached,
+        )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of the requests that started."""
+        return self._prompt_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens of the requests that started which were no hits."""
+        return self._prompt_tokens - self._hit_tokens
+
+    @classmethod
+    def of_ranks(cls, recorders: Sequence[Recorder]) -> Recorder:
+        """Return the first of several ranks' recorders, with the others' measurements added.
+
+        Samples over time are left out but for the last one.
+        """
+        whole = recorders[0]
+        samples = [recorder._sample() for recorder in recorders]
+        for other in recorders[1:]:
+            whole._requests |= other._requests
+            whole._schedule_us += other._schedule_us
+            whole._add_request_us += other._add_request_us
+            whole._ttft_ms += other._ttft_ms
+            whole._peak_used = max(whole._peak_used, other._peak_used)
+            whole._num_preemptions += other._num_preemptions
+            whole._num_evicted += other._num_evicted
+            whole.num_requests += other.num_requests
+            whole._prompt_tokens += other._prompt_tokens
+            whole._hit_tokens += other._hit_tokens
+        whole._samples = []
+        whole._last = Sample(*map(sum, zip(*map(astuple, samples), strict=True)))
+        return whole
+
+    def result(self, job: Job, *, complete: bool, violations: list[str]) -> RunResult:
+        """Return everything as one record."""
+        coordinator = self._scheduler.kv_cache_manager.coordinator
+        scheduled = [seen for seen in self._requests.values() if seen.hit_tokens is not None]
+        return RunResult(
+            variant=job.variant,
+            settings=dict(job.environment),
+            workload=job.workload.source,
+            layout=job.layout,
+            block_size=job.block_size,
+            num_speculative_tokens=job.num_speculative_tokens,
+            alignment_tokens=getattr(coordinator, "lcm_block_size", self._scheduler.block_size),
+            kv_memory_bytes=job.kv_memory_bytes,
+            num_blocks=self._pool.num_gpu_blocks,
+            bytes_per_block=self._bytes_per_block(),
+            num_requests=self.num_requests,
+            num_requests_hit=sum(bool(seen.hit_tokens) for seen in scheduled),
+            prompt_tokens=self._prompt_tokens,
+            hit_tokens=self._hit_tokens,
+            prompt_work=sum(prefill_work(seen.prompt_tokens) for seen in scheduled),
+            hit_work=sum(prefill_work(seen.hit_tokens or 0) for seen in scheduled),
+            num_preemptions=self._num_preemptions,
+            peak_used_blocks=self._peak_used,
+            num_cached_blocks_evicted=self._num_evicted,
+            num_steps=len(self._schedule_us),
+            seconds=time.perf_counter() - self._started,
+            schedule_us=_percentiles(self._schedule_us),
+            add_request_us=_percentiles(self._add_request_us),
+            modelled_ttft_ms=_percentiles(self._ttft_ms) if job.cost_model else None,
+            # The last word is the state at the end, which also the totals describe.
+            samples=(*self._samples, self._last or self._sample()),
+            buckets=length_buckets(
+                ((seen.prompt_tokens, seen.hit_tokens or 0) for seen in scheduled), _BUCKET_EDGES
+            ),
+            complete=complete,
+            violations=tuple(violations),
+            verified=job.verify,
+            description=job.description,
+        )
+
+    def _bytes_per_block(self) -> int:
+        config = self._scheduler.kv_cache_config
+        return sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+
+
+def _percentiles(values: list[float]) -> Percentiles:
+    if not values:
+        return Percentiles(0.0, 0.0)
+    p50, p99 = np.percentile(values, [50, 99])
+    return Percentiles(float(p50), float(p99))

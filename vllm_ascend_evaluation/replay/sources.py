@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``--workload`` names: a generated workload, a model of traffic, or a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.own_traffic import store_of
+from vllm_ascend_evaluation.replay.readers.documents import first_character
+from vllm_ascend_evaluation.replay.readers.jsonl import read_records
+from vllm_ascend_evaluation.replay.readers.mooncake import mooncake_workload
+from vllm_ascend_evaluation.replay.readers.token_ids import token_id_workload
+from vllm_ascend_evaluation.replay.token_store import read_index
+from vllm_ascend_evaluation.replay.trace import Workload
+from vllm_ascend_evaluation.replay.workloads import (
+    MODELS,
+    W4,
+    WORKLOAD_NAMES,
+    modelled,
+    named_workload,
+    round_robin,
+    shared_prefix,
+)
+
+_CONCURRENCY = 32
+_SHARED_PREFIX = re.compile(r"(\d+):(\d+):(\d+)(%?):(\d+)", re.ASCII)
+_MODEL = re.compile(rf"({'|'.join(MODELS)}):(\d{{1,9}})", re.ASCII)
+_ROUND_ROBIN = re.compile(r"(\d+)x(\d+):(\d+):(\d+):(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class WorkloadSource:
+    """Where requests come from.
+
+    Attributes:
+        source: A name (``W1``, ``chat`` ...), ``chat:REQUESTS`` and the other models alike, a file,
+            ``REQUESTS:INPUT:SHARED:OUTPUT`` for generated prompts that share a prefix
+            (``SHARED`` in tokens or as ``90%``), or ``PREFIXESxROUNDS:SHARED:OWN:OUTPUT`` for
+            several prefixes asked for in turn.
+        seed: Seed of generated prompts.
+        concurrency: Requests in flight; the workload's own if ``None``.
+        max_requests: Only so many from the start.
+        max_output_tokens: Cap on answers.
+        tokenizer: Folder of the model's tokenizer, for a file that holds text.
+        store: What :meth:`prepared` made of a file that is read once only.
+    """
+
+    source: str
+    seed: int = 0
+    concurrency: int | None = None
+    max_requests: int | None = None
+    max_output_tokens: int | None = None
+    tokenizer: str | None = None
+    store: str | None = None
+
+    def prepared(self) -> WorkloadSource:
+        """Return a source that costs little to load, in any process while this one lives.
+
+        Logs and data sets are read, and their texts tokenized, here and once.
+
+        Raises:
+            BadInputError: Names the file, the line and what is wrong.
+        """
+        is_file = self.store is None and self._generated() is None
+        if not is_file or _native_reader(self._path()) is not None:
+            return self
+        limits = (self.max_requests, self.max_output_tokens)
+        return replace(self, store=str(store_of(self._path(), self.tokenizer, *limits)))
+
+    def load(self) -> Workload:
+        """Open and check the source.
+
+        Raises:
+            BadInputError: Names the source and what is wrong with it.
+        """
+        workload = self._generated()
+        if workload is None:
+            return self._file()
+        if self.concurrency is not None:
+            workload = replace(workload, concurrency=self.concurrency)
+        return workload.cut(self.max_requests, self.max_output_tokens)
+
+    def _generated(self) -> Workload | None:
+        """Return what is made here, ``None`` if the source is none of that."""
+        if self.source in WORKLOAD_NAMES:
+            return named_workload(self.source, seed=self.seed)
+        model = _MODEL.fullmatch(self.source)
+        if model is not None:
+            return modelled(model[1], name=self.source, num_requests=int(model[2]), seed=self.seed)
+        shape = _SHARED_PREFIX.fullmatch(self.source)
+        if shape is not None:
+            return self._shared_prefix(*shape.groups())
+        turns = _ROUND_ROBIN.fullmatch(self.source)
+        if turns is not None:
+            return self._round_robin(*map(int, turns.groups()))
+        return None
+
+    def _path(self) -> Path:
+        path = Path(self.source)
+        if self.source == "W4":
+            raise BadInputError(f"--workload W4: {W4}")
+        if not path.is_file():
+            raise BadInputError(
+                f"--workload {self.source}: neither a file, nor REQUESTS:INPUT:SHARED:OUTPUT, nor "
+                "PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor MODEL:REQUESTS "
+                f"({', '.join(MODELS)}), nor one of {', '.join(WORKLOAD_NAMES)}"
+            )
+        return path
+
+    def _file(self) -> Workload:
+        if self.store is not None:
+            return self._stored(Path(self.store))
+        path = self._path()
+        read = _native_reader(path)
+        if read is None:
+            return self.prepared()._file()
+        return read(
+            path,
+            max_requests=self.max_requests,
+            max_output_tokens=self.max_output_tokens,
+            concurrency=self.concurrency or _CONCURRENCY,
+        )
+
+    def _stored(self, path: Path) -> Workload:
+        name, concurrency = Path(self.source).name, self.concurrency or _CONCURRENCY
+        store = read_index(path)
+        parts = (
+            f"{store.num_requests} requests of {name}, {concurrency} at a time",
+            *store.remarks,
+        )
+        return Workload(
+            name=name,
+            description="; ".join(parts),
+            concurrency=concurrency,
+            num_requests=store.num_requests,
+            requests=store.requests,
+        )
+
+    def _shared_prefix(
+        self, requests: str, inputs: str, shared: str, unit: str, outputs: str
+    ) -> Workload:
+        share = int(shared)
+        return shared_prefix(
+            self.source,
+            num_requests=int(requests),
+            input_tokens=int(inputs),
+            shared_tokens=int(inputs) * share // 100 if unit else share,
+            output_tokens=int(outputs),
+            concurrency=self.concurrency or _CONCURRENCY,
+            seed=self.seed,
+        )
+
+    def _round_robin(
+        self, prefixes: int, rounds: int, shared: int, own: int, outputs: int
+    ) -> Workload:
+        return round_robin(
+            self.source,
+            num_prefixes=prefixes,
+            num_rounds=rounds,
+            shared_tokens=shared,
+            own_tokens=own,
+            output_tokens=outputs,
+            concurrency=self.concurrency or 1,
+            seed=self.seed,
+        )
+
+
+def _native_reader(path: Path) -> Callable[..., Workload] | None:
+    """Return what reads a Mooncake trace or token ids, which need no preparation; else ``None``.
+
+    They are told by their first record; a file that begins with no JSON object is neither.
+
+    Raises:
+        BadInputError: The file cannot be read, or its first line is broken JSON.
+    """
+    if first_character(path) != "{":
+        return None
+    for _, record in read_records(path, 1):
+        if "prompt_token_ids" in record:
+            return token_id_workload
+        if "hash_ids" in record:
+            return mooncake_workload
+    return None
