@@ -2,6 +2,8 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
+# Container images often set it. Every start of Python would then compile vLLM and torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 UV := $(shell command -v uv || echo .uv/bin/uv)

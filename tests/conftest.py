@@ -15,6 +15,9 @@ import pytest
 # Every engine process would compile and load a program to see whether this processor's vector
 # instructions work: a quarter of what a tiny engine costs. Children inherit the answer.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# No test is about compilation. An engine compiles small functions even with --enforce-eager, which
+# takes more than half of its start.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 # A shell that starts us in the background switches the interrupt off, and children inherit that.
 # Whatever handles it is reset to the default in them.
