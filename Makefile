@@ -47,7 +47,7 @@ export PYTHONPATH := $(CURDIR)/.venv-vllm/$(VLLM)
 setup: .venv-vllm/$(VLLM)/.ready
 endif
 
-.PHONY: help setup replay free-port serve serve-real dist test test-servers test-real test-vllm test-fast soak speed-check lint docs docs-pages speed \
+.PHONY: help setup replay free-port serve serve-real dist test test-all test-samples test-servers test-real test-vllm test-fast soak speed-check lint docs docs-pages speed \
         bench ledger other-vllm upstream-sources vllm-tests lock clean
 
 # Times are those of two cores.
@@ -81,7 +81,7 @@ free-port:
 	@$(PYTHON) tools/free_port.py '$(PORT)'
 
 serve: free-port setup tiny-dsv4/config.json  ## Try a server: a tiny DeepSeek-V4 on port 8000, every switch on; PORT=... (2 minutes to start).
-	VLLM_CPU_KVCACHE_SPACE=1 VLLM_ASCEND_APPLY_DSV4_PATCH=1 VLLM_ASCEND_PREFIX_CACHE_PROFILE=best \
+	TORCHDYNAMO_DISABLE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_ASCEND_APPLY_DSV4_PATCH=1 VLLM_ASCEND_PREFIX_CACHE_PROFILE=best \
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
@@ -94,21 +94,48 @@ serve-real: free-port setup upstream-sources  ## Try the real vllm-ascend on the
 RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/ut/releases/test_vllms_own_interval.py \
     tests/ut/test_prefix_cache_config.py tests/ut/patch/test_signatures.py tests/ut/patch/test_cpu_patches.py \
     tests/e2e/core tests/e2e/connectors tests/ut/tier tests/e2e/tier tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py
+# A server with one request, and random traffic through the oracle.
+RELEASE_SAMPLES := tests/e2e/server/test_release.py tests/e2e/core/test_workloads.py tests/e2e/core/test_unset_is_stock.py \
+    tests/e2e/connectors/test_failed_loads.py
+# Whole, not a case in so many: the overlay's own checks, and the real worker with a hit and a planted fault.
+OVERLAY_SAMPLES := tests/upstream/test_real_checkout.py
+REAL_SAMPLES := tests/upstream/npu_reference/test_whole_runs.py -k "test_hits_change_no_token or planted"
 # There is no overlay over its vllm-ascend yet.
 ifneq ($(VLLM),0.30.0)
 RELEASE_TESTS += tests/upstream
 endif
 # Of the cases of tests that have several, one in EVERY.
 EVERY ?= 1
+# Scheduled steps that the random workloads of `make test` verify; make test-all has more.
+STEPS := 3000
 
 ifeq ($(VLLM),)
-test: setup other-vllm upstream-sources lint  ## Before a commit: lint, tests, soak, speed; VLLM=0.23.0: on that release, EVERY=3: a third (25 minutes).
-	$(BIN)/python -m pytest -n $(JOBS) tests $(SERVER_TESTS:%=--ignore=%) $(REAL_TESTS:%=--ignore=%)
-	$(MAKE) soak MINUTES=2 SEED=$(TEST_SEED)
-	$(MAKE) speed-check
+test: setup other-vllm upstream-sources lint  ## Before a commit: lint, types, the tests that tell most per second; VLLM=0.23.0: that release, EVERY=3: a third (10 minutes).
+	$(BIN)/python -m pytest -n $(JOBS) --quick --steps $(STEPS) tests $(SERVER_TESTS:%=--ignore=%) $(REAL_TESTS:%=--ignore=%)
 else
 test: setup upstream-sources
 	$(BIN)/python -m pytest -n $(JOBS) --every $(EVERY) $(RELEASE_TESTS) $(REAL_TESTS:%=--ignore=%)
+endif
+
+test-all: setup other-vllm upstream-sources lint  ## Before a change is called done: all tests on all releases, soak, speed (hours).
+	$(BIN)/python -m pytest -n $(JOBS) tests $(SERVER_TESTS:%=--ignore=%) $(REAL_TESTS:%=--ignore=%)
+	$(MAKE) soak MINUTES=2 SEED=$(TEST_SEED)
+	$(MAKE) speed-check
+	$(MAKE) test-servers
+	$(MAKE) test-vllm
+	$(MAKE) test VLLM=0.23.0
+	$(MAKE) test VLLM=0.30.0
+	$(MAKE) test-real
+	$(MAKE) test-real VLLM=0.23.0
+
+ifeq ($(VLLM),)
+test-samples: setup upstream-sources  ## Some of what make test leaves to make test-all: an overlay, a server, the real worker, soak (5 minutes).
+	$(BIN)/python -m pytest -n $(JOBS) $(OVERLAY_SAMPLES) tests/e2e/server/test_release.py
+	$(BIN)/python -m pytest $(REAL_SAMPLES)
+	$(MAKE) soak MINUTES=1 SEED=$(TEST_SEED)
+else
+test-samples: setup
+	$(BIN)/python -m pytest -n $(JOBS) --steps 1000 $(RELEASE_SAMPLES)
 endif
 
 test-servers: setup  ## Tests that start whole servers; CI runs them after make test (minutes).

@@ -8,9 +8,11 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from zlib import crc32
 
 import pytest
+
+from tests.durations import summary_lines
+from tests.tiers import QuickTier, is_one_of
 
 # Every engine process would compile and load a program to see whether this processor's vector
 # instructions work: a quarter of what a tiny engine costs. Children inherit the answer.
@@ -48,13 +50,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="of the cases of tests that have several, run one in N, always the same ones",
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="only the tests that tell most per second: without what tests/tiers.toml names",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     one_in = config.getoption("--every")
+    tier = QuickTier.read() if config.getoption("--quick") else None
     chosen, left_out = [], []
     for item in items:
-        runs = not hasattr(item, "callspec") or crc32(item.nodeid.encode()) % one_in == 0
+        runs = not hasattr(item, "callspec") or is_one_of(item.nodeid, one_in)
+        runs = runs and (tier is None or tier.runs(item.nodeid))
         (chosen if runs else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -97,6 +106,14 @@ def pytest_testnodedown(node: object) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    reports = [
+        report
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+    ]
+    for line in summary_lines(reports):
+        terminalreporter.write_line(line)
     counts = config.stash[_COUNTS].copy()
     extra = ", ".join(f"{name} {counts.pop(name, 0):,}" for name in (HITS, PREEMPTIONS))
     if not counts:

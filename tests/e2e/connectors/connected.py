@@ -26,7 +26,7 @@ from vllm_ascend_evaluation.oracle import OracleOptions, ShadowWorker
 from vllm_ascend_evaluation.oracle.request_state import RequestState
 from vllm_ascend_evaluation.oracle.shadow_memory import Life
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 300.0
 
 
 class ConnectedWorker(ShadowWorker):

@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def refused(server: Server, **body: Any) -> str:
     """Return why the server refuses a request with status 400."""
-    answer = httpx.post(f"{server.url}/v1/completions", json=server.body(**body), timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json=server.body(**body), timeout=300)
     assert answer.status_code == httpx.codes.BAD_REQUEST, answer.text
     return answer.json()["error"]["message"]
 
@@ -67,7 +67,7 @@ def blocks(server: Server) -> dict[str, float]:
 def wait_until_idle(server: Server) -> None:
     """Wait until nothing runs, waits or holds a block, and check that no block is lost."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     # Gauges tell of the last step: there must be one.
     while server.complete([16]) and any(map(server.metric, names)):
         assert time.monotonic() < deadline, {name: server.metric(name) for name in names}

@@ -107,7 +107,7 @@ def test_streaming(server):
         prompt=prompt, max_tokens=12, stream=True, stream_options={"include_usage": True}
     )
     streamed: list[int] = []
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines.pop() == "[DONE]"
     *events, last = map(json.loads, lines)
@@ -153,7 +153,7 @@ def test_own_metrics_over_http(server):
 
 
 def test_the_log_sums_up_every_interval(server):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not (lines := re.findall(r"Prefix cache: (.*)", server.log.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.5)
@@ -176,10 +176,10 @@ def test_a_client_that_disconnects(server):
     """Its request ends long before its last token; what it computed serves the next one."""
     prompt = tokens(1500, seed=5)
     body = server.body(prompt=prompt, max_tokens=10_000, stream=True)
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as response:
         next(response.iter_lines())
     assert cached(server.complete(prompt)) == longest_hit(1500)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while server.metric("vllm:num_requests_running"):
         assert time.monotonic() < deadline
         server.complete(prompt)  # requests running are counted in steps
@@ -268,7 +268,7 @@ def test_bad_requests_change_nothing(server):
     prompt = tokens(500, seed=6)
     server.complete(prompt)
     too_long = server.body(prompt=tokens(MAX_MODEL_LEN + 1, seed=7), max_tokens=4)
-    answer = httpx.post(f"{server.url}/v1/completions", json=too_long, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json=too_long, timeout=300)
     assert answer.status_code == httpx.codes.BAD_REQUEST
     assert cached(server.complete(prompt)) == longest_hit(500)
 
@@ -277,7 +277,7 @@ def test_sigterm_while_serving(server):
     """Its clients are told what there is; it ends, and takes all of its processes with it."""
     body = server.body(prompt=tokens(GRANULE, seed=8), max_tokens=10_000, stream=True)
     shared_memory = shared_memory_of(server)
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as response:
         lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
         next(lines)
         assert len(server.processes()) >= 3

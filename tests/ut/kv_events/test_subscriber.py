@@ -17,7 +17,7 @@ from tests.ut.kv_events.ports import free_ports
 from vllm_ascend.kv_events.subscriber import MissedEventsError, Subscriber
 
 _decode = msgspec.msgpack.Decoder(KVEventBatch).decode
-PATIENCE = 20.0
+PATIENCE = 300.0
 
 
 class Source:

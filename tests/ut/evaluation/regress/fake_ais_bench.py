@@ -42,7 +42,7 @@ def post(url, body):
         headers["Authorization"] = f"Bearer {API_KEY[0]}"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return json.load(response)
     except OSError:
         return None

@@ -33,7 +33,7 @@ def test_an_answer():
         again = complete(server.url, list(range(20)))
     assert (first.prompt_tokens, first.output_tokens, first.cached_tokens) == (20, 3, 0)
     assert again.cached_tokens == 16
-    assert 0.05 <= again.ttft_s <= again.seconds < 5
+    assert 0.05 <= again.ttft_s <= again.seconds
     assert again.tpot_s == pytest.approx((again.seconds - again.ttft_s) / 2)
     assert server.bodies[0] == {
         "model": "tiny",

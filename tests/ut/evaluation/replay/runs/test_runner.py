@@ -42,7 +42,7 @@ SERVER = """\
         names = {{variable.name for variable in VARIABLES}}
         ours = {{name: value for name, value in os.environ.items() if name in names}}
         try:
-            time.sleep(0 if job.variant == "good" else 60)
+            time.sleep(0 if job.variant == "good" else 3600)
             complete = True
         except KeyboardInterrupt:
             complete = False
@@ -151,7 +151,7 @@ def test_bad_input_ends_the_others_at_once():
     start = time.monotonic()
     with pytest.raises(BadInputError, match="no such thing"):
         run("slow", "bad")
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
 
 
 def test_a_refused_job_can_be_left_to_the_caller():
@@ -195,4 +195,4 @@ def test_a_child_that_does_not_listen_is_ended(monkeypatch):
     start = time.monotonic()
     outcome = run("deaf", watcher=interrupting_once_running())
     assert outcome.interrupted and outcome.results == []
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
