@@ -135,7 +135,7 @@ test-samples: setup upstream-sources  ## Some of what make test leaves to make t
 	$(MAKE) soak MINUTES=1 SEED=$(TEST_SEED)
 else
 test-samples: setup
-	$(BIN)/python -m pytest -n $(JOBS) --steps 1000 $(RELEASE_SAMPLES)
+	$(BIN)/python -m pytest -n $(JOBS) --steps 1000 --every 4 $(RELEASE_SAMPLES)
 endif
 
 test-servers: setup  ## Tests that start whole servers; CI runs them after make test (minutes).
