@@ -51,6 +51,9 @@ WHERE_BLOCKS_ARE_FREED_AT_ONCE = pytest.mark.skipif(
     hasattr(Scheduler, "_drain_deferred_frees"),
     reason="vLLM refuses to reset the cache under a step in flight beside a connector",
 )
+WHERE_VLLM_HAS_DSPARK = pytest.mark.skipif(
+    not running_release().has_dspark, reason="this vLLM has no DSpark"
+)
 # From 0.23 on vLLM refuses its second model runner itself where there is no Triton.
 WHERE_THE_SECOND_RUNNER_RUNS = pytest.mark.skipif(
     running_release() is not SUPPORTED[0] and not HAS_TRITON and current_platform.is_cpu(),

@@ -29,6 +29,7 @@ from tests.soak.names import DSV4_ROWS, DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
 from tests.soak.promises import is_ours, without_vllm_defects
 from tests.soak.recipes import Layer, LayoutRecipe
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from vllm_ascend.core.checks.drafts import DSPARK
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.core.policy.units import GroupId
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
@@ -162,10 +163,15 @@ class _Draw:
         """A way of scheduling; the pool comes later."""
         has_draft_layer = layout.mtp or layout.family == HYBRID
         drafts = may_draft and has_draft_layer and self.chance(0.8 if layout.mtp else 0.3)
+        # Other models' DSpark is left to vLLM.
+        may_be_dspark = drafts and layout.family != HYBRID and running_release().has_dspark
+        is_dspark = may_be_dspark and self.chance(0.5)
+        counts = (1, 3, 7) if is_dspark else (1, 1, 2, 3, 5)
         return SchedulerOptions(
             num_blocks=_PROBE_BLOCKS,
             max_num_seqs=self.pick(1, 2, 4, 4, 6, 10),
-            num_speculative_tokens=self.pick(1, 1, 2, 3, 5) if drafts else 0,
+            num_speculative_tokens=self.pick(*counts) if drafts else 0,
+            draft_method=DSPARK if is_dspark else "mtp",
             async_scheduling=self.chance(0.35),
             enable_kv_cache_events=self.chance(0.15),
             enable_prefix_caching=self.chance(0.97),

@@ -16,6 +16,7 @@ from tests.e2e.core.configurations import (
 )
 from tests.soak.case import Case
 from tests.soak.operations import IMAGE, Add
+from vllm_ascend.core.checks.drafts import DSPARK
 
 
 def features_of(case: Case) -> frozenset[str]:
@@ -37,6 +38,7 @@ def features_of(case: Case) -> frozenset[str]:
         "prefix caching off": not options.enable_prefix_caching,
         "async scheduling": options.async_scheduling,
         "drafts": options.num_speculative_tokens > 0,
+        "drafts of DSpark": options.draft_method == DSPARK,
         "async drafts": options.async_scheduling and options.num_speculative_tokens > 0,
         "KV events": options.enable_kv_cache_events,
     }

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from vllm_ascend.releases import running_release
+
 HYBRID = "hybrid"
 DSV4_STOCK = "dsv4-stock"
 DSV4_ROWS = "dsv4-rows"
@@ -22,6 +24,7 @@ SWITCHES = (
 )
 SCHEDULING = (
     *("fcfs", "priority", "async scheduling", "drafts", "async drafts", "KV events"),
+    *(("drafts of DSpark",) if running_release().has_dspark else ()),
     *("connector, recompute", "connector, fail", "connector of whole blocks"),
 )
 REQUESTS = (

@@ -84,9 +84,11 @@ class LayoutRecipe:
     def build(self) -> KVLayout:
         """The specs. Ascend's need the project's patches."""
         if self.family == FLASH_A3:
-            return dsv4_flash_a3(self.block_size, mtp=self.mtp, compress_ratios=FEW_LAYERS)
+            return dsv4_flash_a3(
+                self.block_size, num_draft_layers=int(self.mtp), compress_ratios=FEW_LAYERS
+            )
         if self.family == FLASH_GPU:
-            return dsv4_flash_gpu(mtp=self.mtp, compress_ratios=FEW_LAYERS)
+            return dsv4_flash_gpu(num_draft_layers=int(self.mtp), compress_ratios=FEW_LAYERS)
         if self.family == HYBRID:
             specs = _hybrid(self.layers)
         else:

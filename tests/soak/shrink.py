@@ -171,6 +171,7 @@ def simpler_options(options: SchedulerOptions) -> Iterator[SchedulerOptions]:
     simple: dict[str, Any] = {
         "async_scheduling": False,
         "num_speculative_tokens": 0,
+        "draft_method": "mtp",
         "policy": "fcfs",
         "enable_kv_cache_events": False,
         "num_blocks": max(options.num_blocks or 0, _ROOMY_BLOCKS),

@@ -22,6 +22,7 @@ _OF_LAYOUT = (
     "block_size",
     "max_model_len",
     "num_speculative_tokens",
+    "draft_method",
     "max_num_batched_tokens",
     "kv_transfer_config",
 )

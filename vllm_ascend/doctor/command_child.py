@@ -59,6 +59,7 @@ def _configuration(flags: list[str], model: str | None) -> dict[str, Any]:
         "num_speculative_tokens": drafts.num_speculative_tokens
         if drafts and drafts.use_eagle()
         else 0,
+        "draft_method": drafts.method if drafts else "mtp",
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "kv_transfer_config": asdict(transfer) if transfer is not None else None,
         "enable_prefix_caching": bool(config.cache_config.enable_prefix_caching),

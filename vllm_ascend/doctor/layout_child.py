@@ -42,6 +42,7 @@ class LayoutRequest:
         block_size: ``--block-size``, if given.
         max_model_len: ``--max-model-len``, if given.
         num_speculative_tokens: Drafts per step.
+        draft_method: How they are drafted, if there are any.
         max_num_batched_tokens: Tokens per step.
         kv_transfer_config: ``--kv-transfer-config``, if given.
         installs_patches: Install this package's patches, which serving does not have (yet).
@@ -51,6 +52,7 @@ class LayoutRequest:
     block_size: int | None = None
     max_model_len: int | None = None
     num_speculative_tokens: int = 0
+    draft_method: str = "mtp"
     max_num_batched_tokens: int = 8192
     kv_transfer_config: dict[str, Any] | None = None
     installs_patches: bool = False
@@ -83,12 +85,15 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
     from vllm_ascend.core.layout.specs import group_specs
     from vllm_ascend.doctor.hits import PrefixProbe
     from vllm_ascend.doctor.model_layout import model_layout
+    from vllm_ascend.dry_run.layouts import DRAFT_LAYERS
 
     path = Path(asked.model)
     fields = read_model(path)
     max_model_len = asked.max_model_len or max_model_len_of(fields)
-    drafts = bool(asked.num_speculative_tokens)
-    layout = model_layout(path, fields, asked.block_size, drafts=drafts)
+    num_draft_layers = (
+        DRAFT_LAYERS.get(asked.draft_method, 1) if asked.num_speculative_tokens else 0
+    )
+    layout = model_layout(path, fields, asked.block_size, num_draft_layers=num_draft_layers)
     if fields["model_type"] == DSV4 and not _patches_are_active():
         raise ValueError(_WITHOUT_PATCHES)
     scheduler = _scheduler(layout, asked, max_model_len)
@@ -136,6 +141,7 @@ def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Sc
         max_num_batched_tokens=asked.max_num_batched_tokens,
         max_model_len=max_model_len,
         num_speculative_tokens=asked.num_speculative_tokens,
+        draft_method=asked.draft_method,
     )
     scheduler = build_scheduler(layout, options)
     if asked.kv_transfer_config is None:

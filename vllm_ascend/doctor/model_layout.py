@@ -32,7 +32,7 @@ _ASCEND_BLOCK_TOKENS = 128
 
 
 def model_layout(
-    path: Path, fields: dict[str, Any], block_size: int | None, *, drafts: bool
+    path: Path, fields: dict[str, Any], block_size: int | None, *, num_draft_layers: int
 ) -> KVLayout:
     """Return the KV caches of a model's layers.
 
@@ -40,14 +40,14 @@ def model_layout(
         path: Where its configuration lies.
         fields: What it says.
         block_size: ``--block-size``, if given.
-        drafts: Its MTP layers are served, too.
+        num_draft_layers: Layers that draft, which are served, too.
 
     Raises:
         BadInputError: The model's layers are of a kind that is not known here.
         ValueError: ``block_size`` and the environment contradict each other, or the model.
     """
     if fields["model_type"] == DSV4:
-        return _dsv4_layout(fields, block_size, drafts=drafts)
+        return _dsv4_layout(fields, block_size, num_draft_layers=num_draft_layers)
     on_ascend = current_platform.is_out_of_tree()
     tokens = block_size or (_ASCEND_BLOCK_TOKENS if on_ascend else _DEFAULT_BLOCK_TOKENS)
     if not _has_windows(fields):
@@ -83,13 +83,18 @@ def _full_attention_layout(fields: dict[str, Any], tokens: int) -> KVLayout:
     return KVLayout(str(fields["model_type"]), tokens, specs)
 
 
-def _dsv4_layout(fields: dict[str, Any], block_size: int | None, *, drafts: bool) -> KVLayout:
+def _dsv4_layout(
+    fields: dict[str, Any], block_size: int | None, *, num_draft_layers: int
+) -> KVLayout:
     ratios = _compress_ratios(fields)
     if current_platform.is_cuda_alike():
-        return replace(layouts.dsv4_flash_gpu(mtp=drafts, compress_ratios=ratios), name=DSV4)
+        return replace(
+            layouts.dsv4_flash_gpu(num_draft_layers=num_draft_layers, compress_ratios=ratios),
+            name=DSV4,
+        )
     cache_config = None if block_size is None else CacheConfig(block_size=block_size)
     rows = dsv4_compressed_block_size(load_config(), cache_config)
-    flash = layouts.dsv4_flash_a3(rows, mtp=drafts, compress_ratios=ratios)
+    flash = layouts.dsv4_flash_a3(rows, num_draft_layers=num_draft_layers, compress_ratios=ratios)
     sizes = dict(
         zip(_kinds(ascend_specs(rows)), _kinds(ascend_specs(rows, _row_sizes(fields))), strict=True)
     )

@@ -21,12 +21,15 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from vllm_ascend.core.checks.drafts import DSPARK
 from vllm_ascend.core.layout import dsv4_layout as dsv4
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Specs, ascend_specs
 from vllm_ascend.releases import running_release
 
 # DeepSeek-V4-Flash: two plain sliding-window layers, then C4 and C128 in turn, 43 in all.
 _DSV4_FLASH_COMPRESS_RATIOS = (0, 0, *([4, 128] * 20), 4)
+# Method of drafting -> the layers of the checkpoint that draft (DSpark's: ``n_mtp_layers``).
+DRAFT_LAYERS = {"mtp": 1, DSPARK: 3}
 _MODEL_VERSION = "deepseek_v4"
 _GPU_ALIGNMENT_BYTES = 576  # FlashMLA
 _GPU_BLOCK_TOKENS = 256
@@ -50,7 +53,7 @@ class KVLayout:
 
 
 def _by_layer(
-    kinds: Dsv4Specs, compress_ratios: tuple[int, ...], *, mtp: bool
+    kinds: Dsv4Specs, compress_ratios: tuple[int, ...], num_draft_layers: int
 ) -> dict[str, KVCacheSpec]:
     """Name the specs as the model's layers register them."""
     specs: dict[str, KVCacheSpec] = {}
@@ -63,8 +66,8 @@ def _by_layer(
         if ratio == dsv4.C4_RATIO:
             specs[f"{prefix}.indexer.k_cache"] = kinds.indexer
             specs[f"{prefix}.indexer.compressor.state_cache"] = kinds.indexer_state
-    if mtp:
-        specs["mtp.0.attn.swa_cache"] = kinds.window
+    for layer in range(num_draft_layers):
+        specs[f"mtp.{layer}.attn.swa_cache"] = kinds.window
     # An object per layer, as models have it: vLLM pads the pages of specs in place.
     return {name: copy.copy(spec) for name, spec in specs.items()}
 
@@ -72,23 +75,23 @@ def _by_layer(
 def dsv4_flash_a3(
     block_size: int = 128,
     *,
-    mtp: bool = True,
+    num_draft_layers: int = 1,
     compress_ratios: tuple[int, ...] = _DSV4_FLASH_COMPRESS_RATIOS,
 ) -> KVLayout:
     """DeepSeek-V4-Flash as vllm-ascend lays it out on A3.
 
     Args:
         block_size: Rows per compressed block: 32, 64 or 128.
-        mtp: Include the MTP layer.
+        num_draft_layers: Layers of the drafts, see :data:`DRAFT_LAYERS`; each has a window alone.
         compress_ratios: One entry per layer (0, 4 or 128); shorter ones give small test layouts.
     """
-    specs = _by_layer(ascend_specs(block_size), compress_ratios, mtp=mtp)
+    specs = _by_layer(ascend_specs(block_size), compress_ratios, num_draft_layers)
     return KVLayout("dsv4-flash-a3", block_size, specs)
 
 
 def dsv4_flash_gpu(
     *,
-    mtp: bool = True,
+    num_draft_layers: int = 1,
     compress_ratios: tuple[int, ...] = _DSV4_FLASH_COMPRESS_RATIOS,
 ) -> KVLayout:
     """DeepSeek-V4-Flash as stock vLLM 0.20.2 lays it out on a GPU (fp8 pages, 256-token blocks)."""
@@ -124,7 +127,9 @@ def dsv4_flash_gpu(
         ),
         indexer_state=state(4, dsv4.INDEXER_HEAD_SIZE, dsv4.C4_STATE_WINDOW),
     )
-    return KVLayout("dsv4-flash-gpu", _GPU_BLOCK_TOKENS, _by_layer(kinds, compress_ratios, mtp=mtp))
+    return KVLayout(
+        "dsv4-flash-gpu", _GPU_BLOCK_TOKENS, _by_layer(kinds, compress_ratios, num_draft_layers)
+    )
 
 
 def from_hf_config(path: Path, block_size: int = 16) -> KVLayout:

@@ -40,7 +40,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from vllm_ascend.core.checks.drafts import DSPARK, keep_last_block
 from vllm_ascend.dry_run.layouts import KVLayout
+from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import running_release
 
 _HASH_ALGORITHM = "sha256"
@@ -85,7 +87,8 @@ class SchedulerOptions:
     Attributes:
         kv_memory_bytes: KV cache memory of one rank; or
         num_blocks: the size of the pool itself. Exactly one of the two is given.
-        num_speculative_tokens: Draft tokens per step of an MTP/EAGLE-like drafter, 0 for none.
+        num_speculative_tokens: Draft tokens per step, 0 for none.
+        draft_method: How they are drafted: vLLM's name of it.
         is_data_parallel: It is one of the ranks that vLLM's front end balances.
     """
 
@@ -95,6 +98,7 @@ class SchedulerOptions:
     max_num_batched_tokens: int = 8192
     max_model_len: int = 135_000
     num_speculative_tokens: int = 0
+    draft_method: str = "mtp"
     async_scheduling: bool = False
     enable_kv_cache_events: bool = False
     enable_prefix_caching: bool = True
@@ -237,7 +241,8 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
     if options.num_speculative_tokens:
         # Assigned afterwards: a real draft model's checks need a real model, the scheduler only
         # asks for the method and the number of draft tokens.
-        config.speculative_config = _mtp_config(options.num_speculative_tokens)
+        config.speculative_config = _drafts_config(options)
+        keep_last_block(config.speculative_config, load_config())
     return config
 
 
@@ -247,10 +252,12 @@ def _mamba_cache_mode(layout: KVLayout) -> str:
     return modes.pop() if modes else "none"
 
 
-def _mtp_config(num_speculative_tokens: int) -> SpeculativeConfig:
+def _drafts_config(options: SchedulerOptions) -> SpeculativeConfig:
+    if options.draft_method == DSPARK and not running_release().has_dspark:
+        raise ValueError(f"vLLM {running_release().vllm} has no DSpark: vLLM 0.30.0 has")
     config = object.__new__(SpeculativeConfig)
-    object.__setattr__(config, "method", "mtp")
-    object.__setattr__(config, "num_speculative_tokens", num_speculative_tokens)
+    object.__setattr__(config, "method", options.draft_method)
+    object.__setattr__(config, "num_speculative_tokens", options.num_speculative_tokens)
     return config
 
 

@@ -123,6 +123,7 @@ class Vllm0300(Vllm0230):
     hash_size_field = "prefix_match_unit"
     second_runner_serves = True
     leaves_room_for_loads = True
+    has_dspark = True
     reads_retention_variable = False
     forget_in_flight: ClassVar[Mapping[str, Any]] = {"drop_stale_output": True}
     step_tokens = "max_in_flight_tokens"

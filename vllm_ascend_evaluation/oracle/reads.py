@@ -54,3 +54,14 @@ def draft_rows_read(start: int, *, window: int | None) -> Rows:
         window: of the draft layer's sliding window in tokens; None for full attention.
     """
     return Rows(0 if window is None else max(0, start - window + 1), start)
+
+
+def dspark_rows_read(num_tokens: int, *, window: int) -> Rows:
+    """Rows of a DSpark layer that a draft behind the first `num_tokens` tokens reads.
+
+    Its own block, [num_tokens, num_tokens + drafts), is written by the same pass.
+
+    Args:
+        window: of the draft layer's sliding window in tokens.
+    """
+    return Rows(max(0, num_tokens - window), num_tokens)

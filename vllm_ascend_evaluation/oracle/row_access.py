@@ -131,8 +131,6 @@ class RowAccess:
         seen: npt.NDArray[np.int64],
         num_rows: int,
         ratio: int,
-        *,
-        ahead: int,
     ) -> None:
         """Verify rows [0, num_rows), skipping blocks that nothing wrote to since the last time."""
         table = span.state.tables[self.group_id]
@@ -146,21 +144,23 @@ class RowAccess:
             return
         first, end = int(changed[0]), int(changed[-1]) + 1
         rows = Rows(first * size, min(end * size, num_rows))
-        self._verify(plane, span, rows, ratio, ahead=ahead)
+        self._verify(plane, span, rows, ratio)
         seen[first:end] = epochs[first:end]
 
-    def _verify(self, plane: Stamps, span: Span, rows: Rows, ratio: int, *, ahead: int) -> None:
+    def _verify(self, plane: Stamps, span: Span, rows: Rows, ratio: int) -> None:
         """Compare rows [start, end) with the request's own tokens.
 
         Args:
-            ratio: tokens per row: row i was written from the first (i + 1) * ratio tokens
-            ahead: and this many tokens more (1 for the draft model's rows).
+            ratio: tokens per row: row i was written from the first (i + 1) * ratio tokens,
+                of the draft model's rows from one more where they depend on the next token.
 
         Raises:
             ContentViolation: at the first row that is wrong.
         """
         if rows.start == rows.end or span.state.is_lost:
             return
+        is_draft = plane is self._draft_rows
+        ahead = self.rules.draft_ahead if is_draft else 0
         size = self.rules.rows_per_block
         table = span.state.tables[self.group_id]
         first_block, end_block = rows.start // size, -(-rows.end // size)
@@ -178,7 +178,7 @@ class RowAccess:
             self._pardon_own_stale_rows(span, rows, found, wrong)
         if wrong.any():
             index = int(wrong.argmax())
-            kind = f"{self.rules.kind.value}, draft model" if ahead else self.rules.kind.value
+            kind = f"{self.rules.kind.value}, draft model" if is_draft else self.rules.kind.value
             raise self._wrong_row(span, rows.start + index, ratio, kind, expected, found, index)
 
     def _pardon_own_stale_rows(

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vllm_ascend_evaluation.oracle.digests import GARBAGE
-from vllm_ascend_evaluation.oracle.groups import GroupRules, Kind
+from vllm_ascend_evaluation.oracle.groups import Drafts, GroupRules, Kind
 from vllm_ascend_evaluation.oracle.guard import NULL_BLOCK_ID, BlockGuard
 from vllm_ascend_evaluation.oracle.reads import (
     Rows,
     chunked_rows_read,
     draft_rows_read,
+    dspark_rows_read,
     sliding_rows_read,
     state_rows_read,
     written_rows,
@@ -76,14 +77,15 @@ class RowGroup(RowAccess):
             num_rows = span.valid_end // ratio
             if num_rows:
                 table = span.state.tables[self.group_id]
-                self._verify_changed(self._rows, span, table.seen, num_rows, ratio, ahead=0)
+                self._verify_changed(self._rows, span, table.seen, num_rows, ratio)
 
     def write_drafts(self, spans: Sequence[Span]) -> None:
-        """Write the draft model's rows; its row p needs token p + 1, so it comes last."""
+        """Write the draft model's rows. EAGLE's row p needs token p + 1, so it comes last."""
         if self._draft_rows is None:
             return
+        behind = 1 + self.rules.draft_ahead
         for span in spans:
-            stamps = span.state.digests.array[span.start + 2 : span.valid_end + 2]
+            stamps = span.state.digests.array[span.start + behind : span.valid_end + behind]
             self._store(self._draft_rows, span, Rows(span.start, span.end), stamps)
             self._scribble(span)
 
@@ -93,14 +95,17 @@ class RowGroup(RowAccess):
             return
         window = self.rules.window or None
         for span in spans:
-            rows = draft_rows_read(span.start, window=window)
+            if self.rules.drafts is Drafts.OWN_TOKEN:
+                rows = dspark_rows_read(span.valid_end, window=self.rules.window)
+            else:
+                rows = draft_rows_read(span.start, window=window)
             if rows.start == rows.end:
                 continue
             if window is None:
                 seen = span.state.tables[self.group_id].draft_seen
-                self._verify_changed(self._draft_rows, span, seen, rows.end, 1, ahead=1)
+                self._verify_changed(self._draft_rows, span, seen, rows.end, 1)
             else:
-                self._verify(self._draft_rows, span, rows, 1, ahead=1)
+                self._verify(self._draft_rows, span, rows, 1)
 
     def _scribble(self, span: Span) -> None:
         """Rows that later passes of the drafter leave behind the last real position.
@@ -123,7 +128,7 @@ class SlidingGroup(RowGroup):
         """Every window of the step's real tokens."""
         for span in spans:
             rows = sliding_rows_read(span.start, span.valid_end, window=self.rules.window)
-            self._verify(self._rows, span, rows, 1, ahead=0)
+            self._verify(self._rows, span, rows, 1)
 
 
 class ChunkedGroup(RowGroup):
@@ -133,7 +138,7 @@ class ChunkedGroup(RowGroup):
         """From the start of the first token's chunk."""
         for span in spans:
             rows = chunked_rows_read(span.start, span.valid_end, chunk=self.rules.window)
-            self._verify(self._rows, span, rows, 1, ahead=0)
+            self._verify(self._rows, span, rows, 1)
 
 
 class StateGroup(RowGroup):
@@ -201,4 +206,4 @@ class StateGroup(RowGroup):
         rules = self.rules
         for span in spans:
             rows = state_rows_read(span.start, ratio=rules.ratio, overlapping=rules.overlapping)
-            self._verify(self._rows, span, rows, 1, ahead=0)
+            self._verify(self._rows, span, rows, 1)

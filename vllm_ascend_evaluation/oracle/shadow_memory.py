@@ -44,7 +44,7 @@ class ShadowMemory:
         self.draft_rows: dict[int, Stamps] = {
             group_id: np.zeros(shapes[group_id], np.uint64)
             for group_id, rule in enumerate(rules)
-            if rule.has_draft_rows
+            if rule.drafts is not None
         }
         self.epoch: npt.NDArray[np.int64] = np.zeros(num_blocks, np.int64)
         self.group_of: list[int] = [NO_GROUP] * num_blocks

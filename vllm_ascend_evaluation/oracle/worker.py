@@ -10,11 +10,12 @@ import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+from vllm_ascend.core.checks.drafts import DSPARK
 from vllm_ascend_evaluation.oracle.contents import digests_of
 from vllm_ascend_evaluation.oracle.digests import LOST, STALE, PrefixDigests
 from vllm_ascend_evaluation.oracle.drafting import FakeModel
 from vllm_ascend_evaluation.oracle.errors import ContentViolation
-from vllm_ascend_evaluation.oracle.groups import GroupRules, Kind, rules_of_groups
+from vllm_ascend_evaluation.oracle.groups import Drafts, GroupRules, Kind, rules_of_groups
 from vllm_ascend_evaluation.oracle.guard import NULL_BLOCK_ID, BlockGuard
 from vllm_ascend_evaluation.oracle.mamba_group import MambaGroup
 from vllm_ascend_evaluation.oracle.options import OracleOptions
@@ -58,7 +59,8 @@ class ShadowWorker:
         self._scheduler = scheduler
         self._is_async = isinstance(scheduler, AsyncScheduler)
         self._num_drafts = scheduler.num_spec_tokens
-        rules = rules_of_groups(config.kv_cache_groups, drafting=scheduler.use_eagle)
+        drafts = _drafts_of(scheduler)
+        rules = rules_of_groups(config.kv_cache_groups, drafts=drafts)
         self._memory = ShadowMemory(config.num_blocks, rules)
         self._guard = BlockGuard(scheduler.kv_cache_manager)
         self._groups = [
@@ -164,8 +166,9 @@ class ShadowWorker:
         classes = {Kind.SLIDING: SlidingGroup, Kind.CHUNKED: ChunkedGroup, Kind.FULL: RowGroup}
         return classes[rules.kind](
             *common,
-            # The first of the drafter's passes covers the step's own positions.
-            lookahead_tokens=max(self._num_drafts - 1, 0),
+            # The first of EAGLE's passes covers the step's own positions; DSpark has a single one,
+            # behind them.
+            lookahead_tokens=max(self._num_drafts - rules.draft_ahead, 0),
             strict_draft=options.strict_draft,
         )
 
@@ -236,7 +239,7 @@ class ShadowWorker:
             fresh = ids[len(table) :]
             self._give(state, group_id, fresh)
             table.replace(ids)
-            if num_kept and group_id in self._memory.draft_rows:
+            if num_kept and self._groups[group_id].rules.drafts is Drafts.NEXT_TOKEN:
                 self._mark_stale(state, group_id, num_kept - 1)
 
     def _gave_blocks_back(self, state: RequestState, request: NewRequestData) -> bool:
@@ -366,6 +369,13 @@ class ShadowWorker:
             state.draft_token_ids = self._model.propose(
                 state.request_id, state.digests, self._num_drafts
             )
+
+
+def _drafts_of(scheduler: Scheduler) -> Drafts | None:
+    if not scheduler.use_eagle:
+        return None
+    is_dspark = scheduler.vllm_config.speculative_config.method == DSPARK
+    return Drafts.OWN_TOKEN if is_dspark else Drafts.NEXT_TOKEN
 
 
 def _is_another_table(table: BlockTable, block_ids: Sequence[int]) -> bool:

@@ -18,6 +18,7 @@ from vllm_ascend.server_access.access import ApiKey, HttpAccess, Insecure
 from vllm_ascend_evaluation.replay.commands import (
     GIB,
     check_release,
+    drafts_of,
     load_workloads,
     make_job,
     make_report,
@@ -43,6 +44,7 @@ from vllm_ascend_evaluation.replay.options import (
     Concurrency,
     DataParallel,
     DpRouting,
+    Drafts,
     Eviction,
     Jobs,
     KvGib,
@@ -126,6 +128,7 @@ def replay(
     layout: _Layout = ASCEND_LAYOUT,
     block_size: _BlockSize = 128,
     mtp: Mtp = 0,
+    drafts: Drafts = None,
     kv_gib: KvGib = 16.0,
     tier_gib: TierGib = None,
     tier_gib_per_second: TierGibPerSecond = DEFAULT_TIER_GIB_PER_SECOND,
@@ -175,14 +178,17 @@ def replay(
         server = partial(HttpOptions, url, model, shape, arrivals, speed, timeout, out, png)
         _send(sources, server, api_key, insecure=insecure)
         return
+    with bad_input_ends():
+        draft_method, num_drafts = drafts_of(drafts, mtp)
     settings = RunSettings(
         *(layout, max_num_seqs, max_num_batched_tokens, max_model_len, verify),
-        *(block_size, mtp, int(kv_gib * GIB), arrivals),
+        *(block_size, num_drafts, int(kv_gib * GIB), arrivals),
         CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None,
         num_ranks=data_parallel,
         dp_routing=dp_routing,
         tier_gib=tier_gib,
         tier_gib_per_second=tier_gib_per_second,
+        draft_method=draft_method,
     )
     with bad_input_ends():
         variants = with_evictions(variant or default_variants(layout), eviction or ())

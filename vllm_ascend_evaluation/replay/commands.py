@@ -20,7 +20,7 @@ from vllm_ascend_evaluation.replay.bounds import survey
 from vllm_ascend_evaluation.replay.curves.lines import policy_rates
 from vllm_ascend_evaluation.replay.outputs import spare_finished
 from vllm_ascend_evaluation.replay.results import ReplayReport, RunResult, WorkloadReport
-from vllm_ascend_evaluation.replay.runs.job import CostModel, Job, RunSettings
+from vllm_ascend_evaluation.replay.runs.job import DRAFT_METHODS, CostModel, Job, RunSettings
 from vllm_ascend_evaluation.replay.runs.progress import watched
 from vllm_ascend_evaluation.replay.runs.runner import Outcome, Runner
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
@@ -224,6 +224,32 @@ def _vllm_version() -> str:
     # Of the installed distribution: importing vLLM here would cost seconds.
     found = vllm_distribution()
     return found.version if found is not None else "unknown"
+
+
+def drafts_of(drafts: str | None, mtp: int) -> tuple[str, int]:
+    """Return the method and the draft tokens per step that ``--drafts`` or ``--mtp`` asks for.
+
+    Raises:
+        BadInputError: Both do, or it is no method and number, or the running vLLM lacks it.
+    """
+    if drafts is None:
+        return "mtp", mtp
+    if mtp:
+        raise BadInputError(f"--drafts {drafts} and --mtp {mtp}: give one of them")
+    method, _, number = drafts.partition(":")
+    if method not in DRAFT_METHODS or not number.isdecimal() or not 0 < int(number) <= 32:
+        raise BadInputError(
+            f"--drafts {drafts}: expected {' or '.join(f'{name}:N' for name in DRAFT_METHODS)}, "
+            "N from 1 to 32 draft tokens per step"
+        )
+    running = _vllm_version()
+    release = find_release(running)
+    if method == "dspark" and not (release and release.has_dspark):
+        raise BadInputError(
+            f"--drafts {drafts}: vLLM {running} has no DSpark; vLLM 0.30.0 has (in a clone of the "
+            "project: make replay VLLM=0.30.0)"
+        )
+    return method, int(number)
 
 
 def check_release(release: str | None) -> None:

@@ -55,7 +55,15 @@ Verify = Annotated[
     bool, typer.Option(help="Let the content oracle check every row that would be read.")
 ]
 Mtp = Annotated[
-    int, typer.Option(help="Draft tokens per step of the MTP layer; 0: no drafting.", min=0)
+    int, typer.Option(help="Short for --drafts mtp:N; 0: no drafting.", min=0, metavar="N")
+]
+Drafts = Annotated[
+    str | None,
+    typer.Option(
+        help="Method and draft tokens per step: mtp:N, or dspark:N with a release that has it.",
+        metavar="METHOD:N",
+        show_default="none",
+    ),
 ]
 Eviction = Annotated[
     list[str] | None,

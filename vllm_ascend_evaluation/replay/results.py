@@ -235,6 +235,7 @@ class RunResult(HitRates):
         data_parallel: Of several data-parallel ranks; all other numbers are then summed over them,
             but for blocks and memory, which are one rank's.
         tier: What a tier below the KV cache did; ``None``: there was none.
+        draft_method: How drafts are made.
     """
 
     variant: str
@@ -269,6 +270,14 @@ class RunResult(HitRates):
     description: str = ""
     data_parallel: DataParallelResult | None = None
     tier: TierUse | None = None
+    draft_method: str = "mtp"
+
+    @property
+    def drafts(self) -> str:
+        """Method and draft tokens per step, as ``--drafts`` takes them; nothing without drafts."""
+        return f"{self.draft_method}:{self.num_speculative_tokens}" * bool(
+            self.num_speculative_tokens
+        )
 
     @property
     def saved_work(self) -> float:

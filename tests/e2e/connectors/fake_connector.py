@@ -210,7 +210,8 @@ class FakeConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
             stamps = digests[(first + 1) * ratio : (first + count) * ratio + 1 : ratio]
             self.worker.memory.rows[group_id][block_id, :count] = stamps
             if group_id in self.worker.memory.draft_rows:
-                ahead = digests[first + 2 : first + count + 2]
+                behind = 1 + rules.draft_ahead
+                ahead = digests[first + behind : first + count + behind]
                 plane = self.worker.memory.draft_rows[group_id][block_id]
                 plane[:count] = GARBAGE
                 plane[: len(ahead)] = ahead

@@ -70,7 +70,7 @@ def serve_five_long_prompts(switch, environment: dict[str, str]) -> Counted:
     options = SchedulerOptions(
         num_blocks=2_000, max_num_seqs=32, max_model_len=70_000, max_num_batched_tokens=8_192
     )
-    layout = dsv4_flash_a3(128, mtp=True, compress_ratios=_FEW_LAYERS)
+    layout = dsv4_flash_a3(128, num_draft_layers=1, compress_ratios=_FEW_LAYERS)
     engine = Counted(layout, options, transfer, OracleOptions())
     skip_if_left_to_vllm(engine)
     rng = random.Random(0)
@@ -107,7 +107,7 @@ def load_again_what_failed(switch) -> Counted:
     switch(_BEST)
     transfer = transfer_config(seed=1, failures=0.0, unit=_UNIT, connector=FailsOnce)
     options = SchedulerOptions(num_blocks=1_000, max_model_len=70_000, max_num_batched_tokens=8_192)
-    layout = dsv4_flash_a3(128, mtp=True, compress_ratios=_FEW_LAYERS)
+    layout = dsv4_flash_a3(128, num_draft_layers=1, compress_ratios=_FEW_LAYERS)
     engine = Counted(layout, options, transfer, OracleOptions())
     skip_if_left_to_vllm(engine)
     engine.add("r0", [1_000 + i % 1_000 for i in range(_NUM_TOKENS[-1])], 8)

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, SlidingWindowSp
 
 from tests.e2e.core import layouts
 from tests.e2e.core.workload import Traffic
+from vllm_ascend.core.checks.drafts import DSPARK
 from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 from vllm_ascend.releases import running_release
@@ -71,7 +72,7 @@ def _a3(rows: int) -> Case:
     alignment = 128 * rows
     return Case(
         f"dsv4-a3-{rows}",
-        lambda k: dsv4_flash_a3(rows, mtp=k > 0, compress_ratios=FEW_LAYERS),
+        lambda k: dsv4_flash_a3(rows, num_draft_layers=min(k, 1), compress_ratios=FEW_LAYERS),
         Traffic(
             unit_tokens=alignment // 4,
             max_prompt_tokens=3 * alignment,
@@ -102,7 +103,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "dsv4-gpu",
-        lambda k: dsv4_flash_gpu(mtp=k > 0, compress_ratios=FEW_LAYERS),
+        lambda k: dsv4_flash_gpu(num_draft_layers=min(k, 1), compress_ratios=FEW_LAYERS),
         Traffic(256, 1500, 150, max_alive=10),
         512,
         512,
@@ -138,6 +139,11 @@ class Mode:
         return int(self.options.get("num_speculative_tokens", 0))  # type: ignore[call-overload]
 
     @property
+    def is_dspark(self) -> bool:
+        """Whether the drafts are DSpark's, whose rows depend on their own tokens alone."""
+        return self.options.get("draft_method") == DSPARK
+
+    @property
     def is_async(self) -> bool:
         """Whether a step is scheduled before the last one's output is known."""
         return bool(self.options.get("async_scheduling"))
@@ -150,6 +156,12 @@ MODES: tuple[Mode, ...] = (
     Mode("mtp3", {"num_speculative_tokens": 3}),
     Mode("async", {"async_scheduling": True}),
     Mode("async-mtp", {"async_scheduling": True, "num_speculative_tokens": 2}),
+    Mode("dspark1", {"draft_method": DSPARK, "num_speculative_tokens": 1}),
+    Mode("dspark3", {"draft_method": DSPARK, "num_speculative_tokens": 3}),
+    Mode(
+        "async-dspark7",
+        {"draft_method": DSPARK, "async_scheduling": True, "num_speculative_tokens": 7},
+    ),
 )
 
 
@@ -293,7 +305,9 @@ def _blocks_of_longest_request(
     options = SchedulerOptions(num_blocks=1000, **dict(common))  # type: ignore[arg-type]
     scheduler = build_scheduler(configuration.layout, options)
     in_flight = running_release().max_in_flight_tokens(scheduler.vllm_config)
-    step_tokens = options.max_num_batched_tokens + in_flight
+    # Windows hold drafts as well, also those of a step in flight.
+    drafts = options.num_speculative_tokens * (1 + options.async_scheduling)
+    step_tokens = options.max_num_batched_tokens + in_flight + drafts
     return blocks_of_longest_request(
         scheduler.kv_cache_config, replace(options, max_num_batched_tokens=step_tokens)
     )
@@ -325,6 +339,8 @@ def is_exact(configuration: Configuration) -> bool:
     See test_vllm_defects.py for where vLLM 0.20.2 is not.
     """
     case, mode = configuration.case, configuration.mode
+    if mode.is_dspark and not (case.is_compressed and _serves_dspark(configuration)):
+        return False
     if case.name == "chunked-local":
         return mode.num_speculative_tokens == 0  # vLLM refuses the combination.
     if case.name == "mamba":
@@ -335,6 +351,13 @@ def is_exact(configuration: Configuration) -> bool:
         return False  # vLLM enters the last block of a prompt before it is full.
     drafts_in_flight = mode.is_async and drafts
     return not (is_stock and drafts_in_flight and case.name != "full")
+
+
+def _serves_dspark(configuration: Configuration) -> bool:
+    """Whether the release has DSpark, and the project decides what a hit keeps for it."""
+    return running_release().has_dspark and bool(
+        configuration.switches.environment(configuration.case.retention_interval)
+    )
 
 
 def grid() -> list[Configuration]:

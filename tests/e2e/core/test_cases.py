@@ -58,7 +58,7 @@ class Server:
             num_speculative_tokens=num_drafts,
         )
         self.engine: Engine = make_engine(
-            lambda: dsv4_flash_a3(block_size, mtp=True, compress_ratios=FEW_LAYERS),
+            lambda: dsv4_flash_a3(block_size, num_draft_layers=1, compress_ratios=FEW_LAYERS),
             options,
             OracleOptions(),
             environment=switches,

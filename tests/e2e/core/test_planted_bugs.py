@@ -31,6 +31,8 @@ from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
 from vllm_ascend.releases import running_release
 from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
+from vllm_ascend_evaluation.oracle import worker as oracle_worker
+from vllm_ascend_evaluation.oracle.groups import Drafts
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -234,6 +236,11 @@ def keep_keys_over_a_reset(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "reset_prefix_cache", lambda self: True)
 
 
+def draft_with_rows_of_the_next_token(patch: pytest.MonkeyPatch) -> None:
+    """Let DSpark's rows depend on the token behind them, as MTP's do, and drop no granule."""
+    patch.setattr(oracle_worker, "_drafts_of", lambda scheduler: Drafts.NEXT_TOKEN)
+
+
 @dataclass(frozen=True)
 class Bug:
     """A planted bug and a configuration in which it does harm."""
@@ -256,7 +263,15 @@ OLDER_BUGS = (
     Bug(trust_drafts_in_flight, "gemma-async-mtp-retention-0"),
     Bug(trust_drafts_in_flight, "dsv4-rows-async-mtp-retention-unset"),
 )
+# DSpark reads the target's window, and loses nothing of a hit for it.
+DSPARK_BUGS = (
+    Bug(look_up_tails_one_block_short, "dsv4-rows-dspark3-retention-0", (AssertionError,)),
+    Bug(draft_with_rows_of_the_next_token, "dsv4-rows-dspark3-retention-0"),
+    Bug(draft_with_rows_of_the_next_token, "dsv4-rows-dspark1-best"),
+    Bug(free_windows_too_early, "dsv4-rows-dspark3-best"),
+)
 LENDING_BUGS = (
+    *(DSPARK_BUGS if running_release().has_dspark else ()),
     Bug(free_the_window_that_an_open_one_overlaps, "dsv4-rows-plain-best"),
     Bug(free_the_window_that_an_open_one_overlaps, "dsv4-rows-async-mtp-best"),
     *(OLDER_BUGS if running_release().counts_rows else ()),

@@ -7,9 +7,10 @@ loading weights, and vLLM ends such a start with a message of its own about "ini
 
 from __future__ import annotations
 
-from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
+from vllm_ascend.core.checks.drafts import keep_last_block
 from vllm_ascend.core.checks.model_runner_rules import check_model_runner
 from vllm_ascend.core.connectors.connector_rules import (
     CANNOT_BE_USED,
@@ -28,7 +29,8 @@ from vllm_ascend.deployment import is_over_checkout
 def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: VllmTerms) -> None:
     """Check what can be known of DeepSeek-V4's caches without its model.
 
-    Of other models the layout is not known yet: their schedulers check.
+    Of other models the layout is not known yet: their schedulers check. Drafts of DSpark are told
+    that a hit keeps its last block.
 
     Raises:
         ValueError: An option or the model runner cannot be used with this layout, the block sizes
@@ -46,8 +48,7 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: Vl
         counts_rows=counts_rows,
         copies_blocks=cache_config.enable_prefix_caching and ends_inside,
     )
-    if counts_rows or config.changes_caching:
-        _check_drafts(vllm_config.speculative_config)
+    keep_last_block(vllm_config.speculative_config, config)
     if not counts_rows:
         return
     if model_config.enable_prompt_embeds:
@@ -72,17 +73,6 @@ def _blocks_count_rows(config: PrefixCacheConfig, terms: VllmTerms) -> bool:
     """
     is_laid_out = config.apply_dsv4_patch or (config.changes_caching and is_over_checkout())
     return is_laid_out and terms.counts_rows and not current_platform.is_cuda_alike()
-
-
-def _check_drafts(speculative_config: SpeculativeConfig | None) -> None:
-    """Refuse drafts of which it is not known what they read of a prefix behind a hit."""
-    method = None if speculative_config is None else speculative_config.method
-    if method == "dspark":
-        raise ValueError(
-            f'--speculative-config {{"method": "{method}"}} {CANNOT_BE_USED} or with hits of this '
-            'project, which know what drafts of "mtp" read of a cached prefix, not what DSpark '
-            'reads: name "mtp", or leave the option out'
-        )
 
 
 def _check_groups(vllm_config: VllmConfig, terms: VllmTerms) -> None:

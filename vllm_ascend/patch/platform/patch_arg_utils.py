@@ -8,6 +8,7 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
+from vllm_ascend.core.checks.drafts import check_method
 from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.patch.features import EARLY_CHECK
 from vllm_ascend.patch.table import Patch, changes
@@ -20,8 +21,10 @@ def wrap_create_engine_config(original: Callable) -> Callable:
     """A wrong block size or interval is refused before an engine starts."""
 
     def create_engine_config(self: EngineArgs, *args, **kwargs) -> VllmConfig:
+        config, release = load_config(), running_release()
+        check_method(self.speculative_config, config, release)
         vllm_config = original(self, *args, **kwargs)
-        check_settings(vllm_config, load_config(), running_release())
+        check_settings(vllm_config, config, release)
         return vllm_config
 
     return create_engine_config

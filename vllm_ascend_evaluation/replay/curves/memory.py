@@ -16,6 +16,7 @@ from vllm_ascend.command_line.ends import bad_input_ends
 from vllm_ascend.command_line.interrupts import no_interrupts
 from vllm_ascend_evaluation.replay.commands import (
     GIB,
+    drafts_of,
     load_workloads,
     make_job,
     make_report,
@@ -36,6 +37,7 @@ from vllm_ascend_evaluation.replay.options import (
     Concurrency,
     DataParallel,
     DpRouting,
+    Drafts,
     Eviction,
     Jobs,
     Json,
@@ -93,6 +95,7 @@ def memory_curve(
     block_size: _BlockSize = BOUND_BLOCK_SIZE,
     eviction: Eviction = None,
     mtp: Mtp = 0,
+    drafts: Drafts = None,
     tier_gib: TierGib = None,
     tier_gib_per_second: TierGibPerSecond = DEFAULT_TIER_GIB_PER_SECOND,
     json: Json = Path("replay-out/memory-curve.json"),
@@ -116,11 +119,13 @@ def memory_curve(
         sources = sources_of([workload], seed, *limits, tokenizer)
         workloads = load_workloads(sources, max_model_len=max_model_len)
         (source,) = workloads
+        draft_method, num_drafts = drafts_of(drafts, mtp)
         memories = sorted({int(gib * GIB) for gib in kv_gib or _KV_GIB})
         settings = RunSettings(
             layout=ASCEND_LAYOUT,
             block_size=block_size,
-            num_speculative_tokens=mtp,
+            num_speculative_tokens=num_drafts,
+            draft_method=draft_method,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,

@@ -35,7 +35,17 @@ Scale = Annotated[
 Timeout = Annotated[float, typer.Option(help="--url: give up after this many seconds of silence.")]
 
 _ONLY_REPLAY = (
-    *("variant", "eviction", "layout", "block_size", "mtp", "kv_gib", "verify", "release"),
+    *(
+        "variant",
+        "eviction",
+        "layout",
+        "block_size",
+        "mtp",
+        "drafts",
+        "kv_gib",
+        "verify",
+        "release",
+    ),
     *("model_ttft", "step_ms", "token_us", "max_num_seqs", "max_num_batched_tokens"),
     *("max_model_len", "jobs"),
 )

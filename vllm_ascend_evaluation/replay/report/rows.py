@@ -152,14 +152,14 @@ def variant_lines(report: ReplayReport) -> list[tuple[str, str]]:
 def header(report: ReplayReport, workload: WorkloadReport) -> str:
     """Return what all runs of a workload have in common, in one line."""
     runs = workload.runs
-    drafts = {run.num_speculative_tokens for run in runs}
+    drafts = {run.drafts for run in runs}
     ranks = [run.data_parallel for run in runs]
     common = {
         "layout": ", ".join(sorted({run.layout for run in runs})),
         "ranks": ", ".join(sorted({f"{of.num_ranks} by {of.routing}" for of in ranks if of})),
         "KV": ", ".join(f"{gib:g}" for gib in sorted({run.kv_memory_bytes / _GIB for run in runs})),
         # Runs with and without drafts say it themselves.
-        "MTP": ", ".join(map(str, drafts)) if len(drafts) == 1 and drafts != {0} else "",
+        "drafts": "".join(drafts) if len(drafts) == 1 else "",
         "vLLM": report.vllm_version,
         "seed": str(report.seed),
         "digest of the requests": workload.digest,

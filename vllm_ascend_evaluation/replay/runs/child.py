@@ -141,6 +141,7 @@ def _options(
         max_num_batched_tokens=job.max_num_batched_tokens,
         max_model_len=job.max_model_len,
         num_speculative_tokens=job.num_speculative_tokens,
+        draft_method=job.draft_method,
         is_data_parallel=job.num_ranks > 1,
         kv_transfer_config=_transfer_config(job),
     )
@@ -192,10 +193,12 @@ def _too_small(job: Job, needed_gib: str) -> str:
 def _layout(job: Job) -> KVLayout:
     from vllm_ascend.dry_run import layouts
 
+    # The MTP layer has its memory also where nothing is drafted, as in the checkpoint.
+    num_draft_layers = layouts.DRAFT_LAYERS[job.draft_method]
     if job.layout == "dsv4-flash-a3":
-        return layouts.dsv4_flash_a3(job.block_size)
+        return layouts.dsv4_flash_a3(job.block_size, num_draft_layers=num_draft_layers)
     if job.layout == "dsv4-flash-gpu":
-        return layouts.dsv4_flash_gpu()
+        return layouts.dsv4_flash_gpu(num_draft_layers=num_draft_layers)
     return layouts.from_hf_config(Path(job.layout), job.block_size)
 
 

@@ -14,6 +14,8 @@ DEFAULT_TIER_GIB_PER_SECOND = 20.0
 TIMESTAMPS = "timestamps"
 VLLM_ROUTING = "vllm"
 CACHE_ROUTING = "cache"
+# How drafts are made, by vLLM's names.
+DRAFT_METHODS = ("mtp", "dspark")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class RunSettings:
         max_model_len: As of ``vllm serve``, in tokens.
         verify: Let the content oracle watch.
         block_size: ``--block-size``.
-        num_speculative_tokens: Draft tokens per step of the MTP layer, 0 for no drafting.
+        num_speculative_tokens: Draft tokens per step, 0 for no drafting.
         kv_memory_bytes: KV cache memory of the rank.
         arrivals: ``closed`` (loop) or ``timestamps``.
         cost_model: Modelled step times; needed for timestamps.
@@ -54,6 +56,7 @@ class RunSettings:
         dp_routing: Who chooses between them: ``vllm`` or ``cache``.
         tier_gib: Host memory of each rank's tier below its KV cache in GiB; ``None``: there is
             none.
+        draft_method: How drafts are made: ``mtp`` or ``dspark``.
         tier_gib_per_second: How fast it is loaded from, for the modelled clock and the report.
     """
 
@@ -72,6 +75,7 @@ class RunSettings:
     dp_routing: str = VLLM_ROUTING
     tier_gib: float | None = None
     tier_gib_per_second: float = DEFAULT_TIER_GIB_PER_SECOND
+    draft_method: str = "mtp"
 
     @property
     def environment_of_ranks(self) -> dict[str, str]:

@@ -148,6 +148,7 @@ class Recorder:
             layout=job.layout,
             block_size=job.block_size,
             num_speculative_tokens=job.num_speculative_tokens,
+            draft_method=job.draft_method,
             alignment_tokens=getattr(coordinator, "lcm_block_size", self._scheduler.block_size),
             kv_memory_bytes=job.kv_memory_bytes,
             num_blocks=self._pool.num_gpu_blocks,

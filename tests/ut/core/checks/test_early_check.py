@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,31 +225,3 @@ def test_options_that_can_work_together_pass(model, monkeypatch):
 def test_with_nothing_set_vllm_decides_alone(model, monkeypatch):
     monkeypatch.delenv("VLLM_ASCEND_APPLY_DSV4_PATCH", raising=False)
     create_engine_config(model, enable_prompt_embeds=True, disable_hybrid_kv_cache_manager=True)
-
-
-@pytest.mark.parametrize("environment", (DSV4, {**PARTIAL, "VLLM_ASCEND_APPLY_DSV4_PATCH": "0"}))
-def test_drafts_of_which_nothing_is_known_are_refused_by_name(environment, monkeypatch):
-    """Releases that do not have the method refuse it themselves."""
-    if environment is DSV4 and not running_release().counts_rows:
-        pytest.skip("this release has the layout without us")
-    config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
-    drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
-    with_drafts = SimpleNamespace(
-        **{**vars(config), "speculative_config": drafts, "use_v2_model_runner": False}
-    )
-    monkeypatch.setattr(factory, "_vllm_config", lambda *_: with_drafts)
-    with pytest.raises(ValueError, match=r'--speculative-config \{"method": "dspark"\} cannot be'):
-        check(environment)
-    drafts.method = "mtp"
-    check(environment)
-
-
-@WHERE_BLOCKS_COUNT_ROWS
-def test_drafts_are_left_to_vllm_where_nothing_of_ours_is_on(monkeypatch):
-    config = factory._vllm_config(dsv4_flash_a3(), SchedulerOptions(num_blocks=1))
-    drafts = SimpleNamespace(method="dspark", num_speculative_tokens=3)
-    with_drafts = SimpleNamespace(
-        **{**vars(config), "speculative_config": drafts, "use_v2_model_runner": False}
-    )
-    monkeypatch.setattr(factory, "_vllm_config", lambda *_: with_drafts)
-    check({"VLLM_ASCEND_APPLY_DSV4_PATCH": "0"})

@@ -91,7 +91,7 @@ def test_memory_that_cannot_hold_one_request_is_refused():
 
 def test_windowed_pages_are_padded_to_the_compressed_ones():
     """A state page that is smaller than any compressed page would break page sharing."""
-    layout = dsv4_flash_a3(128, compress_ratios=(0, 4, 128), mtp=False)
+    layout = dsv4_flash_a3(128, compress_ratios=(0, 4, 128), num_draft_layers=0)
     name = "model.layers.1.attn.compressor.state_cache"
     bare = {**layout.specs}
     bare[name] = type(bare[name])(
@@ -104,7 +104,7 @@ def test_windowed_pages_are_padded_to_the_compressed_ones():
 
 
 def test_a_layer_without_a_place_is_named():
-    layout = dsv4_flash_a3(128, compress_ratios=(0, 4), mtp=False)
+    layout = dsv4_flash_a3(128, compress_ratios=(0, 4), num_draft_layers=0)
     specs = {
         **layout.specs,
         "odd": FullAttentionSpec(block_size=128, num_kv_heads=1, head_size=8, dtype=torch.bfloat16),

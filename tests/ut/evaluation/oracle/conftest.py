@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,13 @@ _SHAPE = {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": torch.bfl
 class Bench:
     """A scheduler and its worker, driven step by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, **drafts: Any) -> None:
         specs: dict[str, KVCacheSpec] = {
             f"layers.{i}": SlidingWindowSpec(**_SHAPE, sliding_window=9) for i in range(3)
         }
         specs["layers.3"] = FullAttentionSpec(**_SHAPE)
         options = SchedulerOptions(
-            num_blocks=80, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128
+            num_blocks=80, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128, **drafts
         )
         self.scheduler: Scheduler = build_scheduler(KVLayout("test", 4, specs), options)
         self.worker = ShadowWorker(self.scheduler)

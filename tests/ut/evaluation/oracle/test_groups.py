@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
-from vllm_ascend_evaluation.oracle.groups import GroupRules, Kind, rules_of, rules_of_groups
+from vllm_ascend_evaluation.oracle.groups import Drafts, GroupRules, Kind, rules_of, rules_of_groups
 
 SHAPE = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(block_size=16, **SHAPE)
@@ -86,18 +86,20 @@ def test_an_unknown_cache_is_refused() -> None:
         rules_of(CrossAttentionSpec(block_size=16, **SHAPE))
 
 
-def draft_groups(specs: list[KVCacheSpec], flagged: set[int], *, drafting: bool) -> list[int]:
+def draft_groups(specs: list[KVCacheSpec], flagged: set[int], drafts: Drafts | None) -> list[int]:
     groups = [
         KVCacheGroupSpec([f"layer.{i}"], spec, is_eagle_group=i in flagged)
         for i, spec in enumerate(specs)
     ]
-    rules = rules_of_groups(groups, drafting=drafting)
-    return [i for i, rule in enumerate(rules) if rule.has_draft_rows]
+    rules = rules_of_groups(groups, drafts=drafts)
+    assert {rule.drafts for rule in rules} <= {None, drafts}
+    return [i for i, rule in enumerate(rules) if rule.drafts is not None]
 
 
 def test_where_draft_rows_are() -> None:
     """In flagged groups; without a flag wherever a draft model's layer could be."""
     specs = [FULL, C4, SLIDING, replace(SLIDING, sliding_window=5), state(4, 8)]
-    assert draft_groups(specs, {3}, drafting=True) == [3]
-    assert draft_groups(specs, set(), drafting=True) == [0, 2, 3]
-    assert draft_groups(specs, {3}, drafting=False) == []
+    assert draft_groups(specs, {3}, Drafts.NEXT_TOKEN) == [3]
+    assert draft_groups(specs, set(), Drafts.NEXT_TOKEN) == [0, 2, 3]
+    assert draft_groups(specs, {3}, Drafts.OWN_TOKEN) == [2, 3]
+    assert draft_groups(specs, {3}, None) == []

@@ -8,6 +8,7 @@ import pytest
 from vllm_ascend_evaluation.oracle.reads import (
     chunked_rows_read,
     draft_rows_read,
+    dspark_rows_read,
     full_rows_read,
     sliding_rows_read,
     state_rows_read,
@@ -81,3 +82,10 @@ def test_draft_rows_end_before_the_step() -> None:
     assert draft_rows_read(10, window=4) == (7, 10)
     assert draft_rows_read(2, window=4) == (0, 2)
     assert draft_rows_read(10, window=None) == (0, 10)
+
+
+@pytest.mark.parametrize(("num_tokens", "rows"), [(3, (0, 3)), (8, (0, 8)), (9, (1, 9))])
+def test_dspark_reads_what_the_target_reads_for_the_last_token(num_tokens, rows) -> None:
+    """Window 8: with n tokens settled, the rows of the last 8 of them."""
+    assert dspark_rows_read(num_tokens, window=8) == rows
+    assert rows == sliding_rows_read(num_tokens - 1, num_tokens, window=8)

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from vllm_ascend_evaluation.oracle.digests import UNWRITTEN
-from vllm_ascend_evaluation.oracle.groups import GroupRules, Kind
+from vllm_ascend_evaluation.oracle.groups import Drafts, GroupRules, Kind
 from vllm_ascend_evaluation.oracle.shadow_memory import Life, ShadowMemory
 
 RULES = [
     GroupRules(Kind.FULL, 4),
-    GroupRules(Kind.SLIDING, 2, window=4, has_draft_rows=True),
+    GroupRules(Kind.SLIDING, 2, window=4, drafts=Drafts.NEXT_TOKEN),
 ]
 
 

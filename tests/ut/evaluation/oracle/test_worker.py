@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from tests.release_marks import WHERE_VLLM_HAS_DSPARK
 from tests.ut.evaluation.oracle.conftest import Bench
 from vllm_ascend_evaluation.oracle import ContentViolation
+from vllm_ascend_evaluation.oracle.digests import GARBAGE
 
 PROMPT = list(range(20))
 
@@ -161,3 +163,31 @@ def test_salts_separate_contents(bench: Bench) -> None:
     bench.scheduler.requests["b"].cache_salt = "tenant"
     with pytest.raises(ContentViolation, match="under a key that names another content"):
         bench.step()
+
+
+@pytest.fixture
+def drafting() -> Bench:
+    """With three drafts of DSpark per step, whose layers are in the three groups with windows."""
+    bench = Bench(draft_method="dspark", num_speculative_tokens=3)
+    bench.add("a", PROMPT, max_tokens=8)
+    bench.step()
+    return bench
+
+
+@WHERE_VLLM_HAS_DSPARK
+def test_rows_of_dspark_are_those_of_their_own_tokens(drafting: Bench) -> None:
+    state, memory = drafting.worker._requests["a"], drafting.worker._memory
+    assert set(memory.draft_rows) == {0, 1, 2}
+    blocks = state.tables[0].block_ids
+    rows = memory.draft_rows[0][blocks].reshape(-1)
+    assert (rows[12:20] == state.digests.array[13:21]).all()
+    assert (rows[20:23] == GARBAGE).all(), "the slots of the next three drafts are scratch"
+
+
+@WHERE_VLLM_HAS_DSPARK
+def test_a_wrong_row_of_dspark_is_noticed(drafting: Bench) -> None:
+    block_id = drafting.worker._requests["a"].tables[1].block_ids[4]
+    drafting.worker._memory.draft_rows[1][block_id, 3] += 5
+    with pytest.raises(ContentViolation, match="written from other tokens") as caught:
+        drafting.step()
+    assert (caught.value.group_id, caught.value.kind) == (1, "sliding window, draft model")

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from tests.ut.evaluation.replay.runs.test_runner import make_job
 from tests.ut.evaluation.replay.test_report import make_run
 from vllm_ascend.__main__ import app
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend_evaluation.replay import commands
 from vllm_ascend_evaluation.replay.runs.runner import Outcome
@@ -247,6 +248,7 @@ def test_a_command_leaves_vllm_and_what_it_prints_to_its_runs(name, tmp_path):
 import sys
 from tests.ut.evaluation.replay.test_commands import StandIn
 from vllm_ascend.__main__ import app
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend_evaluation.replay import commands
 commands.Runner = StandIn
@@ -339,6 +341,38 @@ def test_replay_takes_a_number_of_drafts(runner, tmp_path):
     result = invoke("replay", *SMALL, "--mtp", "3", "--out", str(tmp_path), "--variant", "best")
     assert result.exit_code == 0
     assert [job.num_speculative_tokens for job in runner.jobs] == [3]
+
+
+def test_replay_takes_a_method_of_drafting(runner, tmp_path):
+    common = (*SMALL, "--out", str(tmp_path), "--variant", "best")
+    assert invoke("replay", *common, "--drafts", "mtp:3").exit_code == 0
+    assert [(job.draft_method, job.num_speculative_tokens) for job in runner.jobs] == [("mtp", 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--drafts", "mtp:1", "--mtp", "1"), "--drafts mtp:1 and --mtp 1: give one of them"),
+        (("--drafts", "mtp"), "--drafts mtp: expected mtp:N or dspark:N, N from 1 to 32"),
+        (("--drafts", "mtp:0"), "--drafts mtp:0: expected"),
+        (("--drafts", "dspark:33"), "--drafts dspark:33: expected"),
+        (("--drafts", "eagle:1"), "--drafts eagle:1: expected"),
+    ],
+)
+def test_drafts_that_cannot_be_made_are_one_line(runner, tmp_path, options, error):
+    result = invoke("replay", *SMALL, "--out", str(tmp_path), *options)
+    assert result.exit_code == 2 and error in " ".join(result.output.split())
+    assert not runner.jobs
+
+
+@pytest.mark.parametrize(("version", "has_it"), [("0.20.2+cpu", False), ("0.30.0", True)])
+def test_dspark_needs_a_release_that_has_it(monkeypatch, version, has_it):
+    monkeypatch.setattr(commands, "_vllm_version", lambda: version)
+    if has_it:
+        assert commands.drafts_of("dspark:7", 0) == ("dspark", 7)
+        return
+    with pytest.raises(BadInputError, match=r"dspark:7: vLLM 0\.20\.2\+cpu has no DSpark"):
+        commands.drafts_of("dspark:7", 0)
 
 
 def shown(monkeypatch, num_jobs: int, work, *, is_terminal: bool) -> list[str]:

@@ -167,7 +167,7 @@ def test_a_verdict_is_never_cut_off(name, num_violations, width):
 
 def test_drafts_are_in_the_heading_if_all_runs_have_them():
     drafting = make_run("best", num_speculative_tokens=1)
-    assert "MTP 1" in table(make_report(drafting))
+    assert "drafts mtp:1" in table(make_report(drafting))
     assert "MTP" not in table(make_report(drafting, make_run()))
     assert "MTP" not in table(make_report(make_run()))
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hit gives up for drafts: of DSpark nothing, where a cache of this project is in force."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_ascend.core.checks.drafts import check_method, keep_last_block
+from vllm_ascend.core.plan.vllm_terms import VllmTerms
+from vllm_ascend.prefix_cache_config import load_config
+
+DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
+BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+
+
+class WithDSpark(VllmTerms):
+    has_dspark = True
+
+
+def drops_a_block(method: str, environment: dict[str, str]) -> bool:
+    drafts = SimpleNamespace(method=method, disable_eagle_block_drop=False)
+    keep_last_block(drafts, load_config(environment))  # type: ignore[arg-type]
+    return not drafts.disable_eagle_block_drop
+
+
+@pytest.mark.parametrize(
+    ("method", "environment", "drops"),
+    [
+        ("dspark", BEST, False),
+        ("dspark", {**DSV4, "VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"}, False),
+        ("dspark", DSV4, True),  # as upstream
+        ("dspark", {}, True),
+        ("mtp", BEST, True),
+        ("dflash", BEST, True),
+    ],
+)
+def test_only_dspark_keeps_the_block_that_vllm_drops(method, environment, drops):
+    assert drops_a_block(method, environment) is drops
+
+
+def test_without_drafts_there_is_nothing_to_keep():
+    keep_last_block(None, load_config(BEST))
+
+
+@pytest.mark.parametrize("environment", [DSV4, BEST])
+def test_a_release_without_dspark_says_which_has_it(environment):
+    drafts = {"method": "dspark", "num_speculative_tokens": 7}
+    with pytest.raises(ValueError, match=r"has no DSpark: use vLLM 0\.30\.0"):
+        check_method(drafts, load_config(environment), VllmTerms())
+    check_method(drafts, load_config(environment), WithDSpark())
+
+
+@pytest.mark.parametrize("drafts", [None, {}, {"method": "mtp"}, {"model": "somewhere"}])
+def test_other_drafts_are_vllms_matter(drafts):
+    check_method(drafts, load_config(BEST), VllmTerms())
+
+
+def test_with_nothing_set_vllm_answers_itself():
+    check_method({"method": "dspark"}, load_config({}), VllmTerms())

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hit has to give up for drafts: nothing with DSpark.
+
+A DSpark layer computes its row at position p from the target's hidden states at p alone, and reads
+the window that the target's own sliding-window layers read. A hit that is exact for the target is
+exact for these drafts, so the block that vLLM drops for EAGLE-like drafts stays. (Source: vLLM
+0.30.0, ``models/deepseek_v4/nvidia/dspark.py``; vllm-ascend 0.30.0rc2, ``models/deepseek_v4``.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import SpeculativeConfig
+
+from vllm_ascend.core.plan.vllm_terms import VllmTerms
+from vllm_ascend.core.policy.switches import PrefixCacheConfig
+
+DSPARK = "dspark"
+
+
+def check_method(
+    speculative_config: Mapping[str, Any] | None, config: PrefixCacheConfig, terms: VllmTerms
+) -> None:
+    """Refuse a method of drafting that the running vLLM does not have.
+
+    Args:
+        speculative_config: As on the command line. vLLM's own error lists the methods that it has.
+
+    Raises:
+        ValueError: Names the method and the release that has it.
+    """
+    is_on = config.changes_caching or config.apply_dsv4_patch
+    method = None if speculative_config is None else speculative_config.get("method")
+    if is_on and method == DSPARK and not terms.has_dspark:
+        raise ValueError(
+            f'--speculative-config {{"method": "{DSPARK}"}} cannot be used with this vLLM, which '
+            'has no DSpark: use vLLM 0.30.0, name "mtp", or leave the option out'
+        )
+
+
+def keep_last_block(
+    speculative_config: SpeculativeConfig | None, config: PrefixCacheConfig
+) -> None:
+    """Let hits keep the block that vLLM would drop, where drafts do not need it dropped.
+
+    Args:
+        speculative_config: Of DeepSeek-V4. It is changed before any process is started.
+    """
+    if speculative_config is None or speculative_config.method != DSPARK:
+        return
+    if config.changes_caching:
+        speculative_config.disable_eagle_block_drop = True
