@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend_evaluation.models.tiny.maker import VOCAB_SIZE
@@ -172,12 +173,20 @@ def serve(model: Path, log: Path, switches: dict[str, str], *arguments: str) -> 
 
 
 def wait_until_healthy(server: Server) -> float:
-    """Return after how many seconds ``/health`` answered; an error if the server ends before."""
-    started = time.monotonic()
+    """Return after how many seconds ``/health`` answered.
+
+    A server that ends before, or hangs, fails the test in one line. Its log is printed once: all
+    tests that share the server fail with the line alone.
+    """
+    started, what = time.monotonic(), f"did not answer within {_PATIENCE_S} seconds"
     while time.monotonic() - started < _PATIENCE_S:
-        assert server.process.poll() is None, server.log.read_text()[-4000:]
+        if (code := server.process.poll()) is not None:
+            what = f"ended with exit code {code} before it served"
+            break
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(f"{server.url}/health").status_code == httpx.codes.OK:
                 return time.monotonic() - started
         time.sleep(0.5)
-    raise TimeoutError(server.log.read_text()[-4000:])
+    print(f"the end of {server.log}:\n{server.log.read_text(errors='replace')[-8000:]}")
+    said = f"vllm serve {what}; its log is printed with the first test"
+    raise pytest.fail.Exception(said, pytrace=False)
