@@ -14,9 +14,15 @@ from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.conftest import skip_if_left_to_vllm
 from tests.e2e.core.workload import Workload
 from vllm_ascend.core.lookup.hit_search import HitSearch
+from vllm_ascend.releases import running_release
 from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
 
 _ROOMS = (1.3, 4.0)
+_DSPARK_CELLS = (
+    (("dsv4-rows", "dspark3", "best"), ("dsv4-rows", "async-dspark7", "pin-best"))
+    if running_release().has_dspark
+    else ()
+)
 _CELLS = [
     Configuration.named(case, mode, switches)
     for case, mode, switches in (
@@ -27,6 +33,7 @@ _CELLS = [
         ("dsv4-rows", "mtp3", "best"),
         ("dsv4-stock", "plain", "partial-0"),
         ("gemma", "async", "spare-0"),
+        *_DSPARK_CELLS,
     )
 ]
 
@@ -40,6 +47,7 @@ _SPARSE_CELLS = [
         ("dsv4-rows", "async", "best"),
         ("dsv4-rows", "mtp3", "best"),
         ("dsv4-rows", "async-mtp", "pin-best"),
+        *_DSPARK_CELLS,
     )
 ]
 

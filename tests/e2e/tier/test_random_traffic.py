@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.workload import Workload
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
+from vllm_ascend.releases import running_release
 from vllm_ascend.tier import layout
 
 _CASES = {case.name: case for case in CASES}
@@ -33,6 +34,11 @@ CELLS = [
     cell("gemma", "async", "spare-0"),
     cell("full", "plain", "retention-unset"),
 ]
+if running_release().has_dspark:
+    CELLS += [
+        cell("dsv4-rows", "dspark3", "best"),
+        cell("dsv4-stock", "async-dspark7", "partial-0"),
+    ]
 
 
 @pytest.fixture(autouse=True)
