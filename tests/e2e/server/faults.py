@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -68,7 +69,8 @@ def check_all_were_told(endings: Sequence[Ending]) -> None:
 async def until_running(server: Server, num_requests: int) -> None:
     """Wait until exactly so many requests run."""
     deadline = time.monotonic() + _PATIENCE_S
-    while await asyncio.to_thread(server.metric, "vllm:num_requests_running") != num_requests:
+    running = partial(server.metric, "vllm:num_requests_running", missing=0)
+    while await asyncio.to_thread(running) != num_requests:
         assert time.monotonic() < deadline, f"{num_requests} requests never ran at once"
         await asyncio.sleep(0.1)
 

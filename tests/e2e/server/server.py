@@ -94,10 +94,16 @@ class Server:
         """Return what the server answers."""
         return httpx.get(f"{self.url}{path}", timeout=_PATIENCE_S).text
 
-    def metric(self, name: str) -> float:
-        """Return a Prometheus metric of the server, summed over its labels."""
+    def metric(self, name: str, *, missing: float | None = None) -> float:
+        """Return a Prometheus metric of the server, summed over its labels.
+
+        Args:
+            missing: Stands for a metric that several API servers have yet to record.
+        """
         text = self.get("/metrics")
         values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        if not values and missing is not None:
+            return missing
         assert values, f"there is no metric {name}"
         return sum(map(float, values))
 
