@@ -32,9 +32,9 @@ def answer(running: TierEngine, name: str, prompt=PROMPT) -> int:
 
 @pytest.fixture
 def two(pool: MemoryPool, switch):
-    """An engine that has stored the prompt's rows, and another one, with loads of 0.2 s at most."""
+    """An engine that has stored the prompt's rows, and another one."""
     switch(CELL.environment)
-    first, second = (engine(CELL, 4.0, seed, load_seconds=0.2) for seed in (1, 2))
+    first, second = (engine(CELL, 4.0, seed) for seed in (1, 2))
     assert answer(first, "a") == 0
     _let_stores_end(first)
     return first, second
@@ -86,6 +86,7 @@ def test_rows_of_another_layout_under_the_same_name_are_not_taken(two):
 def test_a_store_that_hangs_delays_one_request_and_is_then_left_alone(two, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(MemoryClient, "batch_get_into", lambda *args: release.wait(300) or [])
+    monkeypatch.setattr(two[1].worker.connector.worker_half, "_load_seconds", 0.2)
     started = time.monotonic()
     answer(two[1], "b")
     assert 0.2 <= time.monotonic() - started < 200

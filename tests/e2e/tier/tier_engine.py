@@ -92,6 +92,11 @@ class TierEngine(ConnectedEngine):
         connector.register_kv_caches(caches)
         return connector
 
+    def close(self) -> None:
+        """Leave the store."""
+        self.worker.connector.shutdown()
+        self.scheduler.connector.shutdown()
+
     @property
     def tier(self) -> Any:
         """The scheduler's half."""
@@ -104,10 +109,11 @@ class TierEngine(ConnectedEngine):
 
 
 def transfer_config(**extra: Any) -> KVTransferConfig:
-    """Configure the tier."""
+    """Configure the tier. On a machine that stalls no load is late, unless a test wants it."""
+    defaults = {"staging_mib": 1, "least_gain_tokens": 0, "load_seconds": 300}
     return KVTransferConfig(
         kv_connector="OracleTierConnector",
         kv_connector_module_path=__name__,
         kv_role="kv_both",
-        kv_connector_extra_config={"staging_mib": 1, "least_gain_tokens": 0, **extra},
+        kv_connector_extra_config={**defaults, **extra},
     )
