@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from zlib import crc32
 
@@ -46,11 +46,6 @@ class QuickTier:
             return False
         one_in = next((self.one_case_in[n] for n in names if n in self.one_case_in), 1)
         return "[" not in test or is_one_of(test, one_in)
-
-    def unknown(self, tests: Iterable[str]) -> set[str]:
-        """Return the names of the table that are names of none of these tests."""
-        met = {name for test in tests for name in _names(test)}
-        return (self.left_out | self.one_case_in.keys()) - met
 
 
 def _names(test: str) -> tuple[str, str, str]:

@@ -38,15 +38,6 @@ def test_of_many_cases_some_run():
     assert all(TIER.runs(case.replace("some", "all")) for case in cases), "the narrowest"
 
 
-def test_a_name_that_no_test_has_is_told():
-    assert TIER.unknown(["a.py::any", "b.py::one", "b.py::two[x]", "c.py::all[1]"]) == set()
-    assert TIER.unknown(["a.py::any", "b.py::one[1]", "b.py::two[y]"]) == {
-        "b.py::two[x]",
-        "c.py",
-        "c.py::all",
-    }
-
-
 def test_the_table_names_tests_that_exist():
     tier = QuickTier.read()
     for name in tier.left_out | tier.one_case_in.keys():

@@ -16,7 +16,7 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from vllm_ascend.core.checks import startup_report
-from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.layouts import DRAFT_LAYERS, dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 from vllm_ascend_evaluation.oracle import OracleOptions
 
@@ -47,6 +47,7 @@ class Server:
         block_size: int = 128,
         *,
         num_drafts: int = 0,
+        draft_method: str = "mtp",
         max_num_seqs: int = 1,
         num_blocks: int = 60_000,
         max_model_len: int = 140_000,
@@ -56,14 +57,19 @@ class Server:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             num_speculative_tokens=num_drafts,
+            draft_method=draft_method,
         )
+        num_draft_layers = DRAFT_LAYERS[draft_method]
         self.engine: Engine = make_engine(
-            lambda: dsv4_flash_a3(block_size, num_draft_layers=1, compress_ratios=FEW_LAYERS),
+            lambda: dsv4_flash_a3(
+                block_size, num_draft_layers=num_draft_layers, compress_ratios=FEW_LAYERS
+            ),
             options,
             OracleOptions(),
             environment=switches,
         )
         self._count = 0
+        self.last_answer: list[int] = []
 
     def hit(self, tokens: list[int], max_tokens: int = 2) -> int:
         """Serve a prompt alone; return its hit in tokens."""
@@ -72,6 +78,7 @@ class Server:
         self.engine.add(name, tokens, max_tokens)
         self.engine.run()
         self.engine.check()
+        self.last_answer = [*tokens, *self.engine.outputs[name]]
         return self.engine.hits[name]
 
 

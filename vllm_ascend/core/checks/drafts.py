@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import SpeculativeConfig
+from vllm.config import SpeculativeConfig, VllmConfig
 
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
@@ -40,13 +40,26 @@ def check_method(
         )
 
 
+def settle_drafts(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
+    """Change a configuration so that hits of DeepSeek-V4 keep what its drafts do not need dropped.
+
+    Drafts of other models are left to vLLM.
+
+    Args:
+        vllm_config: No process has been started with it yet.
+    """
+    model_config = vllm_config.model_config
+    if model_config is not None and model_config.hf_text_config.model_type == "deepseek_v4":
+        keep_last_block(vllm_config.speculative_config, config)
+
+
 def keep_last_block(
     speculative_config: SpeculativeConfig | None, config: PrefixCacheConfig
 ) -> None:
     """Let hits keep the block that vLLM would drop, where drafts do not need it dropped.
 
     Args:
-        speculative_config: Of DeepSeek-V4. It is changed before any process is started.
+        speculative_config: Of DeepSeek-V4.
     """
     if speculative_config is None or speculative_config.method != DSPARK:
         return

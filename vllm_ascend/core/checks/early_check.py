@@ -10,7 +10,6 @@ from __future__ import annotations
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from vllm_ascend.core.checks.drafts import keep_last_block
 from vllm_ascend.core.checks.model_runner_rules import check_model_runner
 from vllm_ascend.core.connectors.connector_rules import (
     CANNOT_BE_USED,
@@ -29,8 +28,7 @@ from vllm_ascend.deployment import is_over_checkout
 def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: VllmTerms) -> None:
     """Check what can be known of DeepSeek-V4's caches without its model.
 
-    Of other models the layout is not known yet: their schedulers check. Drafts of DSpark are told
-    that a hit keeps its last block.
+    Of other models the layout is not known yet: their schedulers check.
 
     Raises:
         ValueError: An option or the model runner cannot be used with this layout, the block sizes
@@ -48,7 +46,6 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: Vl
         counts_rows=counts_rows,
         copies_blocks=cache_config.enable_prefix_caching and ends_inside,
     )
-    keep_last_block(vllm_config.speculative_config, config)
     if not counts_rows:
         return
     if model_config.enable_prompt_embeds:

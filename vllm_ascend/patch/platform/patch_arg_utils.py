@@ -8,7 +8,7 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from vllm_ascend.core.checks.drafts import check_method
+from vllm_ascend.core.checks.drafts import check_method, settle_drafts
 from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.patch.features import EARLY_CHECK
 from vllm_ascend.patch.table import Patch, changes
@@ -25,6 +25,7 @@ def wrap_create_engine_config(original: Callable) -> Callable:
         check_method(self.speculative_config, config, release)
         vllm_config = original(self, *args, **kwargs)
         check_settings(vllm_config, config, release)
+        settle_drafts(vllm_config, config)
         return vllm_config
 
     return create_engine_config

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from vllm_ascend.core.checks.drafts import check_method, keep_last_block
+from vllm_ascend.core.checks.drafts import check_method, keep_last_block, settle_drafts
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
+from vllm_ascend.patch.platform import patch_arg_utils
 from vllm_ascend.prefix_cache_config import load_config
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
@@ -17,6 +19,14 @@ BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 
 class WithDSpark(VllmTerms):
     has_dspark = True
+
+
+def drafting(model_type: str) -> Any:
+    """Return a configuration whose drafts are DSpark's."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(model_type=model_type)),
+        speculative_config=SimpleNamespace(method="dspark", disable_eagle_block_drop=False),
+    )
 
 
 def drops_a_block(method: str, environment: dict[str, str]) -> bool:
@@ -38,6 +48,26 @@ def drops_a_block(method: str, environment: dict[str, str]) -> bool:
 )
 def test_only_dspark_keeps_the_block_that_vllm_drops(method, environment, drops):
     assert drops_a_block(method, environment) is drops
+
+
+@pytest.mark.parametrize(
+    ("model_type", "environment", "drops"),
+    [("deepseek_v4", BEST, False), ("deepseek_v4", {}, True), ("qwen3", BEST, True)],
+)
+def test_drafts_of_other_models_are_left_to_vllm(model_type, environment, drops):
+    vllm_config = drafting(model_type)
+    settle_drafts(vllm_config, load_config(environment))
+    assert vllm_config.speculative_config.disable_eagle_block_drop is not drops
+
+
+def test_drafts_are_settled_where_the_configuration_is_made(monkeypatch):
+    for name, value in BEST.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(patch_arg_utils, "check_settings", lambda *args: None)
+    vllm_config = drafting("deepseek_v4")
+    wrap = patch_arg_utils.wrap_create_engine_config.replacement
+    assert wrap(lambda self: vllm_config)(SimpleNamespace(speculative_config=None)) is vllm_config
+    assert vllm_config.speculative_config.disable_eagle_block_drop
 
 
 def test_without_drafts_there_is_nothing_to_keep():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import KVTransferConfig, SpeculativeConfig
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 import vllm_ascend
@@ -225,28 +225,3 @@ def test_options_that_can_work_together_pass(model, monkeypatch):
 def test_with_nothing_set_vllm_decides_alone(model, monkeypatch):
     monkeypatch.delenv("VLLM_ASCEND_APPLY_DSV4_PATCH", raising=False)
     create_engine_config(model, enable_prompt_embeds=True, disable_hybrid_kv_cache_manager=True)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "environment", "drops"),
-    [
-        ("deepseek_v4", {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}, False),
-        ("deepseek_v4", {}, True),
-        ("qwen3", {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}, True),
-    ],
-)
-def test_dspark_of_deepseek_v4_keeps_the_last_block(model_type, environment, drops, monkeypatch):
-    """Of other models it is left to vLLM."""
-    drafts = object.__new__(SpeculativeConfig)
-    drafts.method, drafts.num_speculative_tokens = "dspark", 7
-    drafts.disable_eagle_block_drop = False
-    original = factory._vllm_config
-
-    def with_drafts(*args):
-        config = original(*args)
-        config.speculative_config = drafts
-        return config
-
-    monkeypatch.setattr(factory, "_vllm_config", with_drafts)
-    check(environment, model_type=model_type)
-    assert drafts.disable_eagle_block_drop is not drops
