@@ -150,7 +150,7 @@ test-vllm: setup vllm-tests $(ENGINES:%=.venv-engine/%/.ready) .venv-vllm/0.23.0
 	$(VENV)/bin/python -m tests.vllm_own --jobs $(JOBS)
 
 test-fast: setup  ## Try a change: unit tests that start no process (2 minutes).
-	$(BIN)/python -m pytest -n $(JOBS) tests/ut $(SLOW_UNIT_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -n $(JOBS) --quick tests/ut $(SLOW_UNIT_TESTS:%=--ignore=%)
 
 soak: setup  ## Search for wrong hits in random cases; SEED, MINUTES, JOBS (half an hour).
 	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES) --jobs $(JOBS) --out soak-out
