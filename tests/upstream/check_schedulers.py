@@ -7,6 +7,8 @@ Each drives the content oracle, which reads every row that a model would read.
 # ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
+import importlib
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -15,21 +17,21 @@ from vllm.v1.core.sched.scheduler import Scheduler
 import vllm_ascend.ascend_config as ascend_config_module
 from tests.upstream.fixtures import without_npu  # noqa: F401
 from vllm_ascend.core.recompute_scheduler import RecomputeScheduler
-from vllm_ascend.core.scheduler_dynamic_batch import SchedulerDynamicBatch
 from vllm_ascend.core.scheduler_profiling_chunk import ProfilingChunkScheduler
 from vllm_ascend.dry_run import scheduler as replay_scheduler
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
-from vllm_ascend.patch.platform.patch_balance_schedule import _ORIGINAL_SCHEDULER, BalanceScheduler
+from vllm_ascend.patch.platform.patch_balance_schedule import BalanceScheduler
 from vllm_ascend_evaluation.oracle.integrity import check_drained, check_integrity
 from vllm_ascend_evaluation.oracle.worker import ShadowWorker
 
 SCHEDULERS = {
-    "vllm": _ORIGINAL_SCHEDULER,
+    "vllm": BalanceScheduler.__base__,
     "balance": BalanceScheduler,
     "recompute": RecomputeScheduler,
     "profiling chunk": ProfilingChunkScheduler,
 }
+DYNAMIC_BATCH = "vllm_ascend.core.scheduler_dynamic_batch"
 PROMPT = list(range(1, 14_001))
 
 
@@ -37,12 +39,15 @@ PROMPT = list(range(1, 14_001))
 def scheduler(request, monkeypatch, without_npu) -> Scheduler:
     monkeypatch.setenv("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "best")
     monkeypatch.setattr(replay_scheduler, "Scheduler", SCHEDULERS[request.param])
-    ascend_config = SimpleNamespace(
+    schedulers = SimpleNamespace(
         enable_balance_scheduling=True,
         profiling_chunk_config=SimpleNamespace(
             enabled=True, smooth_factor=0.5, min_chunk=256, max_fit_chunk=None, need_timing=False
         ),
+        short_request_first_config=SimpleNamespace(enabled=False),
     )
+    # Later releases have the schedulers' settings one level down.
+    ascend_config = SimpleNamespace(**vars(schedulers), scheduler_config=schedulers)
     monkeypatch.setattr(ascend_config_module, "init_ascend_config", lambda *_: ascend_config)
     monkeypatch.setattr(ascend_config_module, "get_ascend_config", lambda: ascend_config)
     return build_scheduler(dsv4_flash_a3(128), SchedulerOptions(num_blocks=2000))
@@ -86,9 +91,11 @@ def test_every_scheduler_says_that_a_step_has_run(scheduler):
     check_integrity(manager)
 
 
+@pytest.mark.skipif(not find_spec(DYNAMIC_BATCH), reason="this vllm-ascend has no such scheduler")
 def test_dynamic_batch_cannot_be_made_on_this_vllm(monkeypatch, without_npu):
     """It knows no hash block size, which vLLM 0.20.2 passes: nothing of ours is missing there."""
     options = SchedulerOptions(num_blocks=2000)
-    monkeypatch.setattr(replay_scheduler, "Scheduler", SchedulerDynamicBatch)
+    module = importlib.import_module(DYNAMIC_BATCH)
+    monkeypatch.setattr(replay_scheduler, "Scheduler", module.SchedulerDynamicBatch)
     with pytest.raises(TypeError, match="unexpected keyword argument 'hash_block_size'"):
         build_scheduler(dsv4_flash_a3(128), options)

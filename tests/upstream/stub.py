@@ -18,8 +18,8 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 _ASCEND_HOST = (
-    "acl", "mooncake", "memcache_hybrid", "ms_service_metric", "pandas", "scipy", "torch_npu",
-    "torchair", "xlite", "yr",
+    "acl", "fla_npu", "mooncake", "memcache_hybrid", "ms_service_metric", "pandas", "scipy",
+    "torch_npu", "torchair", "xlite", "yr",
 )  # fmt: skip
 
 

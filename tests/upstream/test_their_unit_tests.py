@@ -74,6 +74,18 @@ THEIRS = {
         switched_off=(),  # vllm-ascend has no such switch any more
         least={"1": 620},
     ),
+    "0.30.0rc2": Theirs(
+        files=(
+            "core/test_*.py",
+            "patch/platform/test_*.py",
+            "test_platform.py",
+            "test_utils.py",
+            "worker/**/test_*.py",
+        ),
+        without=("*_with_device.py",),
+        switched_off=(),
+        least={"1": 600},
+    ),
 }
 
 

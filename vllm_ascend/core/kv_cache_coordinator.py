@@ -21,6 +21,7 @@ from vllm.v1.request import Request
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.admission.room_to_start import room_to_start
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
+from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.groups import find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
@@ -34,7 +35,6 @@ from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.ledger import Ledger
-from vllm_ascend.core.single_type_kv_cache_manager import make_managers
 from vllm_ascend.core.stock_caching import StockCaching
 from vllm_ascend.prefix_cache_config import load_config
 

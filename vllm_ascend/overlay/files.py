@@ -45,11 +45,24 @@ class OverlayFile:
         path: Relative to the package directory, with slashes.
         replaces: It takes the place of a module of vllm-ascend.
         why: The reason, in a sentence.
+        appended: Of a module of vllm-ascend that stays, the lines that are put behind it.
     """
 
     path: str
     replaces: bool
     why: str
+    appended: str = ""
+
+    def content(self, source: Path, original: Path) -> bytes:
+        """Return what is put there.
+
+        Args:
+            source: Our package directory.
+            original: vllm-ascend's file of this path.
+        """
+        if self.appended:
+            return original.read_bytes() + self.appended.encode()
+        return (source / self.path).read_bytes()
 
 
 def overlay_files(
@@ -65,7 +78,10 @@ def overlay_files(
         release: Which it is.
         added: Files that an overlay in force has put there, and vllm-ascend does not have.
     """
-    files: list[OverlayFile] = []
+    files = [
+        OverlayFile(path, True, why, f"\n{line}  # noqa\n")
+        for path, (line, why) in release.extended.items()
+    ]
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source).as_posix()
         if not path.is_file() or _is_left_out(relative) or relative in release.left_out:
@@ -74,7 +90,7 @@ def overlay_files(
             files.append(OverlayFile(relative, True, _WHY_REPLACED[relative]))
         elif path.name != "__init__.py" or relative in added or not (package / relative).exists():
             files.append(OverlayFile(relative, False, _purpose(path)))
-    return files
+    return sorted(files, key=lambda file: file.path)
 
 
 def _is_left_out(relative: str) -> bool:
@@ -97,4 +113,9 @@ def _purpose(path: Path) -> str:
 
 def sha256(path: Path) -> str:
     """Return the digest of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return digest(path.read_bytes())
+
+
+def digest(content: bytes) -> str:
+    """Return the digest of what a file holds."""
+    return hashlib.sha256(content).hexdigest()

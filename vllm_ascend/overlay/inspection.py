@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_ascend.deployment import own_package
 from vllm_ascend.overlay.checkout import Checkout, find_root, inspect
-from vllm_ascend.overlay.files import overlay_files, sha256
+from vllm_ascend.overlay.files import digest, overlay_files
 from vllm_ascend.overlay.ownership import files_of_ours
 from vllm_ascend.overlay.release import unsupported
 from vllm_ascend.overlay.state import (
@@ -21,6 +21,7 @@ from vllm_ascend.overlay.state import (
     Manifest,
     ManifestFile,
     digest_of,
+    original,
     originals,
     read_manifest,
 )
@@ -94,7 +95,7 @@ def _outdated(checkout: Checkout, manifest: Manifest) -> tuple[str, ...]:
     if source.samefile(checkout.package):
         return ()  # it is what this command runs from
     wanted = {
-        file.path: sha256(source / file.path)
+        file.path: digest(file.content(source, original(checkout.root, file.path)))
         for file in overlay_files(source, checkout.package, checkout.release, manifest.joined)
     }
     there = {file.path: file.sha256 for file in manifest.files}

@@ -19,7 +19,7 @@ from vllm_ascend.overlay.surface import imported_modules, module_name
 from vllm_ascend.patch.upstream.source import PACKAGE
 from vllm_ascend.releases import SUPPORTED
 
-_REPLACED = frozenset().union(*(release.replaced for release in SUPPORTED))
+_CHANGED = frozenset().union(*({*release.replaced, *release.extended} for release in SUPPORTED))
 
 
 def files_of_ours(package: Path) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def files_of_ours(package: Path) -> tuple[str, ...]:
     modules = {module_name(path) for path in alone}
     # Where this runs from the checkout itself, all of its files have the content that "ours" has.
     others = None if source.samefile(package) else source
-    candidates = sorted(alone | _REPLACED)
+    candidates = sorted(alone | _CHANGED)
     return tuple(path for path in candidates if _is_ours(package, path, others, modules))
 
 
@@ -81,7 +81,7 @@ def describe_left_behind(paths: tuple[str, ...]) -> str:
 def command_to_get_back(root: Path, paths: tuple[str, ...]) -> str:
     """Return the shell command that brings vllm-ascend's own files back."""
     git = ["git", "-C", str(root)]
-    replaced = [f"{PACKAGE}/{path}" for path in paths if path in _REPLACED]
+    replaced = [f"{PACKAGE}/{path}" for path in paths if path in _CHANGED]
     commands = [shlex.join([*git, "checkout", "--", *replaced])] if replaced else []
     if len(replaced) < len(paths):
         # All that git does not know there: what joined is most of three hundred files.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import sha256
+from vllm_ascend.patch.upstream.source import PACKAGE
 
 STATE_DIRECTORY = ".vllm-ascend-backport"
 
@@ -70,6 +71,16 @@ def directory(root: Path) -> Path:
 def originals(root: Path) -> Path:
     """Return where the replaced files are kept, with their paths."""
     return directory(root) / "originals"
+
+
+def original(root: Path, path: str) -> Path:
+    """Return where vllm-ascend's own file is: kept by an overlay, or in its place.
+
+    Args:
+        path: Relative to the package.
+    """
+    kept = originals(root) / path
+    return kept if kept.is_file() else root / PACKAGE / path
 
 
 def read_manifest(root: Path) -> Manifest | None:

@@ -30,7 +30,8 @@ def missing_names(package: Path, release: Release) -> list[str]:
         OverlayError: A file of it is no Python.
     """
     replaced = sorted(release.replaced)
-    problems = [f"{path} does not exist" for path in replaced if not (package / path).is_file()]
+    needed = (*replaced, *release.extended)
+    problems = [f"{path} does not exist" for path in needed if not (package / path).is_file()]
     problems += [
         f"{path} does not import {module}, which installs the patches"
         for path, module in release.hooks.items()

@@ -16,7 +16,7 @@ from pathlib import Path
 from vllm_ascend.overlay import state
 from vllm_ascend.overlay.checkout import find_root
 from vllm_ascend.overlay.errors import OverlayError
-from vllm_ascend.overlay.files import sha256
+from vllm_ascend.overlay.files import digest, sha256
 from vllm_ascend.overlay.inspection import status
 from vllm_ascend.overlay.ownership import refuse_left_behind
 from vllm_ascend.overlay.plan import OverlayPlan
@@ -108,15 +108,13 @@ def revert(path: Path, *, discard_changes: bool = False) -> bool:
 
 
 def _manifest_of(plan: OverlayPlan) -> Manifest:
-    package, kept = plan.checkout.package, state.originals(plan.checkout.root)
+    package = plan.checkout.package
     files = [
         ManifestFile(
             file.path,
             file.replaces,
-            sha256(plan.source / file.path),
-            (state.digest_of(kept / file.path) or sha256(package / file.path))
-            if file.replaces
-            else None,
+            digest(file.content(plan.source, state.original(plan.checkout.root, file.path))),
+            sha256(state.original(plan.checkout.root, file.path)) if file.replaces else None,
         )
         for file in plan.files
     ]
@@ -155,12 +153,12 @@ def _stage(plan: OverlayPlan, manifest: Manifest) -> None:
     shutil.rmtree(state.directory(root), ignore_errors=True)  # of a try that ended before this
     state.directory(root).mkdir()
     (state.directory(root) / ".gitignore").write_text("*\n")
-    for file in manifest.files:
+    for file in plan.files:
         if not os.access((package / file.path).parent, os.W_OK) and file.replaces:
             raise PermissionError(f"{(package / file.path).parent} is not writable")
         staged = _staged(root) / file.path
         staged.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan.source / file.path, staged)
+        staged.write_bytes(file.content(plan.source, package / file.path))
         if file.replaces:
             shutil.copymode(package / file.path, staged)
             kept = state.originals(root) / file.path

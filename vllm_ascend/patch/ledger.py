@@ -88,7 +88,7 @@ def _left_out(patch: Patch) -> str:
     native = [release.vllm for release in SUPPORTED if patch.target in release.native]
     absent = [release.vllm for release in SUPPORTED if patch.target in release.absent]
     said = [f"left to vLLM {', '.join(native)}"] if native else []
-    said += [f"not needed on {', '.join(absent)}"] if absent else []
+    said += [f"not on {', '.join(absent)}"] if absent else []
     return "; ".join(said).capitalize().replace("vllm", "vLLM")
 
 

@@ -175,12 +175,18 @@ def _named_twice(table: Sequence[Patch], changes: Sequence[Change]) -> list[str]
 
 
 def resolve(target: str) -> tuple[Any, str]:
-    """Return (owner of the attribute, attribute name)."""
+    """Return (owner of the attribute, attribute name).
+
+    Where somebody has put a subclass in the place of a module's own class, the owner is that class.
+    """
     module_name, _, path = target.partition(":")
     owner: Any = importlib.import_module(module_name)
     *owners, name = path.split(".")
     for part in owners:
         owner = getattr(owner, part)
+    if isinstance(owner, type):
+        own = (module_name, ".".join(owners))
+        owner = next((c for c in owner.__mro__ if (c.__module__, c.__qualname__) == own), owner)
     return owner, name
 
 
@@ -200,7 +206,11 @@ def _check_source(patch: Override, original: Any, release: Release) -> list[str]
         for layer in layers
     ]
     known = {patch.package, *sys.stdlib_module_names}
-    strangers = [origin for origin in origins if origin.split(".")[0] not in known]
+    strangers = [
+        origin
+        for origin in origins
+        if origin.split(".")[0] not in known and origin not in release.wrappers
+    ]
     return [f"{patch.target} is wrapped already, by {stranger}" for stranger in strangers]
 
 

@@ -26,12 +26,16 @@ class Release(VllmTerms, ABC):
         vllm: The version of vLLM, without a local part.
         vllm_ascend: The versions of vllm-ascend that go with it, as operators call them.
         takes_overlay: Whether the overlay fits a checkout of that vllm-ascend.
+        untried: What no run has shown of the overlay, in a sentence; it is only put there if asked.
         why_no_overlay: If it does not, what is missing, in a sentence.
         replaced: Modules of that vllm-ascend that ours take the place of, by their paths in the
             package.
+        extended: Modules of that vllm-ascend that stay, by their paths in the package -> the line
+            of ours that is put behind each, and why.
         left_out: Files of ours that stay out of such a checkout -> why.
         hooks: File of that vllm-ascend -> the module of ours that it must import, by which the
             patches are installed.
+        wrappers: Modules of that vllm-ascend that have wrapped functions of vLLM before us.
         digests: Module -> name in it -> the source digests that a patched original may have.
         native: Target -> why nothing has to be patched there: the release has it itself, or
             another patch of the table does it.
@@ -48,10 +52,13 @@ class Release(VllmTerms, ABC):
     vllm_ascend: ClassVar[str]
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]]
     takes_overlay: ClassVar[bool]
+    untried: ClassVar[str] = ""
     why_no_overlay: ClassVar[str] = ""
     replaced: ClassVar[frozenset[str]] = frozenset()
+    extended: ClassVar[Mapping[str, tuple[str, str]]] = {}
     left_out: ClassVar[Mapping[str, str]] = {}
     hooks: ClassVar[Mapping[str, str]] = {}
+    wrappers: ClassVar[frozenset[str]] = frozenset()
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
     ratio_field: ClassVar[str] = "compress_ratio"

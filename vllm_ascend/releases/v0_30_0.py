@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
     from vllm.v1.request import Request
 
+# Where there are two, the second is what vllm-ascend has put in vLLM's place before us.
 _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.config.vllm": {
         "VllmConfig.validate_block_size": "ab1070875739f68a",
@@ -33,21 +34,21 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "CpuPlatform.check_and_update_config": "d3b8eeeca04a466e",
     },
     "vllm.v1.core.kv_cache_coordinator": {
-        "get_kv_cache_coordinator": "9d447e2c6d7417ac",
+        "get_kv_cache_coordinator": ("9d447e2c6d7417ac", "3d637d512d3c842d"),
     },
     "vllm.v1.core.kv_cache_manager": {
         "KVCacheManager.get_computed_blocks": "82a9a73aa4fee0eb",
         "KVCacheManager.take_kv_cache_block_copies": "b137ec11dd17fdfd",
     },
     "vllm.v1.core.kv_cache_utils": {
-        "_get_packed_kv_cache_groups": "99ba264065f8bfd8",
-        "_max_memory_usage_bytes_from_groups": "115a69462b91792f",
-        "_pool_bytes_per_block": "ef881d0c1cfd1d62",
+        "_get_packed_kv_cache_groups": ("99ba264065f8bfd8", "36fa5ecdd0e4d7a6"),
+        "_max_memory_usage_bytes_from_groups": ("115a69462b91792f", "65523e37e1ac543c"),
+        "_pool_bytes_per_block": ("ef881d0c1cfd1d62", "76c2948fea84a2ef"),
         "generate_block_hash_extra_keys": "e09249e0ccb5e5d8",
-        "get_kv_cache_config_from_groups": "1929046433606745",
+        "get_kv_cache_config_from_groups": ("1929046433606745", "9f7a88d9eca00197"),
         "get_max_concurrency_for_kv_cache_config": "ce3eba1170110e93",
         "get_request_block_hasher": "ff5d1cc37d9cc4c0",
-        "resolve_kv_cache_block_sizes": "df26757bf9b84a04",
+        "resolve_kv_cache_block_sizes": ("df26757bf9b84a04", "486b8203b2e7ef31"),
     },
     "vllm.v1.core.sched.scheduler": {
         "Scheduler.__init__": "e5ee05610823e29b",
@@ -85,12 +86,64 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.v1.worker.cpu_model_runner": {
         "CPUModelRunner._postprocess_triton": "6dd2dd2b56cc7bbd",
     },
+    "vllm_ascend.core.recompute_scheduler": {
+        "RecomputeScheduler.schedule": "844a625604839889",
+        "RecomputeScheduler.update_from_output": "731af53cbc06c4e3",
+    },
+    "vllm_ascend.utils": {
+        "refresh_block_size": "86a0272bff9efe4c",
+    },
+    "vllm_ascend.worker.block_table": {
+        "BlockTable.move_row": "15f399eb0460010d",
+    },
 }
 _UTILS = "vllm.v1.core.kv_cache_utils"
 _SCHEDULER = "vllm.v1.core.sched"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
 _GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are changed instead"
+_OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
+_OWN_MODELS = "vllm-ascend's serves models that ours does not know"
+_OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
+_OWN_TABLES = "vllm-ascend's tables count tokens"
+_OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size"
+_DSA = "vllm_ascend.attention.dsa_v1"
+_DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
+_NO_CONNECTORS = "no KV connector has been tried over vllm-ascend 0.30.0rc2"
+_STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+_STORE_CONNECTOR = f"{_STORE}.ascend_store_connector:AscendStoreConnector"
+_MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
+_OF_CONNECTORS = (
+    f"{_STORE_CONNECTOR}.__init__",
+    f"{_STORE_CONNECTOR}.knows_granules",
+    f"{_STORE_CONNECTOR}.knows_rows",
+    f"{_STORE_CONNECTOR}.takes_tails_alone",
+    f"{_STORE_CONNECTOR}.takes_whole_block_tails",
+    f"{_STORE}.config_data:ChunkedTokenDatabase.has_null_blocks",
+    f"{_STORE}.config_data:ChunkedTokenDatabase.prepare_value",
+    f"{_STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids",
+    f"{_STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
+    f"{_STORE}.config_data:get_block_hashes",
+    f"{_STORE}.kv_transfer:get_block_hashes",
+    f"{_STORE}.pool_scheduler:KVPoolScheduler.__init__",
+    f"{_STORE}.pool_scheduler:KVPoolScheduler.build_connector_meta",
+    f"{_STORE}.pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens",
+    f"{_STORE}.pool_worker:KVPoolWorker.__init__",
+    f"{_STORE}.pool_worker:KVPoolWorker.lookup_scheduler",
+    f"{_STORE}.pool_worker:KVPoolWorker.wait_for_save",
+    f"{_MOONCAKE}:KVCacheRecvingThread.__init__",
+    f"{_MOONCAKE}:KVCacheRecvingThread._get_remote_socket",
+    f"{_MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache",
+    f"{_MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache_all_groups",
+    f"{_MOONCAKE}:KVCacheSendingThread.__init__",
+    f"{_MOONCAKE}:KVCacheSendingThread.run_busy_loop",
+    f"{_MOONCAKE}:MooncakeConnector.get_block_ids_with_load_errors",
+    f"{_MOONCAKE}:MooncakeConnector.knows_granules",
+    f"{_MOONCAKE}:MooncakeConnector.knows_rows",
+    f"{_MOONCAKE}:MooncakeConnector.takes_tails_alone",
+    f"{_MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups",
+    f"{_MOONCAKE}:MooncakeConnectorWorker.register_kv_caches",
+)
 _TABLES = "blocks of every group count tokens, as vLLM's block tables do"
 
 
@@ -108,14 +161,33 @@ class Vllm0300(Vllm0230):
 
     vllm = "0.30.0"
     vllm_ascend = "0.30.0rc2"
-    takes_overlay = False
-    why_no_overlay = (
-        "DeepSeek-V4's tensors are views of one backing there, the coordinator serves other models "
-        "as well, and the runner makes block copies itself"
-    )
+    takes_overlay = True
+    untried = "no step of its real worker has been run with this overlay, so wrong rows may be read"
+    why_no_connectors = _NO_CONNECTORS
     replaced: ClassVar[frozenset[str]] = frozenset()
-    left_out: ClassVar[Mapping[str, str]] = {}
+    extended: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "core/single_type_kv_cache_manager.py": (
+            "from vllm_ascend.core.group_managers import "
+            "CompressAttentionManager, get_manager_for_kv_cache_spec",
+            "The names of our managers, behind vllm-ascend's own.",
+        ),
+        "patch/platform/__init__.py": (
+            "import vllm_ascend.patch.platform.installation",
+            "Installs our patches behind vllm-ascend's own.",
+        ),
+    }
+    left_out: ClassVar[Mapping[str, str]] = {
+        "core/kv_cache_interface.py": _OWN_SPECS,
+        "core/single_type_kv_cache_manager.py": "vllm-ascend's has managers of other models",
+        "patch/platform/patch_kv_cache_coordinator.py": _OWN_MODELS,
+        "patch/platform/patch_kv_cache_interface.py": _OWN_SPECS,
+        "patch/platform/patch_kv_cache_utils.py": _OWN_MODELS,
+        "patch/worker/patch_deepseek_compressor.py": _OWN_LAYERS,
+        "worker/block_table.py": _OWN_TABLES,
+        "worker/dsv4_cache_layers.py": _OWN_LAYERS,
+    }
     hooks: ClassVar[Mapping[str, str]] = {}
+    wrappers: ClassVar[frozenset[str]] = frozenset({"vllm_ascend.patch.platform.patch_pp_mtp"})
     needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {}
     counts_rows = False
     reserves_null_block = True
@@ -143,9 +215,20 @@ class Vllm0300(Vllm0230):
             "the stand-ins for kernels take all arguments"
         ),
         "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
+        "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_SIZES,
+        "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": _COPIES,
+        f"{_DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
+        f"{_DSA}:AscendDSAMetadataBuilder.build": _OWN_SIZES,
+        f"{_DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_SIZES,
+        f"{_DSA_CP}.build": _OWN_SIZES,
+        f"{_DSA_CP}.build_for_drafting": _OWN_SIZES,
     }
     absent: ClassVar[Mapping[str, str]] = {
         **_of_vllm(Vllm0230.absent),
+        f"{_DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _OWN_TABLES,
+        f"{_DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
+        f"{_DSA_CP}.build_req_metadata": _OWN_TABLES,
+        **dict.fromkeys(_OF_CONNECTORS, _NO_CONNECTORS),
     }
 
     def why_left_to_vllm(self, specs: Collection[KVCacheSpec]) -> str:
@@ -153,6 +236,8 @@ class Vllm0300(Vllm0230):
 
         if not all(spec.prefix_cacheable for spec in specs):
             return "it has blocks of scratch, which vLLM takes out of every hit"
+        if any(getattr(spec, "model_version", None) == "deepseek_v41" for spec in specs):
+            return "vllm-ascend's own coordinator finds its hits at every 128 tokens"
         if any(isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align" for spec in specs):
             return "vLLM's own bookkeeping of Mamba states finds hits inside blocks"
         return ""

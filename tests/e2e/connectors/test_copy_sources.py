@@ -14,7 +14,7 @@ from tests.e2e.connectors.fake_connector import FakeConnector
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.engine import Engine
 from tests.release_marks import WHERE_BLOCKS_ARE_FREED_AT_ONCE
-from vllm_ascend.patch.platform import patch_scheduler
+from vllm_ascend.patch.engine import patch_scheduler
 
 _CELL = Configuration(
     next(case for case in CASES if case.name == "dsv4-rows"),

@@ -18,7 +18,7 @@ from tests.soak.case import Recording
 from vllm_ascend.core import kv_cache_coordinator
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
-from vllm_ascend.patch.platform import patch_scheduler
+from vllm_ascend.patch.engine import patch_scheduler
 from vllm_ascend.releases import running_release
 from vllm_ascend_evaluation.oracle import OracleOptions
 

@@ -17,7 +17,7 @@ from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
-from vllm_ascend.patch.platform import patch_scheduler
+from vllm_ascend.patch.engine import patch_scheduler
 from vllm_ascend_evaluation.oracle import ContentViolation
 
 BEST = {DSV4: "1", PROFILE: "best"}

@@ -11,6 +11,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from vllm_ascend.core.group_managers import get_manager_for_kv_cache_spec
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import tokens_per_block
@@ -18,7 +19,6 @@ from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.plan.planned_groups import describe_groups
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
-from vllm_ascend.core.single_type_kv_cache_manager import get_manager_for_kv_cache_spec
 from vllm_ascend.releases import running_release
 
 _SHAPE = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.bfloat16}

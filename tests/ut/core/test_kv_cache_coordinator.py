@@ -18,10 +18,10 @@ import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS, with_our_interval
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
+from vllm_ascend.core.group_managers import CompressAttentionManager
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
 from vllm_ascend.core.plan.scheduler_facts import building_scheduler
-from vllm_ascend.core.single_type_kv_cache_manager import CompressAttentionManager
-from vllm_ascend.patch.platform.patch_kv_cache_coordinator import (
+from vllm_ascend.patch.engine.patch_kv_cache_coordinator import (
     AscendHybridKVCacheCoordinator,
     get_kv_cache_coordinator,
 )

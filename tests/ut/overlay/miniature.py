@@ -52,7 +52,7 @@ def files_of(release: Release) -> dict[str, str]:
         **_COMMON,
         **{path: f"import {module}  # noqa\n" for path, module in release.hooks.items()},
         **{path: text for path, text in _SERVING.items() if path in release.left_out},
-        **{path: f"# the original {path}\n" for path in release.replaced},
+        **{path: f"# the original {path}\n" for path in (*release.replaced, *release.extended)},
     }
 
 

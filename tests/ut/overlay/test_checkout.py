@@ -167,10 +167,15 @@ def test_each_release_has_its_own_modules_replaced(release, tmp_path, monkeypatc
     know(checkout, monkeypatch, release.vllm)
     before = snapshot(checkout)
     planned = make_plan(checkout)
-    planned.refuse_misfit(allow_unknown=False)
-    assert {file.path for file in planned.files if file.replaces} == release.replaced
-    assert not {file.path for file in planned.files} & release.left_out.keys()
+    planned.refuse_misfit(allow_unknown=False, allow_untried=True)
+    extended = {file.path for file in planned.files if file.appended}
+    assert extended == release.extended.keys()
+    assert {file.path for file in planned.files if file.replaces} - extended == release.replaced
+    assert not {file.path for file in planned.files} - extended & release.left_out.keys()
     apply(planned)
+    for path in extended:
+        content = (checkout / "vllm_ascend" / path).read_text()
+        assert content.startswith(f"# the original {path}\n\n{release.extended[path][0]}  # noqa")
     assert revert(checkout)
     assert snapshot(checkout) == before
 

@@ -39,14 +39,19 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: Vl
     option = agreed_interval(terms.retention_option(cache_config), config)
     if model_config is None or model_config.hf_text_config.model_type != "deepseek_v4":
         return
+    is_over = config.changes_caching and is_over_checkout()
+    if is_over:
+        _check_connector_was_tried(vllm_config, terms)
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
     counts_rows = _blocks_count_rows(config, terms)
+    # Over a checkout it is vllm-ascend's own, which nobody has tried.
+    runner_serves = terms.second_runner_serves and not is_over
     check_model_runner(
-        is_v2=terms.uses_second_model_runner(vllm_config) and not terms.second_runner_serves,
+        is_v2=terms.uses_second_model_runner(vllm_config) and not runner_serves,
         counts_rows=counts_rows,
         copies_blocks=cache_config.enable_prefix_caching and ends_inside,
     )
-    if not counts_rows:
+    if not counts_rows and not is_over:
         return
     if model_config.enable_prompt_embeds:
         raise ValueError(
@@ -70,6 +75,15 @@ def _blocks_count_rows(config: PrefixCacheConfig, terms: VllmTerms) -> bool:
     """
     is_laid_out = config.apply_dsv4_patch or (config.changes_caching and is_over_checkout())
     return is_laid_out and terms.counts_rows and not current_platform.is_cuda_alike()
+
+
+def _check_connector_was_tried(vllm_config: VllmConfig, terms: VllmTerms) -> None:
+    if vllm_config.kv_transfer_config is not None and terms.why_no_connectors:
+        raise ValueError(
+            f"--kv-transfer-config cannot be used with this prefix cache: {terms.why_no_connectors}"
+            ": leave the option out, or unset VLLM_ASCEND_PREFIX_CACHE_PROFILE and the switches "
+            "that it stands for"
+        )
 
 
 def _check_groups(vllm_config: VllmConfig, terms: VllmTerms) -> None:

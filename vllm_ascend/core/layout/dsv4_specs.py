@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout import dsv4_layout as layout
 from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
+from vllm_ascend.deployment import is_over_checkout
 
 _MODEL_VERSION = "deepseek_v4"
 _INT8_WITH_SCALE = {"dtype": torch.int8, "scale_dim": 1, "scale_dtype": torch.float16}
@@ -100,6 +101,8 @@ def compressed_spec(rows: int, ratio: int, **row: Any) -> KVCacheSpec:
     if "compress_ratio" in MLAAttentionSpec.__dataclass_fields__:
         return AscendMLAAttentionSpec(block_size=rows, compress_ratio=ratio, **row)
     # vLLM's own specs of this release count tokens, and vllm-ascend's follow them.
+    if is_over_checkout():
+        return AscendMLAAttentionSpec(block_size=rows * ratio, tokens_per_state=ratio, **row)
     scale_dim, scale_dtype = row.pop("scale_dim", 0), row.pop("scale_dtype", None)
     row_bytes = row["head_size"] * get_dtype_size(row["dtype"])
     if scale_dim:

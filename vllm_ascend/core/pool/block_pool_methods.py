@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block pool operations that vLLM 0.20.2 lacks: freeing to the front, and masked caching.
 
-These functions become methods of vLLM's own classes (see ``patch/platform``).
+These functions become methods of vLLM's own classes (see ``patch/engine``).
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.patch.engine.patch_scheduler import wrap_update_from_output
 from vllm_ascend.patch.features import CHECKOUT_CACHE
-from vllm_ascend.patch.platform.patch_scheduler import wrap_update_from_output
 from vllm_ascend.patch.table import Patch, changes
 
 _CLASS = "vllm_ascend.core.recompute_scheduler:RecomputeScheduler"
@@ -20,12 +21,12 @@ _CLASS = "vllm_ascend.core.recompute_scheduler:RecomputeScheduler"
 def wrap_schedule(original: Callable) -> Callable:
     """On a decode node it frees running requests; what they entered is never written."""
 
-    def schedule(self: Scheduler) -> SchedulerOutput:
+    def schedule(self: Scheduler, *args: Any, **kwargs: Any) -> SchedulerOutput:
         coordinator = self.kv_cache_manager.coordinator
         if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
-            return original(self)
+            return original(self, *args, **kwargs)
         with coordinator.frees_withdraw():
-            return original(self)
+            return original(self, *args, **kwargs)
 
     return schedule
 

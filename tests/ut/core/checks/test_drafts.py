@@ -10,7 +10,7 @@ import pytest
 
 from vllm_ascend.core.checks.drafts import check_method, keep_last_block, settle_drafts
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
-from vllm_ascend.patch.platform import patch_arg_utils
+from vllm_ascend.patch.engine import patch_arg_utils
 from vllm_ascend.prefix_cache_config import load_config
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}

@@ -19,7 +19,7 @@ from vllm_ascend.dp_routing.news import CacheNews, decode_news
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 from vllm_ascend.dry_run.worker import SamplingWorker
-from vllm_ascend.patch.platform import patch_core_client
+from vllm_ascend.patch.engine import patch_core_client
 
 PROMPT = list(range(2000))
 BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 import vllm_ascend.patch.platform  # noqa: F401 - the managers of its specs
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import plan_cache
@@ -23,7 +24,6 @@ from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats
 from vllm_ascend.core.retention.ledger import Ledger
-from vllm_ascend.core.single_type_kv_cache_manager import make_managers
 
 GRANULE = 128
 SPARSE = PrefixCacheConfig(apply_dsv4_patch=True, partial_hits=True, sparse_state=True, retention=0)

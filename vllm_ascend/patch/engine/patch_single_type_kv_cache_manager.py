@@ -9,7 +9,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request
 
-from vllm_ascend.core import single_type_kv_cache_manager as managers
+from vllm_ascend.core import group_managers as managers
 from vllm_ascend.core.layout.specs import counts_rows
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION, ROW_LAYOUT
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes

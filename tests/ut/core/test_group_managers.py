@@ -35,16 +35,16 @@ from vllm.v1.kv_cache_interface import (
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import ON_THE_FIRST_RELEASE, WHERE_BLOCKS_COUNT_ROWS, where_patched
 from tests.ut.core.helpers import make_request
+from vllm_ascend.core.group_managers import (
+    CompressAttentionManager,
+    get_manager_for_kv_cache_spec,
+)
 from vllm_ascend.core.kv_cache_interface import (
     AscendMLAAttentionSpec,
     AscendSlidingWindowMLASpec,
 )
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
 from vllm_ascend.core.layout.specs import is_compressor_state, tokens_per_block
-from vllm_ascend.core.single_type_kv_cache_manager import (
-    CompressAttentionManager,
-    get_manager_for_kv_cache_spec,
-)
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.releases import running_release
 
