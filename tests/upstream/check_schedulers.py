@@ -7,8 +7,6 @@ Each drives the content oracle, which reads every row that a model would read.
 # ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
-import importlib
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +29,6 @@ SCHEDULERS = {
     "recompute": RecomputeScheduler,
     "profiling chunk": ProfilingChunkScheduler,
 }
-DYNAMIC_BATCH = "vllm_ascend.core.scheduler_dynamic_batch"
 PROMPT = list(range(1, 14_001))
 
 
@@ -89,13 +86,3 @@ def test_every_scheduler_says_that_a_step_has_run(scheduler):
     _, copies = play(scheduler, worker, "second")
     assert copies > 0 and not ledger.sources()
     check_integrity(manager)
-
-
-@pytest.mark.skipif(not find_spec(DYNAMIC_BATCH), reason="this vllm-ascend has no such scheduler")
-def test_dynamic_batch_cannot_be_made_on_this_vllm(monkeypatch, without_npu):
-    """It knows no hash block size, which vLLM 0.20.2 passes: nothing of ours is missing there."""
-    options = SchedulerOptions(num_blocks=2000)
-    module = importlib.import_module(DYNAMIC_BATCH)
-    monkeypatch.setattr(replay_scheduler, "Scheduler", module.SchedulerDynamicBatch)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'hash_block_size'"):
-        build_scheduler(dsv4_flash_a3(128), options)

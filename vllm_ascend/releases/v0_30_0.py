@@ -88,7 +88,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm_ascend.core.recompute_scheduler": {
         "RecomputeScheduler.schedule": "844a625604839889",
-        "RecomputeScheduler.update_from_output": "731af53cbc06c4e3",
     },
     "vllm_ascend.utils": {
         "refresh_block_size": "86a0272bff9efe4c",
@@ -215,6 +214,9 @@ class Vllm0300(Vllm0230):
             "the stand-ins for kernels take all arguments"
         ),
         "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
+        "vllm_ascend.core.recompute_scheduler:RecomputeScheduler.update_from_output": (
+            "it calls vLLM's, which is told that a step has run"
+        ),
         "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_SIZES,
         "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": _COPIES,
         f"{_DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
