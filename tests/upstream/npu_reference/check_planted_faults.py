@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.upstream.npu_reference.engine import Engine, answered, tokens_of
+from tests.upstream.npu_reference.releases import differences_here
 from tests.upstream.npu_reference.tags import TagError
 
 BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
@@ -36,40 +39,43 @@ def caught(engine: Engine) -> str:
     return str(error.value)
 
 
-def test_a_copy_that_is_not_made(engine):
-    import vllm_ascend.patch.worker.patch_gpu_model_runner as patches
+def wrap_copies(wrapped: Callable[..., Any]) -> None:
+    """Replace what makes block copies, ours or vllm-ascend's own; the copies are the last."""
+    own = differences_here().copies_blocks
+    module = "worker.model_runner_v1" if own else "patch.worker.patch_gpu_model_runner"
+    owner = importlib.import_module(f"vllm_ascend.{module}")
+    wrap(owner, "copy_kv_cache_blocks_inplace" if own else "copy_blocks", wrapped)
 
-    patches.copy_blocks = lambda *args, **kwargs: None
+
+def test_a_copy_that_is_not_made(engine):
+    wrap_copies(lambda original, *args, **kwargs: None)
     assert "read" in caught(engine)
 
 
 def test_a_copy_behind_the_step_that_writes(engine):
-    import vllm_ascend.patch.worker.patch_gpu_model_runner as patches
+    late: list[Callable[[], None]] = []
 
-    late: list[tuple[Any, ...]] = []
-    made = patches.copy_blocks
-    patches.copy_blocks = lambda *args, **kwargs: late.append((args, kwargs))
+    def put_off(original, *args, **kwargs):
+        late.append(partial(original, *args, **kwargs))
 
     def then_copy(original, *args, **kwargs):
         result = original(*args, **kwargs)
-        for copy_args, copy_kwargs in late:
-            made(*copy_args, **copy_kwargs)
+        for copy in late:
+            copy()
         late.clear()
         return result
 
+    wrap_copies(put_off)
     wrap(engine.runner, "_model_forward", then_copy)
     assert "read" in caught(engine)
 
 
 def test_a_copy_from_another_block(engine):
-    import vllm_ascend.patch.worker.patch_gpu_model_runner as patches
+    def shifted(original, *args, **kwargs):
+        *tensors, copies = args
+        original(*tensors, [type(copy)(copy[0] + 1, copy[1]) for copy in copies], **kwargs)
 
-    made = patches.copy_blocks
-
-    def shifted(pages, copies, **kwargs):
-        made(pages, [type(copy)(copy[0] + 1, copy[1]) for copy in copies], **kwargs)
-
-    patches.copy_blocks = shifted
+    wrap_copies(shifted)
     assert "read" in caught(engine)
 
 
@@ -101,14 +107,15 @@ def test_a_table_that_is_not_uploaded_once(engine, which):
 def test_a_start_that_is_off_by_a_block(engine, monkeypatch):
     from vllm_ascend.attention.dsa_v1 import AscendDSAMetadataBuilder
 
-    original = AscendDSAMetadataBuilder.build_prefill_metadata
+    name = "build_req_metadata" if differences_here().attends_at_once else "build_prefill_metadata"
+    original = getattr(AscendDSAMetadataBuilder, name)
 
     def build(*args, **kwargs):
         metadata = original(*args, **kwargs)
         metadata.start_pos = metadata.start_pos + 128
         return metadata
 
-    monkeypatch.setattr(AscendDSAMetadataBuilder, "build_prefill_metadata", build)
+    monkeypatch.setattr(AscendDSAMetadataBuilder, name, build)
     assert "positions" in caught(engine)
 
 

@@ -75,3 +75,36 @@ def compressor_metadata(
             cos[row], sin[row] = rope_cos[position], rope_sin[position]
             slots[row] = torch.tensor([block, ordinal % kv_block_size], dtype=torch.int32)
     return cos[:, None, None], sin[:, None, None], slots
+
+
+def compressor_metadata_out(
+    rope_cos: torch.Tensor,
+    rope_sin: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    start_pos: torch.Tensor,
+    kv_block_table: torch.Tensor,
+    kv_block_size: int,
+    slot_mapping_format: int,
+    compress_ratio: int,
+    num_reqs_actual: int,
+    compress_cos: torch.Tensor,
+    compress_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Write what :func:`compressor_metadata` returns into the last three tensors; return them."""
+    found = compressor_metadata(
+        rope_cos,
+        rope_sin,
+        cu_seqlens,
+        start_pos,
+        kv_block_table,
+        kv_block_size,
+        slot_mapping_format,
+        compress_ratio,
+        len(compress_cos),
+        num_reqs_actual,
+    )
+    outputs = (compress_cos, compress_sin, slot_mapping)
+    for output, value in zip(outputs, found, strict=True):
+        output.copy_(value.view_as(output))
+    return outputs

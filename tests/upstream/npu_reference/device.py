@@ -27,6 +27,8 @@ from tests.upstream.npu_reference.releases import differences_here
 
 MEMORY_BYTES = 64 * 2**30
 _SOC_VERSION_OF_A3 = 250
+# Types of numbers that no model here has.
+_OTHER_TYPES = ("float4_e2m1fn_x2", "float8_e8m0fnu", "hifloat8")
 
 
 class Stream(contextlib.nullcontext):
@@ -88,6 +90,7 @@ def _torch_npu() -> types.ModuleType:
         set_stream=lambda stream: None,
         synchronize=lambda *_: None,
         is_available=lambda: True,
+        is_current_stream_capturing=lambda: False,
         device_count=lambda: 1,
         current_device=lambda: 0,
         set_device=lambda device: None,
@@ -110,6 +113,7 @@ def _torch_npu() -> types.ModuleType:
         npu=npu,
         NPUStream=Stream,
         NPUGraph=graph,
+        **{name: name for name in _OTHER_TYPES},
         **operators.TORCH_NPU,
     )
     _Module("torch_npu._inductor")
@@ -184,6 +188,9 @@ def install(checkout: Path, torch_binding: Path) -> None:
         return torch.device("cpu")
 
     worker.NPUWorker._init_device = init_cpu
+    with contextlib.suppress(ModuleNotFoundError):  # of earlier releases
+        warmup = importlib.import_module("vllm_ascend.model_executor.warmup.kernel_warmup")
+        warmup.kernel_warmup = lambda worker: None  # there is nothing to compile
     _answer_later()
 
 
@@ -200,27 +207,28 @@ def compute_in_fp32() -> None:
 
     Beside int8 weights vllm-ascend takes 16 bits only, because its kernels do.
     """
-    import vllm_ascend.attention.dsa_v1 as dsa_v1
-    from vllm_ascend.quantization.modelslim_config import AscendModelSlimConfig as Int8
-
+    here = differences_here()
+    module, name = here.int8_config
+    Int8 = getattr(importlib.import_module(module), name)
     beside_int8 = [*Int8.get_supported_act_dtypes(), torch.float32]
     Int8.get_supported_act_dtypes = classmethod(lambda cls: beside_int8)
 
-    module, name = differences_here().window_cache
+    module, name = here.window_cache
     window = getattr(importlib.import_module(module), name)
 
     def fp32_window(*args: Any, dtype: torch.dtype, **kwargs: Any) -> torch.nn.Module:
         return window(*args, dtype=torch.float32, **kwargs)
 
     setattr(sys.modules[module], name, fp32_window)
-    for function in ("rotate_activation", "hadamard_linear"):
-        _rotate_in_own_type(dsa_v1, function)
+    module, *functions = here.rotations
+    for function in functions:
+        _rotate_in_own_type(importlib.import_module(module), function)
 
 
-def _rotate_in_own_type(dsa_v1: types.ModuleType, name: str) -> None:
+def _rotate_in_own_type(module: types.ModuleType, name: str) -> None:
     """Let a product with the Hadamard matrix, which is bf16, be one of the factor's type."""
-    rotate = getattr(dsa_v1, name)
-    setattr(dsa_v1, name, lambda x, hadamard: rotate(x, hadamard.to(x.dtype)))
+    rotate = getattr(module, name)
+    setattr(module, name, lambda x, hadamard: rotate(x, hadamard.to(x.dtype)))
 
 
 def _on_the_cpu() -> None:

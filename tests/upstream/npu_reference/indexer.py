@@ -14,6 +14,7 @@ from tests.upstream.npu_reference import tags
 from tests.upstream.npu_reference.paging import places
 
 _CAUSAL = 3
+_INT8 = 2
 _METADATA_SIZE = 1024
 
 
@@ -96,6 +97,62 @@ def npu_quant_lightning_indexer(
         chosen[first:end, 0, : best.shape[1]] = best.int()
         first = end
     return chosen, query.new_empty(0, dtype=torch.float32)
+
+
+def npu_quant_lightning_indexer_v2(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    weights: torch.Tensor,
+    query_dequant_scale: torch.Tensor,
+    key_dequant_scale: torch.Tensor,
+    topk: int,
+    quant_mode: int,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    cmp_residual_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    metadata: torch.Tensor | None = None,
+    layout_q: str = "TND",
+    layout_k: str = "PA_BBND",
+    mask_mode: int = _CAUSAL,
+    cmp_ratio: int = 4,
+    return_value: int = 0,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what :func:`npu_quant_lightning_indexer` does, told in rows instead of tokens.
+
+    Args:
+        quant_mode: 2: int8 with a scale for every token and head, or row.
+        cu_seqlens_q: ``[requests + 1]``: where requests begin and end in ``query``.
+        seqused_k: ``[requests]``: closed rows of the request, this step's included.
+        cmp_residual_k: ``[requests]``: its tokens behind the last closed row.
+
+    Raises:
+        ValueError: See there.
+
+    Source: ``csrc/attention/quant_lightning_indexer_v2/README.md``.
+    """
+    if (quant_mode, layout_k) != (_INT8, "PA_BBND") or any(o is not None for o in others.values()):
+        raise ValueError(f"npu_quant_lightning_indexer_v2: {quant_mode}, {layout_k}, {others}")
+    assert cu_seqlens_q is not None and seqused_k is not None and cmp_residual_k is not None
+    return npu_quant_lightning_indexer(
+        query,
+        key,
+        weights,
+        query_dequant_scale,
+        key_dequant_scale,
+        actual_seq_lengths_query=cu_seqlens_q[1 : len(seqused_k) + 1],
+        actual_seq_lengths_key=seqused_k * cmp_ratio + cmp_residual_k,
+        block_table=block_table,
+        metadata=metadata,
+        layout_query=layout_q,
+        layout_key="PA_BSND",
+        sparse_count=topk,
+        sparse_mode=mask_mode,
+        cmp_ratio=cmp_ratio,
+        return_value=bool(return_value),
+    )
 
 
 def _keys(

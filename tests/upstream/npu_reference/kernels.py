@@ -6,6 +6,7 @@ Names of arguments are of no importance: launches give most of them by their pla
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,58 @@ def _compute_slot_mapping_kernel(
         slots = blocks * block_size + places % block_size
         slot_mapping[first:end] = torch.where(inside, slots, padding)
     slot_mapping[num_tokens:max_num_tokens] = padding
+
+
+def _compute_slot_mapping_fused_groups(
+    num_tokens: int,
+    max_num_tokens: int,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    block_table_addresses: torch.Tensor,
+    slot_mapping_addresses: torch.Tensor,
+    strides: torch.Tensor,
+    block_sizes: torch.Tensor,
+    is_circular: torch.Tensor | None,
+    **constants: Any,
+) -> None:
+    """Write where every token's row lies in the tables of several groups, and the padding.
+
+    Source: ``ops/triton/compute_slot_mapping.py``. Behind a row of the table is block 0.
+
+    Args:
+        block_table_addresses: ``[groups]``: where tables of int32 begin.
+        slot_mapping_addresses: ``[groups]``: where ``[max_num_tokens]`` of int32 begin.
+        strides: ``[groups]``: blocks of a row of the table.
+        block_sizes: ``[groups]``: tokens of a block.
+
+    Raises:
+        ValueError: A group keeps one block for a request.
+    """
+    if is_circular is not None and bool(is_circular.any()):
+        raise ValueError("_compute_slot_mapping_fused_groups: no circular group is written")
+    groups = zip(
+        *(
+            t.tolist()
+            for t in (block_table_addresses, slot_mapping_addresses, strides, block_sizes)
+        ),
+        strict=True,
+    )
+    for table, slots, stride, size in groups:
+        slot_mapping = _int32_at(slots, max_num_tokens)
+        for index, (first, end) in enumerate(itertools.pairwise(query_start_loc.tolist())):
+            if first >= num_tokens:
+                break
+            row = _int32_at(table + 4 * index * stride, stride).long()
+            places = positions[first:end].long()
+            entries = places // size
+            blocks = torch.where(entries < stride, row[entries.clamp(max=stride - 1)], 0)
+            slot_mapping[first:end] = (blocks * size + places % size).int()
+        slot_mapping[num_tokens:] = constants["PAD_ID"]
+
+
+def _int32_at(address: int, count: int) -> torch.Tensor:
+    """Return the memory at an address, as the kernel sees it."""
+    return torch.frombuffer((ctypes.c_int32 * count).from_address(address), dtype=torch.int32)
 
 
 def rejection_greedy_sample_spec_len_1_triton(
@@ -148,4 +201,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
         rejection_greedy_sample_triton,
         triton_rms_kernel,
     )
+} | {
+    # For few tokens and for many.
+    "_compute_slot_mapping_fused_groups_kernel": _compute_slot_mapping_fused_groups,
+    "_compute_slot_mapping_fused_groups_adaptive_kernel": _compute_slot_mapping_fused_groups,
 }

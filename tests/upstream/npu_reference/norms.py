@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMS norms, alone and with what follows them.
 
-Sources: torch_npu's documentation of ``npu_rms_norm``; ``csrc/attention/rms_norm_dynamic_quant``
-and ``csrc/moe/add_rms_norm_bias``.
+Sources: torch_npu's documentation of ``npu_rms_norm``; ``csrc/attention/rms_norm_dynamic_quant``,
+``csrc/moe/add_rms_norm_bias`` and ``csrc/moe/rms_norm_cast``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ def npu_rms_norm(
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return (wide * inverse * gamma.float()).to(x.dtype), inverse
+
+
+def npu_rms_norm_cast(
+    x: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm, and the same numbers in fp32."""
+    y, _ = npu_rms_norm(x, gamma, epsilon)
+    return y, y.float()
 
 
 def npu_add_rms_norm_bias(

@@ -45,18 +45,23 @@ TORCH_NPU = _by_name(
     quantization.npu_quant_matmul,
     rotary.npu_rotary_mul,
 )
+# By another name in later releases.
+TORCH_NPU["npu_moe_init_routing_v2"] = experts.npu_moe_init_routing_custom
 # torch.ops._C_ascend's; their signatures are the release's own.
 C_ASCEND = _by_name(
     attention.npu_sparse_attn_sharedkv,
     attention.npu_sparse_attn_sharedkv_metadata,
     compressor.compressor,
     compressor_metadata.compressor_metadata,
+    compressor_metadata.compressor_metadata_out,
     experts.npu_moe_init_routing_custom,
     hyper_connections.npu_hc_post,
     hyper_connections.npu_hc_pre,
     indexer.npu_quant_lightning_indexer,
     indexer.npu_quant_lightning_indexer_metadata,
+    indexer.npu_quant_lightning_indexer_v2,
     norms.npu_add_rms_norm_bias,
+    norms.npu_rms_norm_cast,
     norms.npu_rms_norm_dynamic_quant,
     quantized_experts.grouped_matmul_swiglu_quant_weight_nz,
     quantized_experts.npu_dequant_swiglu_quant,
@@ -67,6 +72,8 @@ C_ASCEND = _by_name(
 # The same by other names: fused, or renamed.
 C_ASCEND |= {
     "npu_hc_pre_v2": hyper_connections.npu_hc_pre,
+    "npu_quant_lightning_indexer_v2_metadata": indexer.npu_quant_lightning_indexer_metadata,
+    "npu_scatter_nd_update_sk": scatter.npu_scatter_nd_update_v2,
     "npu_vllm_quant_lightning_indexer": indexer.npu_quant_lightning_indexer,
     "npu_vllm_quant_lightning_indexer_metadata": indexer.npu_quant_lightning_indexer_metadata,
 }

@@ -13,24 +13,36 @@ class Differences(NamedTuple):
 
     Attributes:
         window_cache: Module, and name there, of the layer that keeps windows of tokens.
+        int8_config: The same of the configuration of int8 weights.
+        rotations: Module and names of the products with the Hadamard matrix.
         own_checks: Files of checks over the overlaid checkout that not every release has.
         own_plain_checks: The same over the plain one.
         gives_drafts_no_blocks: Schedulers that give a request no blocks for drafts in its first
             step: drafts behind the first reach behind its blocks then.
+        attends_at_once: Whether a layer's attention is called for all requests of a step at once,
+            not for decoding ones and the others apart.
+        copies_blocks: Whether vllm-ascend's runner makes block copies itself.
         state_tables_move: Whether rows of state tables hold a request's last blocks only, and move
             on with it.
     """
 
     window_cache: tuple[str, str]
+    int8_config: tuple[str, str]
+    rotations: tuple[str, ...]
     own_checks: tuple[str, ...]
     own_plain_checks: tuple[str, ...]
     gives_drafts_no_blocks: tuple[str, ...]
     state_tables_move: bool
+    attends_at_once: bool = False
+    copies_blocks: bool = False
 
 
+_ROTATIONS = ("vllm_ascend.attention.dsa_v1", "rotate_activation", "hadamard_linear")
 _DIFFERENCES = {
     "0.20.2rc1": Differences(
         window_cache=("vllm_ascend.ops.dsa", "DeepseekV4SWACache"),
+        int8_config=("vllm_ascend.quantization.modelslim_config", "AscendModelSlimConfig"),
+        rotations=_ROTATIONS,
         own_checks=("check_planted_faults_of_state_windows.py",),
         own_plain_checks=("check_plain_faults_of_mooncake.py",),
         gives_drafts_no_blocks=("Scheduler", "BalanceScheduler", "RecomputeScheduler"),
@@ -38,10 +50,30 @@ _DIFFERENCES = {
     ),
     "0.23.0.post1": Differences(
         window_cache=("vllm_ascend.models.deepseek_v4", "AscendDeepseekV4SWACache"),
+        int8_config=("vllm_ascend.quantization.modelslim_config", "AscendModelSlimConfig"),
+        rotations=_ROTATIONS,
         own_checks=("check_planted_faults_of_compressed_slots.py",),
         own_plain_checks=("check_plain_mooncake.py", "check_plain_faults_of_ascend_store.py"),
         gives_drafts_no_blocks=("BalanceScheduler", "RecomputeScheduler"),
         state_tables_move=False,
+    ),
+    "0.30.0rc2": Differences(
+        window_cache=("vllm_ascend.models.deepseek_v4.model", "AscendDeepseekV4SWACache"),
+        int8_config=(
+            "vllm_ascend.quantization.configs.modelslim_config",
+            "AscendModelSlimConfig",
+        ),
+        rotations=(
+            "vllm_ascend.models.deepseek_v4.indexer",
+            "rotate_activation",
+            "hadamard_linear",
+        ),
+        own_checks=(),
+        own_plain_checks=(),
+        gives_drafts_no_blocks=(),
+        state_tables_move=False,
+        attends_at_once=True,
+        copies_blocks=True,
     ),
 }
 RELEASES = frozenset(_DIFFERENCES)

@@ -36,6 +36,7 @@ def inplace_partial_rotary_mul(
     r2: torch.Tensor,
     rotary_mode: str,
     partial_slice: Sequence[int],
+    negate_sin: bool = False,
 ) -> None:
     """Turn a slice of the last dimension of ``x`` in place.
 
@@ -45,7 +46,8 @@ def inplace_partial_rotary_mul(
         r2: Sines, likewise.
         rotary_mode: See :func:`npu_rotary_mul`.
         partial_slice: Where the slice begins and ends.
+        negate_sin: Turn backwards.
     """
     first, end = partial_slice
     part = x[..., first:end]
-    part.copy_(npu_rotary_mul(part, r1, r2, rotary_mode))
+    part.copy_(npu_rotary_mul(part, r1, -r2 if negate_sin else r2, rotary_mode))

@@ -22,6 +22,9 @@ def moe_gating_top_k_hash(
     renorm: int = 0,
     norm_type: int = 0,
     out_flag: bool = False,
+    bias_vl: torch.Tensor | None = None,
+    image_sentinel_lo: int = 0,
+    image_sentinel_count: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return weights and experts of every token, and all scores.
 
@@ -42,11 +45,19 @@ def moe_gating_top_k_hash(
         renorm: Nothing but 0, as the kernel's host side demands.
         norm_type: 2: ``sqrt(softplus(logit))``.
         out_flag: Whether all scores are asked for.
+        bias_vl: None: there are no images, of which the two below tell.
+        image_sentinel_lo: See there.
+        image_sentinel_count: See there.
 
     Raises:
         ValueError: What DeepSeek-V4 does not ask for is asked for.
     """
-    if (k_group, group_count, renorm, norm_type) != (1, 1, 0, _SQRT_SOFTPLUS):
+    if (k_group, group_count, renorm, norm_type) != (
+        1,
+        1,
+        0,
+        _SQRT_SOFTPLUS,
+    ) or bias_vl is not None:
         raise ValueError("moe_gating_top_k_hash: only one group and norm_type 2 are written")
     scores = torch.nn.functional.softplus(x.float()).sqrt()
     if tid2eid is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tests.upstream.npu_reference import tags
+from tests.upstream.npu_reference.releases import differences_here
 from tests.upstream.npu_reference.tags import Call, Memory, Prefixes, Request
 
 
@@ -36,14 +37,10 @@ class TaggedRunner:
         self._draft_positions: list[int] = []
         self._num_drafted = 0
         self._num_scheduled: dict[str, int] = {}
-        caches = list(_caches(runner))
-        starts: dict[int, int] = {}
-        for *_, cache in caches:
-            storage, address = cache.untyped_storage().data_ptr(), cache.data_ptr()
-            starts[storage] = min(starts.get(storage, address), address)
-        for layer, group, ratio, cache in caches:
-            start = starts[cache.untyped_storage().data_ptr()]
-            self.memory.add(layer, group, ratio, cache, start)
+        for layer, group, ratio, caches in _caches(runner):
+            start = min(cache.data_ptr() for cache in caches)
+            for cache in caches:
+                self.memory.add(layer, group, ratio, cache, start)
         self._hook(runner, "_update_states", self._begin_step)
         self._hook(runner.model, "forward", self._forward)
         self._draft_caches: tuple[str, ...] = ()
@@ -99,16 +96,19 @@ class TaggedRunner:
         self._draft_tokens, self._draft_positions = input_ids.tolist(), positions.tolist()
         self._num_drafted += 1
 
-    def call_of(self, layer: str, metadata: Any, decodes: bool) -> Call:
+    def call_of(self, layer: str, metadata: Any, decodes: bool | None) -> Call:
         """Return what a layer's attention is called for.
 
         Args:
             layer: Its name.
             metadata: The first of the layer's metadata.
-            decodes: Whether it is called for the decoding requests, which come first.
+            decodes: Whether it is called for the decoding requests, which come first; ``None``: for
+                all of them.
         """
         count = metadata.num_decodes
-        step = self._step[:count] if decodes else self._step[count:]
+        step = self._step
+        if decodes is not None:
+            step = step[:count] if decodes else step[count:]
         if not any(name.startswith(_prefix(layer)) for name in self._draft_caches):
             tokens = [
                 (index, position)
@@ -117,8 +117,11 @@ class TaggedRunner:
             ]
             spans = [(start, end) for _, start, end in step]
             return Call([request for request, _, _ in step], tokens, spans, _prefix(layer))
-        part = metadata.decode if decodes else metadata.prefill
-        offset = 0 if decodes else metadata.num_decode_tokens
+        if decodes is None:
+            part, offset = metadata.req_metadata, 0
+        else:
+            part = metadata.decode if decodes else metadata.prefill
+            offset = 0 if decodes else metadata.num_decode_tokens
         return self._draft_call(layer, [request for request, _, _ in step], part, offset)
 
     def _draft_call(self, layer: str, requests: Sequence[Request], part: Any, offset: int) -> Call:
@@ -155,17 +158,22 @@ def _prefix(layer: str) -> str:
     return layer.removesuffix("attn")
 
 
-def _caches(runner: Any) -> Iterator[tuple[str, int, int, torch.Tensor]]:
-    """Yield layer, group, tokens of a row, and tensor of every cache."""
+def _caches(runner: Any) -> Iterator[tuple[str, int, int, list[torch.Tensor]]]:
+    """Yield layer, group, tokens of a row, and tensors of every cache."""
     layers = runner.compilation_config.static_forward_context
     specs = runner._get_layer_kv_cache_specs(runner.kv_cache_config)
     for index, group in enumerate(runner.kv_cache_config.kv_cache_groups):
         for name in group.layer_names:
             spec = specs[name]
             windowed = getattr(spec, "sliding_window", None) is not None
-            ratio = 1 if windowed else max(spec.compress_ratio, 1)
-            for cache in _tensors(layers[name].kv_cache):
-                yield name, index, ratio, cache
+            # Later releases name it anew.
+            told = getattr(spec, "compress_ratio", None) or getattr(spec, "tokens_per_state", 1)
+            yield (
+                name,
+                index,
+                1 if windowed else max(told, 1),
+                list(_tensors(layers[name].kv_cache)),
+            )
 
 
 def _tensors(nested: Any) -> Iterator[torch.Tensor]:
@@ -180,6 +188,9 @@ def _hook_attention(tagged: TaggedRunner) -> None:
     """Say before every layer's attention what it is for."""
     from vllm_ascend.attention.dsa_v1 import AscendDSAImpl
 
+    if differences_here().attends_at_once:
+        _hook_attention_at_once(tagged, AscendDSAImpl)
+        return
     for name, decodes in (("_forward_prefill", False), ("_forward_decode", True)):
         original = getattr(AscendDSAImpl, name)
         original = getattr(original, "untagged", original)
@@ -204,8 +215,56 @@ def _hook_attention(tagged: TaggedRunner) -> None:
         setattr(AscendDSAImpl, name, hooked)
 
 
+def _hook_attention_at_once(tagged: TaggedRunner, attention: type) -> None:
+    """Say before every layer's attention what it is for, where it takes all requests at once."""
+    forward = attention.forward  # type: ignore[attr-defined]
+    forward = getattr(forward, "untagged", forward)
+
+    def hooked(
+        self: Any,
+        layer_name: str,
+        hidden_states: torch.Tensor,
+        kv_cache: Any,
+        attn_metadata: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if attn_metadata is not None:
+            told = self._get_layer_metadata(layer_name, attn_metadata)
+            tagged.memory.call = tagged.call_of(layer_name, told.attention or told.swa, None)
+        try:
+            return forward(
+                self, layer_name, hidden_states, kv_cache, attn_metadata, *args, **kwargs
+            )
+        finally:
+            tagged.memory.call = None
+
+    hooked.untagged = forward  # type: ignore[attr-defined]
+    attention.forward = hooked  # type: ignore[attr-defined]
+
+
+def _hook_own_copies(memory: Memory) -> None:
+    """Copy tags where vllm-ascend's runner copies blocks: of every tensor that it finds once."""
+    import vllm_ascend.worker.model_runner_v1 as runner
+
+    copy = runner.copy_kv_cache_blocks_inplace
+    copy = getattr(copy, "untagged", copy)
+
+    def copy_with_tags(kv_caches: Any, num_blocks: int, copies: Any) -> None:
+        copy(kv_caches, num_blocks, copies)
+        found = {tensor.data_ptr(): tensor for tensor in reversed(list(_tensors(kv_caches)))}
+        for tensor in found.values():
+            memory.copy(tensor, copies)
+
+    copy_with_tags.untagged = copy  # type: ignore[attr-defined]
+    runner.copy_kv_cache_blocks_inplace = copy_with_tags
+
+
 def _hook_copies(memory: Memory) -> None:
     """Copy tags where our worker copies pages; a plain checkout copies none."""
+    if differences_here().copies_blocks:
+        _hook_own_copies(memory)
+        return
     try:
         import vllm_ascend.patch.worker.patch_gpu_model_runner as runner_patches
         from vllm_ascend.worker.block_copies import copy_blocks

@@ -51,6 +51,7 @@ class Plane(NamedTuple):
         group: Its group.
         ratio: Tokens of a row.
         tags: ``[blocks, rows]``.
+        region: Address of its first page; groups share regions.
         first_byte: Where its rows begin in a page.
         end_byte: Behind them.
         cache: The tensor itself.
@@ -60,6 +61,7 @@ class Plane(NamedTuple):
     group: int
     ratio: int
     tags: torch.Tensor
+    region: int
     first_byte: int
     end_byte: int
     cache: torch.Tensor
@@ -121,7 +123,7 @@ class Memory:
 
     Attributes:
         planes: Of all layers.
-        pages: Address of a raw tensor -> the planes in it.
+        pages: Region -> the planes in it.
         call: What operators are called for.
         num_read: Rows that were read and checked.
     """
@@ -139,19 +141,27 @@ class Memory:
             group: Its group.
             ratio: Tokens of a row.
             cache: The tensor.
-            start: The address of the first page: beside a connector the runner aligns it.
+            start: The address of the layer's first page.
         """
-        page_bytes = cache.stride(0) * cache.element_size()
-        first = (cache.data_ptr() - start) % page_bytes
-        end = first + cache.shape[1] * cache.stride(1) * cache.element_size()
+        first = cache.data_ptr() - start
         tags = torch.full(cache.shape[:2], UNWRITTEN, dtype=torch.long)
-        plane = Plane(layer, group, ratio, tags, first, end, cache)
+        end = first + _bytes_in_a_page(cache)
+        plane = Plane(layer, group, ratio, tags, start, first, end, cache)
         self.planes.append(plane)
-        self.pages.setdefault(cache.untyped_storage().data_ptr(), []).append(plane)
+        self.pages.setdefault(start, []).append(plane)
 
-    def copy(self, page: torch.Tensor, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy the tags of whole pages of a raw tensor: sources before destinations."""
-        for plane in self.pages.get(page.untyped_storage().data_ptr(), ()):
+    def copy(self, pages: torch.Tensor, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy the tags of what lies in some pages: sources before destinations.
+
+        Args:
+            pages: ``[blocks, ...]``, whole pages or a part of each.
+            copies: Blocks.
+        """
+        for plane in self.planes:
+            first = pages.data_ptr() - plane.region
+            is_in = first <= plane.first_byte and plane.end_byte <= first + _bytes_in_a_page(pages)
+            if not is_in or first < 0:
+                continue
             sources = plane.tags[[source for source, _ in copies]].clone()
             plane.tags[[destination for _, destination in copies]] = sources
 
@@ -230,7 +240,7 @@ class Memory:
 
     def _overwrite(self, cache: torch.Tensor, plane: Plane, blocks: torch.Tensor) -> None:
         """Forget what other caches had in the pages: they lie in the same bytes."""
-        for other in self.pages[cache.untyped_storage().data_ptr()]:
+        for other in self.pages[plane.region]:
             apart = other.end_byte <= plane.first_byte or plane.end_byte <= other.first_byte
             if other is not plane and not apart:
                 other.tags[blocks] = UNWRITTEN
@@ -262,6 +272,11 @@ class Memory:
             f"request {request.name}: {problem} "
             f"[{plane.layer}, group {plane.group}, block {block}, row {row}]"
         )
+
+
+def _bytes_in_a_page(cache: torch.Tensor) -> int:
+    """Return the bytes that one block of a tensor ``[blocks, rows, ...]`` reaches over."""
+    return cache.shape[1] * cache.stride(1) * cache.element_size()
 
 
 # Where a process checks: one memory, or none.

@@ -55,7 +55,8 @@ def install(triton_utils: Any) -> None:
     properties = {"num_vectorcore": 1, "num_aicore": 1}
     utils = types.SimpleNamespace(get_device_properties=lambda device: properties)
     triton.runtime = types.SimpleNamespace(
-        driver=types.SimpleNamespace(active=types.SimpleNamespace(utils=utils))
+        driver=types.SimpleNamespace(active=types.SimpleNamespace(utils=utils)),
+        autotuner=types.SimpleNamespace(Autotuner=type("Autotuner", (), {})),  # nothing is tuned
     )
     triton.language = _Language("triton.language")
     triton_utils.triton = triton_utils.importing.triton = triton
