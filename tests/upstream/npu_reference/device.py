@@ -209,9 +209,9 @@ def compute_in_fp32() -> None:
     """
     here = differences_here()
     module, name = here.int8_config
-    Int8 = getattr(importlib.import_module(module), name)
-    beside_int8 = [*Int8.get_supported_act_dtypes(), torch.float32]
-    Int8.get_supported_act_dtypes = classmethod(lambda cls: beside_int8)
+    int8 = getattr(importlib.import_module(module), name)
+    beside_int8 = [*int8.get_supported_act_dtypes(), torch.float32]
+    int8.get_supported_act_dtypes = classmethod(lambda cls: beside_int8)
 
     module, name = here.window_cache
     window = getattr(importlib.import_module(module), name)
