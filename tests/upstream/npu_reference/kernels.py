@@ -128,13 +128,18 @@ def rejection_greedy_sample_spec_len_1_triton(
     target_argmax: torch.Tensor,
     bonus_token_ids: torch.Tensor,
     num_requests: int,
+    *synthetic: None,
     **blocks: int,
 ) -> None:
     """Accept one draft for each request if the target says the same; then a token more.
 
     Source: ``ops/triton/reject_sample.py``. Places of tokens that are not accepted keep what is
     in them.
+
+    Args:
+        synthetic: Of later releases, which can accept by given rates: nothing.
     """
+    assert not any(rate is not None for rate in synthetic), "only real acceptance is written"
     output_token_ids[:, 0] = target_argmax
     accepted = draft_token_ids == target_argmax
     output_token_ids[accepted, 1] = bonus_token_ids.flatten()[accepted].to(output_token_ids.dtype)
@@ -149,6 +154,7 @@ def rejection_greedy_sample_triton(
     is_greedy: torch.Tensor | None,
     num_requests: int,
     max_spec_len: int,
+    *synthetic: None,
     **blocks: int,
 ) -> None:
     """Accept drafts up to the first that the target says otherwise.
@@ -158,6 +164,7 @@ def rejection_greedy_sample_triton(
     Raises:
         ValueError: Some requests do not sample greedily.
     """
+    assert not any(rate is not None for rate in synthetic), "only real acceptance is written"
     if is_greedy is not None and not bool(is_greedy.all()):
         raise ValueError("rejection_greedy_sample_triton: only greedy requests are written")
     first = 0
