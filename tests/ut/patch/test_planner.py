@@ -11,6 +11,7 @@ import pytest
 
 from vllm_ascend.patch.installer import Plan, install, plan
 from vllm_ascend.patch.table import AddField, Patch, PatchError, Rebind, Wrap
+from vllm_ascend.releases import Release
 
 CORE = (
     "def free(blocks):\n    return blocks\n\n\nclass Pool:\n    def size(self):\n        return 1\n"
@@ -149,6 +150,24 @@ def test_somebody_elses_wrapper_is_not_taken_for_the_original(fake, decorate):
     Pool.size = decorate(Pool.size)
     with pytest.raises(PatchError, match=rf"Pool\.size is wrapped already, by {__name__}"):
         do_plan(wrap_size())
+
+
+def test_a_wrapper_that_the_release_names_is_wrapped_in_turn(fake, monkeypatch):
+    from fakeplan.core import Pool  # type: ignore[import-not-found]
+
+    Pool.size = by_function(Pool.size)
+    monkeypatch.setattr(Release, "wrappers", frozenset({__name__}))
+    install((wrap_size(),), vllm_version="0.20.2")
+    assert Pool().size() == "ours"
+
+
+def test_where_a_subclass_has_taken_a_class_s_place_the_class_is_changed(fake):
+    import fakeplan.core as core  # type: ignore[import-not-found]
+
+    own = core.Pool
+    core.Pool = type("BalancedPool", (own,), {})
+    (change,) = do_plan(wrap_size()).changes
+    assert change.owner is own
 
 
 @pytest.mark.parametrize("decorator", ["functools.lru_cache", "decorators.traced"])
