@@ -94,7 +94,7 @@ serve-real: free-port setup upstream-sources  ## Try the real vllm-ascend on the
 RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/ut/releases/test_vllms_own_interval.py \
     tests/ut/test_prefix_cache_config.py tests/ut/patch/test_signatures.py tests/ut/patch/test_cpu_patches.py \
     tests/e2e/core tests/e2e/connectors tests/ut/tier tests/e2e/tier tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py \
-    tests/ut/evaluation/oracle/test_worker.py
+    tests/ut/evaluation/oracle/test_worker.py tests/upstream
 # A server with one request, and random traffic through the oracle.
 RELEASE_SAMPLES := tests/e2e/server/test_release.py tests/e2e/core/test_workloads.py tests/e2e/core/test_unset_is_stock.py \
     tests/e2e/connectors/test_failed_loads.py tests/ut/evaluation/oracle/test_worker.py tests/e2e/core/test_dspark.py \
@@ -102,10 +102,6 @@ RELEASE_SAMPLES := tests/e2e/server/test_release.py tests/e2e/core/test_workload
 # Whole, not a case in so many: the overlay's own checks, and the real worker with a hit and a planted fault.
 OVERLAY_SAMPLES := tests/upstream/test_real_checkout.py
 REAL_SAMPLES := tests/upstream/npu_reference/test_whole_runs.py -k "test_hits_change_no_token or planted"
-# There is no overlay over its vllm-ascend yet.
-ifneq ($(VLLM),0.30.0)
-RELEASE_TESTS += tests/upstream
-endif
 # Of the cases of tests that have several, one in EVERY.
 EVERY ?= 1
 # Scheduled steps that the random workloads of `make test` verify; make test-all has more.
@@ -129,6 +125,7 @@ test-all: setup other-vllm upstream-sources lint  ## Before a change is called d
 	$(MAKE) test VLLM=0.30.0
 	$(MAKE) test-real
 	$(MAKE) test-real VLLM=0.23.0
+	$(MAKE) test-real VLLM=0.30.0
 
 ifeq ($(VLLM),)
 test-samples: setup upstream-sources  ## Some of what make test leaves to make test-all: an overlay, a server, the real worker, soak (5 minutes).
@@ -136,8 +133,9 @@ test-samples: setup upstream-sources  ## Some of what make test leaves to make t
 	$(BIN)/python -m pytest $(REAL_SAMPLES)
 	$(MAKE) soak MINUTES=1 SEED=$(TEST_SEED)
 else
-test-samples: setup
+test-samples: setup upstream-sources
 	$(BIN)/python -m pytest -n $(JOBS) --steps 1000 --every 4 $(RELEASE_SAMPLES)
+	$(if $(filter 0.30.0,$(VLLM)),$(BIN)/python -m pytest $(REAL_SAMPLES))
 endif
 
 test-servers: setup  ## Tests that start whole servers; CI runs them after make test (minutes).

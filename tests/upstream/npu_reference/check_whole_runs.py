@@ -11,6 +11,7 @@ from concurrent.futures import Future
 import pytest
 
 from tests.upstream.npu_reference.engine import NUM_ANSWERED, Engine, answered, tokens_of
+from tests.upstream.npu_reference.releases import differences_here
 
 BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
 
@@ -177,6 +178,9 @@ def scores_of_hits(engine: Engine, allowed: float) -> None:
             assert here[token].logprob == pytest.approx(there[token].logprob, abs=allowed)
 
 
+@pytest.mark.skipif(
+    differences_here().copies_blocks, reason="vllm-ascend refuses to plan pages as small as these"
+)
 def test_in_bf16_hits_change_nothing_but_rounding():
     """The worker's own types; products of other shapes round otherwise."""
     scores_of_hits(Engine(rows=64, switches=BEST, exact=False), 0.3)

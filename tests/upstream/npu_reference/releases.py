@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 from tests.upstream.sources import named_checkout, release_here
 
+_OTHER_RUNS = (
+    "check_int8_weights.py",
+    "check_whole_runs_of_ascend_store.py",
+    "check_whole_runs_of_mooncake.py",
+)
+
 
 class Differences(NamedTuple):
     """What differs in a release.
@@ -22,6 +28,7 @@ class Differences(NamedTuple):
         attends_at_once: Whether a layer's attention is called for all requests of a step at once,
             not for decoding ones and the others apart.
         copies_blocks: Whether vllm-ascend's runner makes block copies itself.
+        own_runs: Files of whole runs that not every release has.
         state_tables_move: Whether rows of state tables hold a request's last blocks only, and move
             on with it.
     """
@@ -33,6 +40,7 @@ class Differences(NamedTuple):
     own_plain_checks: tuple[str, ...]
     gives_drafts_no_blocks: tuple[str, ...]
     state_tables_move: bool
+    own_runs: tuple[str, ...] = _OTHER_RUNS
     attends_at_once: bool = False
     copies_blocks: bool = False
 
@@ -72,6 +80,7 @@ _DIFFERENCES = {
         own_plain_checks=(),
         gives_drafts_no_blocks=(),
         state_tables_move=False,
+        own_runs=(),
         attends_at_once=True,
         copies_blocks=True,
     ),
