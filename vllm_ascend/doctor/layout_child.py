@@ -124,7 +124,7 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
 
 
 def _patches_are_active() -> bool:
-    return any(name.startswith("vllm_ascend.patch.platform.patch_") for name in sys.modules)
+    return any(name.startswith("vllm_ascend.patch.engine.patch_") for name in sys.modules)
 
 
 def _scheduler(layout: KVLayout, asked: LayoutRequest, max_model_len: int) -> Scheduler:
