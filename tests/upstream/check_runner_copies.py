@@ -7,11 +7,11 @@ vllm-ascend's runner allocates what vllm-ascend has planned, for layers with vll
 # ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -69,25 +69,21 @@ def views_of(runner: NPUModelRunner, config: KVCacheConfig) -> dict[str, list[to
     raw = runner._allocate_kv_cache_tensors(config)
     caches = runner._reshape_kv_cache_tensors(config, raw)
     runner.kv_cache_config = config
-    runner.kv_caches = [caches[name] for name in sorted(caches, key=_layer_index)]
+    runner.kv_caches = [caches[name] for name in sorted(caches, key=extract_layer_index)]
     runner._apply_pp_sampled_tokens_from_scheduler_output = lambda output: None
     runner._track_tmp_encoder_cache_refs = lambda output: None
     return {name: list(parts) for name, parts in caches.items()}
 
 
-def _layer_index(name: str) -> int:
-    return next(int(part) for part in name.split(".") if part.isdecimal())
-
-
 def step_with_copy(runner: NPUModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = defaultdict(list)
-    output["kv_cache_block_copies"] = [KVCacheBlockCopy(SOURCE, DESTINATION)]
-    told = SimpleNamespace(
-        scheduled_cached_reqs=SimpleNamespace(req_ids=()), new_block_ids_to_zero=[], **output
+    output = SimpleNamespace(
+        scheduled_cached_reqs=SimpleNamespace(req_ids=()),
+        new_block_ids_to_zero=[],
+        kv_cache_block_copies=[KVCacheBlockCopy(SOURCE, DESTINATION)],
     )
     monkeypatch.setattr("vllm_ascend.worker.model_runner_v1.replace", lambda output, **_: output)
     monkeypatch.setattr(GPUModelRunner, "_update_states", lambda self, output: None)
-    runner._update_states(told)
+    runner._update_states(output)
 
 
 def check_that_whole_blocks_move(

@@ -142,12 +142,12 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
 _MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 _LAYERS = "vllm.model_executor.layers"
-_DSA = "vllm_ascend.attention.dsa_v1"
-_DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
-_STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
-_MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
-_OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
-_OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
+DSA = "vllm_ascend.attention.dsa_v1"
+DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
+STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
+OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
+OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
 _OWN_DRAFTS = "vllm-ascend looks drafts up in blocks of their own group"
 _OWN_SIZES = "vllm-ascend's kernels are told of every block size"
 _WHOLE_TABLES = "state tables are whole: a kernel finds rows by a request's real positions"
@@ -173,11 +173,11 @@ class Vllm0230(Release):
         }
     )
     left_out: ClassVar[Mapping[str, str]] = {
-        "core/kv_cache_interface.py": _OWN_SPECS,
-        "patch/platform/patch_kv_cache_interface.py": _OWN_SPECS,
-        "patch/worker/patch_deepseek_compressor.py": _OWN_LAYERS,
+        "core/kv_cache_interface.py": OWN_SPECS,
+        "patch/platform/patch_kv_cache_interface.py": OWN_SPECS,
+        "patch/worker/patch_deepseek_compressor.py": OWN_LAYERS,
         "worker/block_table.py": "vllm-ascend's tables know compressed groups",
-        "worker/dsv4_cache_layers.py": _OWN_LAYERS,
+        "worker/dsv4_cache_layers.py": OWN_LAYERS,
     }
     hooks: ClassVar[Mapping[str, str]] = {
         "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_utils",
@@ -201,31 +201,31 @@ class Vllm0230(Release):
         "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
             "the KV cache manager is told the scheduler's block size"
         ),
-        "vllm.v1.kv_cache_interface:MLAAttentionSpec": _OWN_SPECS,
-        "vllm.v1.kv_cache_interface:SlidingWindowMLASpec": _OWN_SPECS,
-        f"{_LAYERS}.attention.mla_attention:MLAAttentionSpec": _OWN_SPECS,
-        f"{_LAYERS}.deepseek_compressor:CompressorStateCache": _OWN_LAYERS,
-        f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": _OWN_LAYERS,
-        "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": _OWN_LAYERS,
-        "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_LAYERS,
-        f"{_DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
-        f"{_DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_DRAFTS,
-        f"{_DSA_CP}.build_for_drafting": _OWN_DRAFTS,
-        f"{_MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": (
+        "vllm.v1.kv_cache_interface:MLAAttentionSpec": OWN_SPECS,
+        "vllm.v1.kv_cache_interface:SlidingWindowMLASpec": OWN_SPECS,
+        f"{_LAYERS}.attention.mla_attention:MLAAttentionSpec": OWN_SPECS,
+        f"{_LAYERS}.deepseek_compressor:CompressorStateCache": OWN_LAYERS,
+        f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": OWN_LAYERS,
+        "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": OWN_LAYERS,
+        "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": OWN_LAYERS,
+        f"{DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
+        f"{DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_DRAFTS,
+        f"{DSA_CP}.build_for_drafting": _OWN_DRAFTS,
+        f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": (
             "vllm-ascend hands over the prompt's blocks alone"
         ),
     }
     absent: ClassVar[Mapping[str, str]] = {
-        f"{_DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
-        f"{_DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
-        f"{_DSA_CP}.build_req_metadata": _WHOLE_TABLES,
-        f"{_STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids": (
+        f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
+        f"{DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
+        f"{DSA_CP}.build_req_metadata": _WHOLE_TABLES,
+        f"{STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids": (
             "blocks come with keys that are strings already"
         ),
-        f"{_STORE}.pool_worker:KVPoolWorker.lookup_scheduler": (
+        f"{STORE}.pool_worker:KVPoolWorker.lookup_scheduler": (
             "its look-up asks for every group, and of windows for tails"
         ),
-        f"{_STORE}.kv_transfer:get_block_hashes": "it takes hashes of groups from the database",
+        f"{STORE}.kv_transfer:get_block_hashes": "it takes hashes of groups from the database",
     }
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.patch.table import Digests
 from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
-from vllm_ascend.releases.v0_23_0 import Vllm0230
+from vllm_ascend.releases.v0_23_0 import (
+    DSA,
+    DSA_CP,
+    MOONCAKE,
+    OWN_LAYERS,
+    OWN_SPECS,
+    STORE,
+    Vllm0230,
+)
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
@@ -101,47 +109,41 @@ _SCHEDULER = "vllm.v1.core.sched"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
 _GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are changed instead"
-_OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
 _OWN_MODELS = "vllm-ascend's serves models that ours does not know"
-_OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
 _OWN_TABLES = "vllm-ascend's tables count tokens"
 _OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size"
-_DSA = "vllm_ascend.attention.dsa_v1"
-_DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
 _NO_CONNECTORS = "no KV connector has been tried over vllm-ascend 0.30.0rc2"
-_STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
-_STORE_CONNECTOR = f"{_STORE}.ascend_store_connector:AscendStoreConnector"
-_MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
+_STORE_CONNECTOR = f"{STORE}.ascend_store_connector:AscendStoreConnector"
 _OF_CONNECTORS = (
     f"{_STORE_CONNECTOR}.__init__",
     f"{_STORE_CONNECTOR}.knows_granules",
     f"{_STORE_CONNECTOR}.knows_rows",
     f"{_STORE_CONNECTOR}.takes_tails_alone",
     f"{_STORE_CONNECTOR}.takes_whole_block_tails",
-    f"{_STORE}.config_data:ChunkedTokenDatabase.has_null_blocks",
-    f"{_STORE}.config_data:ChunkedTokenDatabase.prepare_value",
-    f"{_STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids",
-    f"{_STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
-    f"{_STORE}.config_data:get_block_hashes",
-    f"{_STORE}.kv_transfer:get_block_hashes",
-    f"{_STORE}.pool_scheduler:KVPoolScheduler.__init__",
-    f"{_STORE}.pool_scheduler:KVPoolScheduler.build_connector_meta",
-    f"{_STORE}.pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens",
-    f"{_STORE}.pool_worker:KVPoolWorker.__init__",
-    f"{_STORE}.pool_worker:KVPoolWorker.lookup_scheduler",
-    f"{_STORE}.pool_worker:KVPoolWorker.wait_for_save",
-    f"{_MOONCAKE}:KVCacheRecvingThread.__init__",
-    f"{_MOONCAKE}:KVCacheRecvingThread._get_remote_socket",
-    f"{_MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache",
-    f"{_MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache_all_groups",
-    f"{_MOONCAKE}:KVCacheSendingThread.__init__",
-    f"{_MOONCAKE}:KVCacheSendingThread.run_busy_loop",
-    f"{_MOONCAKE}:MooncakeConnector.get_block_ids_with_load_errors",
-    f"{_MOONCAKE}:MooncakeConnector.knows_granules",
-    f"{_MOONCAKE}:MooncakeConnector.knows_rows",
-    f"{_MOONCAKE}:MooncakeConnector.takes_tails_alone",
-    f"{_MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups",
-    f"{_MOONCAKE}:MooncakeConnectorWorker.register_kv_caches",
+    f"{STORE}.config_data:ChunkedTokenDatabase.has_null_blocks",
+    f"{STORE}.config_data:ChunkedTokenDatabase.prepare_value",
+    f"{STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids",
+    f"{STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
+    f"{STORE}.config_data:get_block_hashes",
+    f"{STORE}.kv_transfer:get_block_hashes",
+    f"{STORE}.pool_scheduler:KVPoolScheduler.__init__",
+    f"{STORE}.pool_scheduler:KVPoolScheduler.build_connector_meta",
+    f"{STORE}.pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens",
+    f"{STORE}.pool_worker:KVPoolWorker.__init__",
+    f"{STORE}.pool_worker:KVPoolWorker.lookup_scheduler",
+    f"{STORE}.pool_worker:KVPoolWorker.wait_for_save",
+    f"{MOONCAKE}:KVCacheRecvingThread.__init__",
+    f"{MOONCAKE}:KVCacheRecvingThread._get_remote_socket",
+    f"{MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache",
+    f"{MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache_all_groups",
+    f"{MOONCAKE}:KVCacheSendingThread.__init__",
+    f"{MOONCAKE}:KVCacheSendingThread.run_busy_loop",
+    f"{MOONCAKE}:MooncakeConnector.get_block_ids_with_load_errors",
+    f"{MOONCAKE}:MooncakeConnector.knows_granules",
+    f"{MOONCAKE}:MooncakeConnector.knows_rows",
+    f"{MOONCAKE}:MooncakeConnector.takes_tails_alone",
+    f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups",
+    f"{MOONCAKE}:MooncakeConnectorWorker.register_kv_caches",
 )
 _TABLES = "blocks of every group count tokens, as vLLM's block tables do"
 
@@ -178,14 +180,14 @@ class Vllm0300(Vllm0230):
         ),
     }
     left_out: ClassVar[Mapping[str, str]] = {
-        "core/kv_cache_interface.py": _OWN_SPECS,
+        "core/kv_cache_interface.py": OWN_SPECS,
         "core/single_type_kv_cache_manager.py": "vllm-ascend's has managers of other models",
         "patch/platform/patch_kv_cache_coordinator.py": _OWN_MODELS,
-        "patch/platform/patch_kv_cache_interface.py": _OWN_SPECS,
+        "patch/platform/patch_kv_cache_interface.py": OWN_SPECS,
         "patch/platform/patch_kv_cache_utils.py": _OWN_MODELS,
-        "patch/worker/patch_deepseek_compressor.py": _OWN_LAYERS,
+        "patch/worker/patch_deepseek_compressor.py": OWN_LAYERS,
         "worker/block_table.py": _OWN_TABLES,
-        "worker/dsv4_cache_layers.py": _OWN_LAYERS,
+        "worker/dsv4_cache_layers.py": OWN_LAYERS,
     }
     hooks: ClassVar[Mapping[str, str]] = {}
     wrappers: ClassVar[frozenset[str]] = frozenset({"vllm_ascend.patch.platform.patch_pp_mtp"})
@@ -221,17 +223,17 @@ class Vllm0300(Vllm0230):
         ),
         "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_SIZES,
         "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": _COPIES,
-        f"{_DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
-        f"{_DSA}:AscendDSAMetadataBuilder.build": _OWN_SIZES,
-        f"{_DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_SIZES,
-        f"{_DSA_CP}.build": _OWN_SIZES,
-        f"{_DSA_CP}.build_for_drafting": _OWN_SIZES,
+        f"{DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
+        f"{DSA}:AscendDSAMetadataBuilder.build": _OWN_SIZES,
+        f"{DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_SIZES,
+        f"{DSA_CP}.build": _OWN_SIZES,
+        f"{DSA_CP}.build_for_drafting": _OWN_SIZES,
     }
     absent: ClassVar[Mapping[str, str]] = {
         **_of_vllm(Vllm0230.absent),
-        f"{_DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _OWN_TABLES,
-        f"{_DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
-        f"{_DSA_CP}.build_req_metadata": _OWN_TABLES,
+        f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _OWN_TABLES,
+        f"{DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
+        f"{DSA_CP}.build_req_metadata": _OWN_TABLES,
         **dict.fromkeys(_OF_CONNECTORS, _NO_CONNECTORS),
     }
 

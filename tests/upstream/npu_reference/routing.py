@@ -52,12 +52,8 @@ def moe_gating_top_k_hash(
     Raises:
         ValueError: What DeepSeek-V4 does not ask for is asked for.
     """
-    if (k_group, group_count, renorm, norm_type) != (
-        1,
-        1,
-        0,
-        _SQRT_SOFTPLUS,
-    ) or bias_vl is not None:
+    modes = (k_group, group_count, renorm, norm_type)
+    if modes != (1, 1, 0, _SQRT_SOFTPLUS) or bias_vl is not None:
         raise ValueError("moe_gating_top_k_hash: only one group and norm_type 2 are written")
     scores = torch.nn.functional.softplus(x.float()).sqrt()
     if tid2eid is not None:

@@ -168,12 +168,8 @@ def _caches(runner: Any) -> Iterator[tuple[str, int, int, list[torch.Tensor]]]:
             windowed = getattr(spec, "sliding_window", None) is not None
             # Later releases name it anew.
             told = getattr(spec, "compress_ratio", None) or getattr(spec, "tokens_per_state", 1)
-            yield (
-                name,
-                index,
-                1 if windowed else max(told, 1),
-                list(_tensors(layers[name].kv_cache)),
-            )
+            ratio = 1 if windowed else max(told, 1)
+            yield name, index, ratio, list(_tensors(layers[name].kv_cache))
 
 
 def _tensors(nested: Any) -> Iterator[torch.Tensor]:
