@@ -40,6 +40,6 @@ def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy with the overlay in force."""
     copy = copy_python(checkout_here(), tmp_path_factory.mktemp("overlaid") / "vllm-ascend")
     plan = make_plan(copy)
-    plan.refuse_misfit(allow_unknown=False, allow_untried=True)
+    plan.refuse_misfit(allow_unknown=False)
     assert apply(plan)
     return copy

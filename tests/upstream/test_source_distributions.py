@@ -6,19 +6,16 @@ from __future__ import annotations
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.upstream.sources import RELEASES, unpacked
-from vllm_ascend.__main__ import app
 from vllm_ascend.doctor.findings import Severity
 from vllm_ascend.doctor.overlay import check_overlay, overlay_facts
 from vllm_ascend.overlay import make_plan
 from vllm_ascend.overlay.known_heads import head_of
 from vllm_ascend.overlay.ownership import files_of_ours
-from vllm_ascend.releases import SUPPORTED, takes_overlay
+from vllm_ascend.releases import takes_overlay
 
 SUPPORTED_RELEASES = [name for vllm, name in RELEASES.items() if takes_overlay(vllm)]
-UNTRIED_RELEASES = [release for release in SUPPORTED if release.untried]
 
 
 @pytest.mark.parametrize(("vllm", "release"), RELEASES.items())
@@ -35,16 +32,6 @@ def test_the_supported_ones_fit(release):
     checkout = make_plan(unpacked(release)).checkout
     assert checkout.head and not checkout.problems
     assert RELEASES[checkout.release.vllm] == release
-
-
-@pytest.mark.parametrize("release", UNTRIED_RELEASES, ids=lambda release: release.vllm_ascend)
-def test_one_that_was_not_tried_is_planned_and_only_applied_if_asked(release):
-    root = unpacked(release.vllm_ascend)
-    planned = CliRunner().invoke(app, ["overlay", "plan", str(root)])
-    assert planned.exit_code == 0 and f"not tried: {release.untried}" in planned.output
-    result = CliRunner().invoke(app, ["overlay", "apply", "--allow-unknown", str(root)])
-    (line,) = result.output.strip().splitlines()
-    assert result.exit_code == 2 and line.endswith("--allow-untried applies it anyway")
 
 
 @pytest.mark.parametrize("release", RELEASES.values())

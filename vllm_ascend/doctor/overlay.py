@@ -20,7 +20,6 @@ from vllm_ascend.overlay.state import (
     MODIFIED,
     OUTDATED,
 )
-from vllm_ascend.releases import find_release
 
 # Beside the overlay's own words for what is there:
 NO_CHECKOUT = "none"
@@ -104,10 +103,6 @@ def check_overlay(
     if facts.out_of_force:
         text = f"{facts.checkout}: {describe_out_of_force(facts.out_of_force)}"
         yield Finding(_PROBE, Severity.WARNING, text, "see whether serving needs that change")
-    release = find_release(vllm) if vllm else None
-    if facts.state in IN_FORCE and release is not None and release.untried:
-        text = f"{facts.checkout} is vllm-ascend {release.vllm_ascend}: {release.untried}"
-        yield Finding(_PROBE, Severity.WARNING, text, "try it with your own regression first")
     if facts.state == UNSUPPORTED:
         severity = Severity.WRONG if asks_for_something(environ) else Severity.WARNING
         remedy = "check out a branch that it names, or use its image"

@@ -64,14 +64,11 @@ def apply(
             help="Accept a checkout that is not a known commit, if all that is needed is there."
         ),
     ] = False,
-    allow_untried: Annotated[
-        bool, typer.Option(help="Accept a release over which not all has been tried.")
-    ] = False,
 ) -> None:
     """Put all files in their places, or none."""
     with _one_error():
         planned = make_plan(checkout)
-        planned.refuse_misfit(allow_unknown=allow_unknown, allow_untried=allow_untried)
+        planned.refuse_misfit(allow_unknown=allow_unknown)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("overlay", total=len(planned.files))
             done = transaction.apply(planned, progress=lambda _path: progress.advance(task))
@@ -156,8 +153,6 @@ def _print_plan(planned: OverlayPlan) -> None:
     for path in checkout.changed:
         print_line(f"  differs from {checkout.nearest[:8]}: {path}")
     _print_out_of_force(checkout.out_of_force)
-    if checkout.release.untried:
-        print_line(f"  not tried: {checkout.release.untried}")
     print_line(f"\n{len(planned.files)} files")
     for file in sorted(planned.files, key=lambda file: (not file.replaces, file.path)):
         does = "extends" if file.appended else "replaces" if file.replaces else "joins"

@@ -36,12 +36,11 @@ class OverlayPlan:
     files: tuple[OverlayFile, ...]
     patches: tuple[ListedPatch, ...]
 
-    def refuse_misfit(self, *, allow_unknown: bool, allow_untried: bool = False) -> None:
+    def refuse_misfit(self, *, allow_unknown: bool) -> None:
         """Refuse a checkout that the overlay does not fit, or may not.
 
         Args:
             allow_unknown: Accept files that are no known head's, as long as nothing is missing.
-            allow_untried: Accept a release over which not all has been tried.
 
         Raises:
             OverlayError: Says what is wrong and what to do.
@@ -50,12 +49,6 @@ class OverlayPlan:
         if checkout.problems:
             raise OverlayError(
                 f"{checkout.root} does not fit, nothing was changed: {'; '.join(checkout.problems)}"
-            )
-        untried = checkout.release.untried
-        if untried and not allow_untried:
-            raise OverlayError(
-                f"{checkout.root} is vllm-ascend {checkout.release.vllm_ascend}: {untried}. "
-                "Nothing was changed. --allow-untried applies it anyway"
             )
         if checkout.head is None and not allow_unknown:
             names = ", ".join(checkout.changed[:_NAMES_SHOWN])

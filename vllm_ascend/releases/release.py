@@ -26,7 +26,6 @@ class Release(VllmTerms, ABC):
         vllm: The version of vLLM, without a local part.
         vllm_ascend: The versions of vllm-ascend that go with it, as operators call them.
         takes_overlay: Whether the overlay fits a checkout of that vllm-ascend.
-        untried: What no run has shown of the overlay, in a sentence; it is only put there if asked.
         why_no_overlay: If it does not, what is missing, in a sentence.
         replaced: Modules of that vllm-ascend that ours take the place of, by their paths in the
             package.
@@ -52,7 +51,6 @@ class Release(VllmTerms, ABC):
     vllm_ascend: ClassVar[str]
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]]
     takes_overlay: ClassVar[bool]
-    untried: ClassVar[str] = ""
     why_no_overlay: ClassVar[str] = ""
     replaced: ClassVar[frozenset[str]] = frozenset()
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {}

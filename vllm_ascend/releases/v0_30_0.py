@@ -163,7 +163,6 @@ class Vllm0300(Vllm0230):
     vllm = "0.30.0"
     vllm_ascend = "0.30.0rc2"
     takes_overlay = True
-    untried = "no step of its real worker has been run with this overlay, so wrong rows may be read"
     why_no_connectors = _NO_CONNECTORS
     replaced: ClassVar[frozenset[str]] = frozenset()
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {

@@ -75,7 +75,7 @@ def make_host(folder: Path) -> Host:
     # Without its tests: they would hide those of the repository.
     shutil.copytree(source / "vllm_ascend", host.checkout / "vllm_ascend", ignore=ignored)
     plan = make_plan(host.checkout)
-    plan.refuse_misfit(allow_unknown=False, allow_untried=True)
+    plan.refuse_misfit(allow_unknown=False)
     apply(plan)
     _make_site(host, source)
     make_tiny_model(folder / "tiny", **SHAPE)

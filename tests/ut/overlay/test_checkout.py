@@ -167,7 +167,7 @@ def test_each_release_has_its_own_modules_replaced(release, tmp_path, monkeypatc
     know(checkout, monkeypatch, release.vllm)
     before = snapshot(checkout)
     planned = make_plan(checkout)
-    planned.refuse_misfit(allow_unknown=False, allow_untried=True)
+    planned.refuse_misfit(allow_unknown=False)
     extended = {file.path for file in planned.files if file.appended}
     assert extended == release.extended.keys()
     assert {file.path for file in planned.files if file.replaces} - extended == release.replaced

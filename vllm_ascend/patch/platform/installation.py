@@ -89,8 +89,6 @@ def install_all() -> Installation:
         # Not every release's own workers import a module of ours.
         late.import_behind("vllm_ascend.patch.worker", "vllm_ascend.patch.worker.installation")
     _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
-    if is_over_checkout() and (untried := running_release().untried):
-        _logger.warning_once("vllm-ascend-backport: %s", untried)
     return installation
 
 
