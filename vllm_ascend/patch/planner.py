@@ -134,6 +134,9 @@ def _plan_target(
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         problems.append(f"{patch.target} is not defined on its owner{inherited}")
         return None
+    left = release.left_to_wrappers.get(patch.target)
+    if left and source_digest(old) == left:
+        return None
     mismatches = _check_source(patch, old, release)
     new = replacement(patch, old)
     problems += mismatches or signature_problems(patch, old, new)

@@ -35,6 +35,8 @@ class Release(VllmTerms, ABC):
         hooks: File of that vllm-ascend -> the module of ours that it must import, by which the
             patches are installed.
         wrappers: Modules of that vllm-ascend that have wrapped functions of vLLM before us.
+        left_to_wrappers: Target -> the source digest of what vllm-ascend has put in its place; that
+            needs nothing of ours.
         digests: Module -> name in it -> the source digests that a patched original may have.
         native: Target -> why nothing has to be patched there: the release has it itself, or
             another patch of the table does it.
@@ -57,6 +59,7 @@ class Release(VllmTerms, ABC):
     left_out: ClassVar[Mapping[str, str]] = {}
     hooks: ClassVar[Mapping[str, str]] = {}
     wrappers: ClassVar[frozenset[str]] = frozenset()
+    left_to_wrappers: ClassVar[Mapping[str, str]] = {}
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
     ratio_field: ClassVar[str] = "compress_ratio"

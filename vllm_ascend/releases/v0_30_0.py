@@ -49,11 +49,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheManager.take_kv_cache_block_copies": "b137ec11dd17fdfd",
     },
     "vllm.v1.core.kv_cache_utils": {
-        "_get_packed_kv_cache_groups": ("99ba264065f8bfd8", "36fa5ecdd0e4d7a6"),
+        "_get_packed_kv_cache_groups": "99ba264065f8bfd8",
         "_max_memory_usage_bytes_from_groups": ("115a69462b91792f", "65523e37e1ac543c"),
-        "_pool_bytes_per_block": ("ef881d0c1cfd1d62", "76c2948fea84a2ef"),
+        "_pool_bytes_per_block": "ef881d0c1cfd1d62",
         "generate_block_hash_extra_keys": "e09249e0ccb5e5d8",
-        "get_kv_cache_config_from_groups": ("1929046433606745", "9f7a88d9eca00197"),
+        "get_kv_cache_config_from_groups": "1929046433606745",
         "get_max_concurrency_for_kv_cache_config": "ce3eba1170110e93",
         "get_request_block_hasher": "ff5d1cc37d9cc4c0",
         "resolve_kv_cache_block_sizes": ("df26757bf9b84a04", "486b8203b2e7ef31"),
@@ -187,6 +187,11 @@ class Vllm0300(Vllm0230):
         "worker/dsv4_cache_layers.py": OWN_LAYERS,
     }
     hooks: ClassVar[Mapping[str, str]] = {}
+    left_to_wrappers: ClassVar[Mapping[str, str]] = {
+        "vllm.v1.core.kv_cache_utils:_get_packed_kv_cache_groups": "36fa5ecdd0e4d7a6",
+        "vllm.v1.core.kv_cache_utils:_pool_bytes_per_block": "76c2948fea84a2ef",
+        "vllm.v1.core.kv_cache_utils:get_kv_cache_config_from_groups": "9f7a88d9eca00197",
+    }
     wrappers: ClassVar[frozenset[str]] = frozenset({"vllm_ascend.patch.platform.patch_pp_mtp"})
     needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {}
     counts_rows = False

@@ -3,9 +3,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 
 _SQRT_SOFTPLUS = 2
+
+
+@dataclass
+class Choices:
+    """How close the choices of experts have been.
+
+    Attributes:
+        margin: The least difference between the last expert chosen and the next one; sums in
+            another order can turn a choice that is closer than rounding.
+    """
+
+    margin: float = math.inf
+
+
+choices = Choices()
 
 
 def moe_gating_top_k_hash(
@@ -61,7 +79,11 @@ def moe_gating_top_k_hash(
         experts = tid2eid[input_ids.long()].long()
     else:
         chosen = scores if bias is None else scores + bias.float()
-        experts = chosen.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+        ordered, experts = chosen.sort(dim=-1, descending=True, stable=True)
+        experts = experts[:, :k]
+        if len(ordered) and k < ordered.shape[1]:
+            margin = float((ordered[:, k - 1] - ordered[:, k]).min())
+            choices.margin = min(choices.margin, margin)
     weights = scores.gather(1, experts)
     weights = weights / (weights.sum(-1, keepdim=True) + eps) * routed_scaling_factor
     return weights.to(x.dtype), experts.int(), scores if out_flag else scores.new_empty(0)

@@ -286,6 +286,22 @@ def test_what_a_release_has_itself_is_left_to_it(fake, release):
     installation.undo()
 
 
+def test_what_vllm_ascend_has_put_in_vllms_place_can_be_left_to_it(fake, release, monkeypatch):
+    core = load("fakevllm.core")
+    known = wrap("free", aliases=("fakevllm.user:free",))
+    digest = source_digest(load("fakevllm.user").free)
+    monkeypatch.setattr(type(release), "native", {})
+    monkeypatch.setattr(type(release), "left_to_wrappers", {"fakevllm.core:free": digest})
+    before = snapshot()
+    installation = do_install(known, version=release.vllm)
+    assert snapshot() == before
+    installation.undo()
+    monkeypatch.setattr(type(release), "left_to_wrappers", {"fakevllm.core:free": "another"})
+    installation = do_install(known, version=release.vllm)
+    assert core.free is not before["core"]["free"]
+    installation.undo()
+
+
 def test_a_required_feature_that_is_not_available_is_refused(fake, release):
     table = add("Pool.extra"), add("Pool.other", feature="ours")
     complaint = r"required but not available on vLLM 0\.98\.0: ours"

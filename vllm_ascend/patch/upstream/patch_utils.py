@@ -29,8 +29,8 @@ def wrap_refresh_block_size(original: Callable) -> Callable:
                 allowed.
         """
         config, cache_config = load_config(), vllm_config.cache_config
-        model, rows = vllm_config.model_config, None
-        is_dsv4 = model is not None and model.hf_config.model_type == "deepseek_v4"
+        model, rows = getattr(vllm_config.model_config, "hf_config", None), None
+        is_dsv4 = model is not None and model.model_type == "deepseek_v4"
         if config.apply_dsv4_patch and cache_config and is_dsv4:
             rows = dsv4_compressed_block_size(config, cache_config)
         original(vllm_config)
