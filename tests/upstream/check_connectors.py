@@ -18,13 +18,10 @@ from vllm_ascend.distributed.kv_transfer import (  # type: ignore[import-not-fou
 )
 from vllm_ascend.releases import running_release
 
-# Two names are of one class.
-EXAMINED = {
-    "AscendStoreConnector",
-    "GranuleTierConnector",
-    "MooncakeConnectorStoreV1",
-    "MooncakeHybridConnector",
-}
+EXAMINED = {"GranuleTierConnector", "MooncakeHybridConnector"}
+if running_release().vllm != "0.30.0":  # that one's store finds hits itself, in blocks
+    # Two names are of one class.
+    EXAMINED |= {"AscendStoreConnector", "MooncakeConnectorStoreV1"}
 
 if "MooncakeHybridConnector" not in KVConnectorFactory._registry:
     register_connector()
@@ -58,14 +55,15 @@ def test_those_that_were_examined_are_let_in():
 
 
 def test_several_in_one_are_judged_by_their_parts():
-    both = config("MultiConnector", "MooncakeHybridConnector", "AscendStoreConnector")
+    both = config("MultiConnector", "MooncakeHybridConnector", "GranuleTierConnector")
     assert is_let_in(both) and knows_granules(both) and takes_tails_alone(both)
 
 
 @pytest.mark.parametrize("part", ["MooncakeLayerwiseConnector", "NixlConnector"])
 def test_a_part_that_was_not_examined_is_named(part):
     asked = config("MultiConnector", "MooncakeHybridConnector", part)
-    with pytest.raises(ValueError, match=f"the KV connector {part} cannot be used"):
+    name = KVConnectorFactory.get_connector_class_by_name(part).__name__
+    with pytest.raises(ValueError, match=f"the KV connector {name} cannot be used"):
         check_row_layout(
             asked,
             "--kv-transfer-config",

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.v1.kv_cache_interface import KVCacheTensor
 
 from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.core.configurations import Configuration
+from vllm_ascend.releases import running_release
 
 MODULE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 
@@ -74,6 +74,7 @@ def stand_in_for_hosts(module: Any, transfer_engine: CopyingEngine) -> None:
     module.get_tensor_model_parallel_world_size = lambda: 1
     module.get_tp_group = MagicMock()
     module.get_pp_group = lambda: SimpleNamespace(rank_in_group=0)
+    module.get_pcp_group = lambda: SimpleNamespace(rank_in_group=0, world_size=1)
     module.is_vl_model = lambda config: False
     module.get_transfer_timeout_value = lambda: 1
     module.time = SimpleNamespace(
@@ -113,10 +114,11 @@ class Instance(ConnectedEngine):
             for group, plane in zip(config.kv_cache_groups, rows, strict=True)
             for layer in group.layer_names
         }
-        tensors = [
-            KVCacheTensor(size=plane.nbytes, shared_by=[group.layer_names[0]])
+        pages = [
+            (plane.nbytes // config.num_blocks, (group.layer_names[0],))
             for group, plane in zip(config.kv_cache_groups, rows, strict=True)
         ]
+        tensors = running_release().tensors(pages, config.num_blocks)
         connector = mooncake_hybrid_connector.MooncakeConnector(
             self.vllm_config, KVConnectorRole.WORKER, replace(config, kv_cache_tensors=tensors)
         )

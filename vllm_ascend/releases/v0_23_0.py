@@ -146,6 +146,7 @@ DSA = "vllm_ascend.attention.dsa_v1"
 DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
 STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
+HANDED_OVER = "vllm-ascend hands over the prompt's blocks alone"
 OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
 OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
 _OWN_DRAFTS = "vllm-ascend looks drafts up in blocks of their own group"
@@ -211,9 +212,7 @@ class Vllm0230(Release):
         f"{DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
         f"{DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_DRAFTS,
         f"{DSA_CP}.build_for_drafting": _OWN_DRAFTS,
-        f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": (
-            "vllm-ascend hands over the prompt's blocks alone"
-        ),
+        f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": HANDED_OVER,
     }
     absent: ClassVar[Mapping[str, str]] = {
         f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,

@@ -16,6 +16,7 @@ from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
 from vllm_ascend.releases.v0_23_0 import (
     DSA,
     DSA_CP,
+    HANDED_OVER,
     MOONCAKE,
     OWN_LAYERS,
     OWN_SPECS,
@@ -94,6 +95,15 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.v1.worker.cpu_model_runner": {
         "CPUModelRunner._postprocess_triton": "6dd2dd2b56cc7bbd",
     },
+    MOONCAKE: {
+        "KVCacheRecvingThread.__init__": "65987d6d66ae0ec4",
+        "KVCacheRecvingThread._get_remote_socket": "11db8b6fc233fe22",
+        "KVCacheRecvingThread._transfer_kv_cache": "5b89732432c7d961",
+        "KVCacheRecvingThread._transfer_kv_cache_all_groups": "70c3a2c7496246c7",
+        "KVCacheSendingThread.__init__": "423490595d9d3414",
+        "KVCacheSendingThread.run_busy_loop": "7e0f91a3e3b52b6d",
+        "MooncakeConnectorWorker.register_kv_caches": "042dc41a360f70f8",
+    },
     "vllm_ascend.core.recompute_scheduler": {
         "RecomputeScheduler.schedule": "844a625604839889",
     },
@@ -112,9 +122,9 @@ _GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are
 _OWN_MODELS = "vllm-ascend's serves models that ours does not know"
 _OWN_TABLES = "vllm-ascend's tables count tokens"
 _OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size"
-_NO_CONNECTORS = "no KV connector has been tried over vllm-ascend 0.30.0rc2"
+_NO_STORE = "vllm-ascend 0.30.0rc2's store finds hits itself, in whole blocks; it is refused"
 _STORE_CONNECTOR = f"{STORE}.ascend_store_connector:AscendStoreConnector"
-_OF_CONNECTORS = (
+_OF_STORE = (
     f"{_STORE_CONNECTOR}.__init__",
     f"{_STORE_CONNECTOR}.knows_granules",
     f"{_STORE_CONNECTOR}.knows_rows",
@@ -132,18 +142,6 @@ _OF_CONNECTORS = (
     f"{STORE}.pool_worker:KVPoolWorker.__init__",
     f"{STORE}.pool_worker:KVPoolWorker.lookup_scheduler",
     f"{STORE}.pool_worker:KVPoolWorker.wait_for_save",
-    f"{MOONCAKE}:KVCacheRecvingThread.__init__",
-    f"{MOONCAKE}:KVCacheRecvingThread._get_remote_socket",
-    f"{MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache",
-    f"{MOONCAKE}:KVCacheRecvingThread._transfer_kv_cache_all_groups",
-    f"{MOONCAKE}:KVCacheSendingThread.__init__",
-    f"{MOONCAKE}:KVCacheSendingThread.run_busy_loop",
-    f"{MOONCAKE}:MooncakeConnector.get_block_ids_with_load_errors",
-    f"{MOONCAKE}:MooncakeConnector.knows_granules",
-    f"{MOONCAKE}:MooncakeConnector.knows_rows",
-    f"{MOONCAKE}:MooncakeConnector.takes_tails_alone",
-    f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups",
-    f"{MOONCAKE}:MooncakeConnectorWorker.register_kv_caches",
 )
 _TABLES = "blocks of every group count tokens, as vLLM's block tables do"
 
@@ -163,7 +161,6 @@ class Vllm0300(Vllm0230):
     vllm = "0.30.0"
     vllm_ascend = "0.30.0rc2"
     takes_overlay = True
-    why_no_connectors = _NO_CONNECTORS
     replaced: ClassVar[frozenset[str]] = frozenset()
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {
         "core/single_type_kv_cache_manager.py": (
@@ -223,6 +220,7 @@ class Vllm0300(Vllm0230):
         "vllm_ascend.core.recompute_scheduler:RecomputeScheduler.update_from_output": (
             "it calls vLLM's, which is told that a step has run"
         ),
+        f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": HANDED_OVER,
         "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_SIZES,
         "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": _COPIES,
         f"{DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
@@ -236,7 +234,7 @@ class Vllm0300(Vllm0230):
         f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _OWN_TABLES,
         f"{DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
         f"{DSA_CP}.build_req_metadata": _OWN_TABLES,
-        **dict.fromkeys(_OF_CONNECTORS, _NO_CONNECTORS),
+        **dict.fromkeys(_OF_STORE, _NO_STORE),
     }
 
     def why_left_to_vllm(self, specs: Collection[KVCacheSpec]) -> str:
@@ -251,9 +249,12 @@ class Vllm0300(Vllm0230):
         return ""
 
     def page_bytes(self, kv_cache_config: KVCacheConfig) -> dict[str, int]:
-        """Return the bytes of a block of every layer: what lies between layers, or blocks."""
+        """Return the bytes of a block of every layer: what lies between layers, or blocks.
+
+        Between layers lies nothing where a tensor is one layer's alone.
+        """
         return {
-            layer: min(tensor.layer_stride, tensor.block_stride)
+            layer: min(tensor.layer_stride or tensor.block_stride, tensor.block_stride)
             for tensor in kv_cache_config.kv_cache_tensors
             for layer in tensor.layers
         }

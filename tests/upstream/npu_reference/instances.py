@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def _serve(asking: Connection, pipe: Connection, make: Callable[[], Engine]) -> 
     try:
         engine = make()
     except BaseException as error:  # whatever it is, it is the other side's
-        pipe.send((None, error))
+        pipe.send((None, _with_origin(error)))
         return
     pipe.send((None, None))
     while (asked := _next(pipe)) is not None:
@@ -152,8 +153,14 @@ def _serve(asking: Connection, pipe: Connection, make: Callable[[], Engine]) -> 
         try:
             told = (function(engine, *args, **kwargs), None)
         except BaseException as error:
-            told = (None, error)
+            told = (None, _with_origin(error))
         pipe.send(told)
+
+
+def _with_origin(error: BaseException) -> BaseException:
+    """Note on an error where it was raised, which its process alone knows."""
+    error.add_note("".join(traceback.format_exception(error)))
+    return error
 
 
 def _next(pipe: Connection) -> Any:

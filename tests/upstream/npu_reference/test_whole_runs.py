@@ -18,6 +18,7 @@ QUICK = (
         if name == "BalanceScheduler"
     ),
     "check_planted_faults.py::test_a_copy_that_is_not_made",
+    "check_whole_runs_of_tier.py::test_what_left_the_cache_is_loaded[64-drafts]",
     "check_missing.py",
 )
 

@@ -26,7 +26,10 @@ def all_pass(answers: dict[str, Answer]) -> None:
     "file",
     [
         "check_whole_runs.py",
+        "check_whole_runs_of_mooncake.py",
         "check_whole_runs_of_schedulers.py",
+        "check_whole_runs_of_tier.py",
+        "check_int8_weights.py",
         "check_planted_faults.py",
         *differences_here().own_runs,
         *differences_here().own_checks,

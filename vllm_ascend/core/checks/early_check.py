@@ -40,8 +40,6 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: Vl
     if model_config is None or model_config.hf_text_config.model_type != "deepseek_v4":
         return
     is_over = config.changes_caching and is_over_checkout()
-    if is_over:
-        _check_connector_was_tried(vllm_config, terms)
     ends_inside = config.partial_hits and allows_partial_hits(vllm_config.kv_transfer_config)
     counts_rows = _blocks_count_rows(config, terms)
     # Over a checkout it is vllm-ascend's own, which nobody has tried.
@@ -75,15 +73,6 @@ def _blocks_count_rows(config: PrefixCacheConfig, terms: VllmTerms) -> bool:
     """
     is_laid_out = config.apply_dsv4_patch or (config.changes_caching and is_over_checkout())
     return is_laid_out and terms.counts_rows and not current_platform.is_cuda_alike()
-
-
-def _check_connector_was_tried(vllm_config: VllmConfig, terms: VllmTerms) -> None:
-    if vllm_config.kv_transfer_config is not None and terms.why_no_connectors:
-        raise ValueError(
-            f"--kv-transfer-config cannot be used with this prefix cache: {terms.why_no_connectors}"
-            ": leave the option out, or unset VLLM_ASCEND_PREFIX_CACHE_PROFILE and the switches "
-            "that it stands for"
-        )
 
 
 def _check_groups(vllm_config: VllmConfig, terms: VllmTerms) -> None:

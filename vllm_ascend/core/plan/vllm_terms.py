@@ -36,8 +36,6 @@ class VllmTerms:
         second_runner_serves: Whether vLLM's second model runner makes block copies, too.
         leaves_room_for_loads: Whether vLLM lets an asynchronous load in only if the loads before it
             keep room to start in.
-        why_no_connectors: Why no KV connector can be used over the vllm-ascend that goes with this
-            vLLM; empty: some can.
         has_dspark: Whether vLLM drafts with DSpark, and can be told to drop no block for drafts.
         step_tokens: What vLLM calls the argument for the most tokens that are scheduled and not
             yet settled.
@@ -48,7 +46,6 @@ class VllmTerms:
     reserves_null_block: ClassVar[bool] = False
     second_runner_serves: ClassVar[bool] = False
     leaves_room_for_loads: ClassVar[bool] = False
-    why_no_connectors: ClassVar[str] = ""
     has_dspark: ClassVar[bool] = False
     step_tokens: ClassVar[str] = "max_num_batched_tokens"
 

@@ -14,9 +14,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 import vllm_ascend
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
-from vllm_ascend.core.checks import early_check
 from vllm_ascend.core.checks.early_check import check_settings
-from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.dry_run import scheduler as factory
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
@@ -211,21 +209,6 @@ def test_options_that_cannot_work_together_are_one_error(model, monkeypatch, nam
     with pytest.raises(ValueError, match=error) as raised:
         create_engine_config(model, **options)
     assert "\n" not in str(raised.value)
-
-
-class WithoutConnectors(VllmTerms):
-    counts_rows = False
-    why_no_connectors = "nobody has tried one"
-
-
-def test_over_a_checkout_connectors_that_nobody_has_tried_are_refused(monkeypatch):
-    """Only where the cache is changed; alone, vllm-ascend serves with any of its own."""
-    monkeypatch.setattr(early_check, "is_over_checkout", lambda: True)
-    monkeypatch.setattr(f"{__name__}.running_release", WithoutConnectors)
-    check({}, connector=fitting_connector())
-    check(PARTIAL)
-    with pytest.raises(ValueError, match=r"--kv-transfer-config cannot be used .*nobody has tried"):
-        check(PARTIAL, connector=fitting_connector())
 
 
 @WHERE_BLOCKS_COUNT_ROWS
