@@ -135,6 +135,7 @@ test-samples: setup upstream-sources  ## Some of what make test leaves to make t
 else
 test-samples: setup upstream-sources
 	$(BIN)/python -m pytest -n $(JOBS) --steps 1000 --every 4 $(RELEASE_SAMPLES)
+	$(BIN)/python -m pytest $(OVERLAY_SAMPLES)
 	$(if $(filter 0.30.0,$(VLLM)),$(BIN)/python -m pytest $(REAL_SAMPLES))
 endif
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
@@ -25,6 +26,7 @@ from vllm_ascend.core.single_type_kv_cache_manager import (
     CompressAttentionManager,
     get_manager_for_kv_cache_spec,
 )
+from vllm_ascend.distributed.kv_transfer import register_connector
 from vllm_ascend.dry_run import scheduler as replay_scheduler
 from vllm_ascend.dry_run.layouts import DRAFT_LAYERS, dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
@@ -115,16 +117,22 @@ def test_other_models_with_its_specs_are_left_to_it(switches):
     assert running_release().why_left_to_vllm(specs)
 
 
-def test_a_connector_is_refused_before_an_engine_starts(switches):
+def test_its_store_is_refused_before_an_engine_starts(switches):
     switches(**BEST)
+    if "MooncakeHybridConnector" not in KVConnectorFactory._registry:
+        register_connector()
     layout = dsv4_flash_a3(128)
     vllm_config = replay_scheduler._vllm_config(layout, SchedulerOptions(num_blocks=1))
     vllm_config.model_config.hf_text_config.model_type = "deepseek_v4"
-    check_settings(vllm_config, load_config(), running_release())
+    for connector in (None, "MooncakeHybridConnector", "GranuleTierConnector"):
+        vllm_config.kv_transfer_config = connector and KVTransferConfig(
+            kv_connector=connector, kv_role="kv_both"
+        )
+        check_settings(vllm_config, load_config(), running_release())
     vllm_config.kv_transfer_config = KVTransferConfig(
         kv_connector="AscendStoreConnector", kv_role="kv_both"
     )
-    with pytest.raises(ValueError, match=r"--kv-transfer-config cannot be used .* no KV connector"):
+    with pytest.raises(ValueError, match=r"AscendStoreConnector cannot be used .* rows of a block"):
         check_settings(vllm_config, load_config(), running_release())
 
 

@@ -7,7 +7,7 @@ import importlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from vllm_ascend.patch.planner import (
@@ -17,11 +17,14 @@ from vllm_ascend.patch.planner import (
     Change,
     PatchStatus,
     globals_of,
+    left_to_wrappers,
     plan_supported,
     statuses,
 )
 from vllm_ascend.patch.table import Patch, PatchError
 from vllm_ascend.releases import describe_supported, find_release
+
+_OF_WRAPPER = "vllm-ascend has put its own in vLLM's place"
 
 
 class Installation:
@@ -179,7 +182,12 @@ def _check(table: tuple[Patch, ...], version: str) -> tuple[Plan, list[str]]:
     if release is None:
         raise _refusal(version, [])
     changes, problems = plan_supported(release.table(table), release)
-    return Plan(table, version, tuple(statuses(table, release)), tuple(changes)), problems
+    left = set() if problems else left_to_wrappers(release)
+    rows = [
+        replace(row, status=LEFT_TO_VLLM, reason=_OF_WRAPPER) if row.target in left else row
+        for row in statuses(table, release)
+    ]
+    return Plan(table, version, tuple(rows), tuple(changes)), problems
 
 
 def _running_vllm() -> str:

@@ -134,13 +134,27 @@ def _plan_target(
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         problems.append(f"{patch.target} is not defined on its owner{inherited}")
         return None
-    left = release.left_to_wrappers.get(patch.target)
-    if left and source_digest(old) == left:
+    if _is_left_to_wrapper(patch.target, old, release):
         return None
     mismatches = _check_source(patch, old, release)
     new = replacement(patch, old)
     problems += mismatches or signature_problems(patch, old, new)
     return Change(owner, name, old, new)
+
+
+def _is_left_to_wrapper(target: str, original: Any, release: Release) -> bool:
+    digest = release.left_to_wrappers.get(target)
+    return digest is not None and source_digest(original) == digest
+
+
+def left_to_wrappers(release: Release) -> set[str]:
+    """Return the targets that stay as vllm-ascend has put them in the running vLLM's place."""
+    sites = {target: resolve(target) for target in release.left_to_wrappers}
+    return {
+        target
+        for target, (owner, name) in sites.items()
+        if _is_left_to_wrapper(target, vars(owner)[name], release)
+    }
 
 
 def _plan_fields(owner: Any, patches: Sequence[AddField], problems: list[str]) -> list[Change]:

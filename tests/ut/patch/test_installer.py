@@ -295,6 +295,7 @@ def test_what_vllm_ascend_has_put_in_vllms_place_can_be_left_to_it(fake, release
     before = snapshot()
     installation = do_install(known, version=release.vllm)
     assert snapshot() == before
+    assert [row.status for row in installation.plan.rows] == [LEFT_TO_VLLM]
     installation.undo()
     monkeypatch.setattr(type(release), "left_to_wrappers", {"fakevllm.core:free": "another"})
     installation = do_install(known, version=release.vllm)
