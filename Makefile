@@ -101,7 +101,7 @@ RELEASE_SAMPLES := tests/e2e/server/test_release.py tests/e2e/core/test_workload
     tests/e2e/core/test_planted_bugs.py
 # Whole, not a case in so many: the overlay's own checks, and the real worker with a hit and a planted fault.
 OVERLAY_SAMPLES := tests/upstream/test_real_checkout.py
-REAL_SAMPLES := tests/upstream/npu_reference/test_whole_runs.py -k "test_hits_change_no_token or planted or tier"
+REAL_SAMPLES := tests/upstream/npu_reference/test_whole_runs.py -k "test_hits_change_no_token or planted or tier or dspark"
 # Of the cases of tests that have several, one in EVERY.
 EVERY ?= 1
 # Scheduled steps that the random workloads of `make test` verify; make test-all has more.

@@ -58,7 +58,8 @@ def npu_sparse_attn_sharedkv(
         q: ``[tokens, heads, width]``, the requests in a row; the last one is at ``seqused_kv - 1``.
         ori_kv: ``[blocks, rows, 1, width]``, tokens.
         cmp_kv: ``[blocks, rows, 1, width]``, compressed; None: the window alone.
-        ori_sparse_indices: None.
+        ori_sparse_indices: ``[tokens, 1, count]``, slots of tokens; -1: none. All queries of a
+            request name the same, and see them whatever the window is. None: the window.
         cmp_sparse_indices: ``[tokens, 1, count]``, rows of the request; -1: none. None: all rows.
         ori_block_table: ``[requests, blocks]``.
         cmp_block_table: ``[requests, blocks]``.
@@ -86,7 +87,7 @@ def npu_sparse_attn_sharedkv(
         ValueError: The call is not one that DeepSeek-V4 makes.
     """
     modes = (ori_mask_mode, cmp_mask_mode, ori_win_right, layout_q, layout_kv)
-    if modes != (_BAND, _CAUSAL, 0, "TND", "PA_ND") or ori_sparse_indices is not None:
+    if modes != (_BAND, _CAUSAL, 0, "TND", "PA_ND"):
         raise ValueError(f"npu_sparse_attn_sharedkv: not written for {modes}")
     if metadata is None or metadata.shape != (_METADATA_SIZE,):
         raise ValueError("npu_sparse_attn_sharedkv: metadata of 1024 numbers is needed")
@@ -101,7 +102,11 @@ def npu_sparse_attn_sharedkv(
             continue
         positions = torch.arange(length - (end - first), length)
         tags.computes(ori_kv, index, int(positions[0]), length)
-        keys, seen = _window(ori_kv, ori_block_table, index, positions, ori_win_left)
+        if ori_sparse_indices is None:
+            keys, seen = _window(ori_kv, ori_block_table, index, positions, ori_win_left)
+        else:
+            keys = _slots(ori_kv, index, ori_sparse_indices[first:end, 0], length)
+            seen = torch.ones(end - first, len(keys), dtype=torch.bool)
         if cmp_kv is not None:
             assert cmp_block_table is not None
             named = None if cmp_sparse_indices is None else cmp_sparse_indices[first:end, 0]
@@ -121,6 +126,20 @@ def _window(
     age = positions[:, None] - torch.arange(oldest, length)[None]
     keys = _rows(cache, block_table, index, oldest, length, 1)
     return keys, (age >= 0) & (age <= left)
+
+
+def _slots(cache: torch.Tensor, index: int, named: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the tokens that all queries of a request name; the last one is the request's last.
+
+    Raises:
+        ValueError: The queries name different ones.
+    """
+    if not bool((named == named[0]).all()):
+        raise ValueError("npu_sparse_attn_sharedkv: only indices that are alike are written")
+    slots = named[0][named[0] >= 0].long()
+    blocks, rows = slots // cache.shape[1], slots % cache.shape[1]
+    tags.read(cache, blocks, rows, index, torch.arange(length - len(slots), length))
+    return cache[blocks, rows, 0].float()
 
 
 def _compressed(

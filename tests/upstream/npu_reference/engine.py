@@ -26,7 +26,8 @@ class Engine:
     Args:
         rows: Rows of a compressed block.
         switches: Of the prefix cache, by their variables.
-        num_drafts: Of MTP; 0: none.
+        num_drafts: Of the draft method; 0: none.
+        method: How drafts are made.
         exact: Whether the model computes in fp32, as Hugging Face's.
         model: Another one than the tests'.
         settings: Of the engine.
@@ -38,6 +39,7 @@ class Engine:
         rows: int = 128,
         switches: dict[str, str] | None = None,
         num_drafts: int = 0,
+        method: str = "mtp",
         exact: bool = True,
         model: Path | None = None,
         **settings: Any,
@@ -51,7 +53,7 @@ class Engine:
         if exact:
             compute_in_fp32()
         if num_drafts:
-            drafts = {"method": "mtp", "num_speculative_tokens": num_drafts, "enforce_eager": True}
+            drafts = {"method": method, "num_speculative_tokens": num_drafts, "enforce_eager": True}
             settings["speculative_config"] = drafts
         usual = {
             "max_model_len": 2048,

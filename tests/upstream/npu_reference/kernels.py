@@ -197,11 +197,63 @@ def prepare_inputs_padded_kernel(
     num_rejected_tokens.copy_(rejected)
 
 
+def copy_and_expand_dflash_and_dspark_inputs_kernel(
+    *,
+    next_token_ids_ptr: torch.Tensor,
+    target_positions_ptr: torch.Tensor,
+    context_slot_mapping_ptr: torch.Tensor,
+    out_input_ids_ptr: torch.Tensor,
+    out_context_positions_ptr: torch.Tensor,
+    out_query_positions_ptr: torch.Tensor,
+    out_context_slot_mapping_ptr: torch.Tensor,
+    out_query_slot_mapping_ptr: torch.Tensor,
+    out_token_indices_ptr: torch.Tensor,
+    block_table_ptr: torch.Tensor,
+    query_start_loc_ptr: torch.Tensor,
+    seq_lens_ptr: torch.Tensor,
+    num_rejected_tokens_ptr: torch.Tensor | None,
+    parallel_drafting_token_id: int,
+    block_size: int,
+    num_query_per_req: int,
+    total_input_tokens: int,
+    batch_size: int,
+    **others: Any,
+) -> None:
+    """Write the context of a block of drafts, and its queries: the next token, and noise behind it.
+
+    Source: ``ops/triton/spec_decode/utils.py``. Queries stand behind the last accepted token.
+
+    Raises:
+        ValueError: Contexts are shared between ranks, or the anchor is not sampled from.
+    """
+    if others["DCP_SIZE"] != 1 or not others["SAMPLE_FROM_ANCHOR"]:
+        raise ValueError(f"copy_and_expand_dflash_and_dspark_inputs: not written for {others}")
+    context = slice(total_input_tokens)
+    out_context_positions_ptr[context] = target_positions_ptr[context].int()
+    out_context_slot_mapping_ptr[context] = context_slot_mapping_ptr[context]
+    for index in range(batch_size):
+        rejected = 0 if num_rejected_tokens_ptr is None else int(num_rejected_tokens_ptr[index])
+        first, end = query_start_loc_ptr[index : index + 2].tolist()
+        settled = int(seq_lens_ptr[index]) - rejected
+        has_context = end - rejected > first
+        last = int(target_positions_ptr[end - rejected - 1 if has_context else first])
+        queries = torch.arange(num_query_per_req)
+        out = slice(index * num_query_per_req, (index + 1) * num_query_per_req)
+        out_query_positions_ptr[out] = (queries + last + has_context).int()
+        places = queries + settled
+        blocks = block_table_ptr[index, places // block_size]
+        out_query_slot_mapping_ptr[out] = (blocks * block_size + places % block_size).int()
+        out_input_ids_ptr[out] = parallel_drafting_token_id
+        out_input_ids_ptr[out.start] = next_token_ids_ptr[index]
+        out_token_indices_ptr[out] = torch.arange(out.start, out.stop, dtype=torch.int32)
+
+
 # By the names of the kernels.
 KERNELS: dict[str, Callable[..., Any]] = {
     kernel.__name__: kernel
     for kernel in (
         _compute_slot_mapping_kernel,
+        copy_and_expand_dflash_and_dspark_inputs_kernel,
         muls_add_kernel,
         prepare_inputs_padded_kernel,
         rejection_greedy_sample_spec_len_1_triton,

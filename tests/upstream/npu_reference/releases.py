@@ -70,7 +70,7 @@ _DIFFERENCES = {
             "rotate_activation",
             "hadamard_linear",
         ),
-        own_checks=(),
+        own_checks=("check_dspark.py",),
         own_plain_checks=(),
         gives_drafts_no_blocks=(),
         state_tables_move=False,

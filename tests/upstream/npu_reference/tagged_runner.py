@@ -44,9 +44,13 @@ class TaggedRunner:
         self._hook(runner, "_update_states", self._begin_step)
         self._hook(runner.model, "forward", self._forward)
         self._draft_caches: tuple[str, ...] = ()
+        self._drafts_blocks = False
         if getattr(runner, "drafter", None) is not None:
             self._draft_caches = tuple(runner.drafter.attn_layer_names)
             self._hook(runner.drafter.model, "forward", self._draft_forward)
+            if hasattr(runner.drafter.model, "precompute_and_store_context_kv"):
+                self._drafts_blocks = True
+                _hook_context(self, runner.drafter.model)
         _hook_attention(self)
         _hook_copies(self.memory)
         tags.begin(self.memory)
@@ -117,6 +121,8 @@ class TaggedRunner:
             ]
             spans = [(start, end) for _, start, end in step]
             return Call([request for request, _, _ in step], tokens, spans, _prefix(layer))
+        if self._drafts_blocks:
+            return self._block_call(layer)
         if decodes is None:
             part, offset = metadata.req_metadata, 0
         else:
@@ -152,6 +158,34 @@ class TaggedRunner:
         checked = self.checks_drafts and self._num_drafted == 1
         return Call(drafting, tokens, spans, _prefix(layer), lookahead=1, checks_reads=checked)
 
+    def context_call(self, layer: str) -> Call:
+        """Return what rows of a step's tokens are written for in a layer of block drafts."""
+        requests = [request for request, _, _ in self._step]
+        tokens = [
+            (index, position)
+            for index, (_, start, end) in enumerate(self._step)
+            for position in range(start, end)
+        ]
+        return Call(requests, tokens, [(s, e) for _, s, e in self._step], _prefix(layer))
+
+    def _block_call(self, layer: str) -> Call:
+        """Return what a layer is called for that drafts a block: its rows are nobody else's.
+
+        A row of the block is computed otherwise than that of the same token as context: its tag
+        names a token that there is not.
+        """
+        count = len(self._draft_tokens) // max(len(self._step), 1)
+        requests, tokens, spans = [], [], []
+        for index, (request, _, _) in enumerate(self._step):
+            block = slice(index * count, (index + 1) * count)
+            start = self._draft_positions[block.start]
+            prefixes = request.prefixes.cut(start)
+            prefixes.extend([-1 - token for token in self._draft_tokens[block]])
+            requests.append(replace(request, prefixes=prefixes))
+            tokens += [(index, position) for position in range(start, start + count)]
+            spans.append((start, start + count))
+        return Call(requests, tokens, spans, _prefix(layer), checks_reads=self.checks_drafts)
+
 
 def _prefix(layer: str) -> str:
     """Return what the names of an attention layer's caches begin with."""
@@ -178,6 +212,21 @@ def _tensors(nested: Any) -> Iterator[torch.Tensor]:
     else:
         for part in nested:
             yield from _tensors(part)
+
+
+def _hook_context(tagged: TaggedRunner, model: Any) -> None:
+    """Say what the rows are for that a layer of block drafts keeps of a step's tokens."""
+    drafting = model.model
+    store = drafting._store_standard_swa_kv
+
+    def stored(shared_kv: torch.Tensor, slots: Any, attn: Any) -> None:
+        tagged.memory.call = tagged.context_call(attn.dsa_attn.swa_cache_layer.prefix)
+        try:
+            store(shared_kv, slots, attn)
+        finally:
+            tagged.memory.call = None
+
+    drafting._store_standard_swa_kv = stored
 
 
 def _hook_attention(tagged: TaggedRunner) -> None:

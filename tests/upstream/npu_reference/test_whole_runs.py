@@ -20,6 +20,11 @@ QUICK = (
     "check_planted_faults.py::test_a_copy_that_is_not_made",
     "check_whole_runs_of_tier.py::test_what_left_the_cache_is_loaded[64-drafts]",
     "check_missing.py",
+    *(
+        f"{file}::test_drafts_change_no_token[32]"
+        for file in differences_here().own_checks
+        if file == "check_dspark.py"
+    ),
 )
 
 
