@@ -92,13 +92,13 @@ serve-real: free-port setup upstream-sources  ## Try the real vllm-ascend on the
 # stock, connectors and events, DeepSeek-V4 whole on the CPU, a server, and the overlay over its
 # vllm-ascend.
 RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/ut/releases/test_vllms_own_interval.py \
-    tests/ut/test_prefix_cache_config.py tests/ut/patch/test_signatures.py tests/ut/patch/test_cpu_patches.py \
+    tests/ut/test_prefix_cache_config.py tests/ut/deploy/test_serve_flags.py tests/ut/patch/test_signatures.py tests/ut/patch/test_cpu_patches.py \
     tests/e2e/core tests/e2e/connectors tests/ut/tier tests/e2e/tier tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py \
     tests/ut/evaluation/oracle/test_worker.py tests/upstream
 # A server with one request, and random traffic through the oracle.
 RELEASE_SAMPLES := tests/e2e/server/test_release.py tests/e2e/core/test_workloads.py tests/e2e/core/test_unset_is_stock.py \
     tests/e2e/connectors/test_failed_loads.py tests/ut/evaluation/oracle/test_worker.py tests/e2e/core/test_dspark.py \
-    tests/e2e/core/test_planted_bugs.py
+    tests/e2e/core/test_planted_bugs.py tests/ut/deploy/test_serve_flags.py
 # Whole, not a case in so many: the overlay's own checks, and the real worker with a hit and a planted fault.
 OVERLAY_SAMPLES := tests/upstream/test_real_checkout.py
 REAL_SAMPLES := tests/upstream/npu_reference/test_whole_runs.py -k "test_hits_change_no_token or planted or tier or dspark"

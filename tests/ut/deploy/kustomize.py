@@ -132,6 +132,9 @@ def _generate(folder: Path, generator: dict[str, Any], items: list[Item]) -> Non
         case "replace":
             (old,) = (item for item in items if item.hashed and item.origin == generator["name"])
             old.body["data"] = data
+        case "merge":
+            (old,) = (item for item in items if item.hashed and item.origin == generator["name"])
+            old.body["data"] |= data
         case other:
             raise NotImplementedError(f"{folder}: configMapGenerator behavior {other}")
 

@@ -16,7 +16,16 @@ from tests.ut.deploy.kustomize import render
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("single-node", "single-node-0.23.0", "baseline", "canary", "multi-node-pd")
+OVERLAYS = (
+    "single-node",
+    "single-node-0.23.0",
+    "single-node-0.30.0rc2",
+    "baseline",
+    "canary",
+    "multi-node-pd",
+)
+# Overlays whose flags an earlier vLLM does not have -> the one that has them.
+OF_LATER_VLLM = {"single-node-0.30.0rc2": "0.30.0"}
 
 
 @cache

@@ -69,6 +69,7 @@ def test_optional_components_reach_the_engines(overlays_with_component):
         everyone = {
             "single-node": {"vllm-dsv4"},
             "single-node-0.23.0": {"vllm-dsv4"},
+            "single-node-0.30.0rc2": {"vllm-dsv4"},
             "baseline": {"vllm-dsv4"},
             "canary": {"vllm-dsv4-canary"},
             "multi-node-pd": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
@@ -82,7 +83,7 @@ def test_optional_components_reach_the_engines(overlays_with_component):
         assert touched == everyone - silent
 
 
-@pytest.mark.parametrize("overlay", ["single-node", "single-node-0.23.0"])
+@pytest.mark.parametrize("overlay", ["single-node", "single-node-0.23.0", "single-node-0.30.0rc2"])
 def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(overlay, tmp_path):
     folder = add_component("tier-host", tmp_path / "deploy")
     before, after = (_engine(root / overlay) for root in (DEPLOY / "overlays", folder))
