@@ -203,6 +203,10 @@ class Metrics:
     started: str
 
 
+# Labels by whose values counters are summed up as well.
+_TOLD_APART = frozenset({"source", "position"})
+
+
 def parse_metrics(text: str) -> Metrics:
     """Read a Prometheus page.
 
@@ -215,8 +219,9 @@ def parse_metrics(text: str) -> Metrics:
         for sample in family.samples:
             if sample.name.endswith(("_total", "_sum")):
                 counters[sample.name] += sample.value
-                if (source := sample.labels.get("source")) is not None:
-                    counters[f'{sample.name}{{source="{source}"}}'] += sample.value
+                for label in _TOLD_APART & sample.labels.keys():
+                    value = sample.labels[label]
+                    counters[f'{sample.name}{{{label}="{value}"}}'] += sample.value
             elif sample.name == _STARTED:
                 # To the millisecond: Linux tells it in hundredths of a second.
                 when = datetime.fromtimestamp(sample.value, timezone.utc)

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vllm_ascend_evaluation.regress.results import LOOK_UPS, CacheUse, Performance
+from vllm_ascend_evaluation.regress.results import (
+    ACCEPTED_AT,
+    LOOK_UPS,
+    OF_DRAFTS,
+    CacheUse,
+    Performance,
+)
 
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 # Our histogram notes a request when it starts, whether it is preempted afterwards or not.
@@ -25,6 +31,7 @@ OTHER_COUNTERS = (
     "vllm_ascend:partial_hits_total",
     "vllm_ascend:kv_cache_evictions_total",
     "vllm_ascend:junction_misses_total",
+    *OF_DRAFTS,
 )
 _WORDS = {
     **{hits: f"once per request, by {hits} of {PROMPT_TOKENS}" for hits in (OUR_HITS, VLLMS_HITS)},
@@ -46,7 +53,8 @@ def other_counters(before: Mapping[str, float], after: Mapping[str, float]) -> d
     Raises:
         ValueError: One went backwards.
     """
-    return {name: _grown(name, before, after) for name in OTHER_COUNTERS if name in after}
+    names = [name for name in after if name in OTHER_COUNTERS or name.startswith(ACCEPTED_AT)]
+    return {name: _grown(name, before, after) for name in names}
 
 
 def counted_use(before: Mapping[str, float], after: Mapping[str, float]) -> CacheUse | None:

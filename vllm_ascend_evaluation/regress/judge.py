@@ -72,6 +72,10 @@ METRICS = (
         _count_requests,
     ),
     Metric(
+        *("acceptance", "drafts accepted", "% of drafts", True, 1.0, POINTS),
+        _of_loads(lambda load: load.cache.acceptance_percent),
+    ),
+    Metric(
         *("ttft-avg", "TTFT avg", "ms", False, 5.0, PERCENT),
         _of_loads(lambda load: load.times.ttft_avg_ms),
     ),

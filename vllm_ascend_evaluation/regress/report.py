@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,17 @@ from rich.table import Table
 from vllm_ascend_evaluation.regress.hit_counts import in_words
 from vllm_ascend_evaluation.regress.journal import REPORT_HTML, REPORT_JSON
 from vllm_ascend_evaluation.regress.judge import PASS, REGRESSION, Verdict
-from vllm_ascend_evaluation.regress.results import AIS_BENCH, VLLM, Measured, Performance
+from vllm_ascend_evaluation.regress.results import (
+    ACCEPTED,
+    ACCEPTED_AT,
+    AIS_BENCH,
+    DRAFTED,
+    DRAFTS,
+    OF_DRAFTS,
+    VLLM,
+    Measured,
+    Performance,
+)
 from vllm_ascend_evaluation.replay.report.json_file import write_json
 from vllm_ascend_evaluation.replay.report.page import write_page
 
@@ -132,8 +142,29 @@ def _facts_of_load(step: Performance) -> list[tuple[str, str]]:
         ("loads ended", f"{step.finished}, {seconds:,.1f} s in all"),
         ("hit tokens", f"{hits:,} of {prompts:,} prompt tokens"),
         ("hits counted", in_words(step)),
-        *((name, f"{value:,.0f}") for name, value in step.counters.items()),
+        *_facts_of_drafts(step.counters),
+        *(
+            (name, f"{value:,.0f}")
+            for name, value in step.counters.items()
+            if name not in OF_DRAFTS and not name.startswith(ACCEPTED_AT)
+        ),
     ]
+
+
+def _facts_of_drafts(counters: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return how many drafts were accepted, in all and by position; nothing without drafts."""
+    drafted, steps = counters.get(DRAFTED), counters.get(DRAFTS)
+    if not drafted or not steps:
+        return []
+    accepted = counters.get(ACCEPTED, 0.0)
+    by_position = {
+        int(name.removeprefix(ACCEPTED_AT).rstrip('"}')): count
+        for name, count in counters.items()
+        if name.startswith(ACCEPTED_AT)
+    }
+    shares = ", ".join(f"{100 * count / steps:.1f}" for _, count in sorted(by_position.items()))
+    told = f"{100 * accepted / drafted:.1f} % of {drafted:,.0f}"
+    return [("drafts accepted", f"{told}; by position {shares} %" if shares else told)]
 
 
 def print_report(report: RegressReport, console: Console) -> None:

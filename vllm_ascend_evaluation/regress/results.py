@@ -27,6 +27,12 @@ WARM_UPS = 1
 # How hits were counted up to schema 2: per look-up, and a request that waits is looked up again.
 LOOK_UPS = "vllm:prefix_cache_hits_total of vllm:prefix_cache_queries_total"
 
+# Steps with drafts, drafts in them, and those that the target accepted: in all, and by position.
+DRAFTS, DRAFTED, ACCEPTED = OF_DRAFTS = tuple(
+    f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")
+)
+ACCEPTED_AT = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="'
+
 # Settings of a load that may differ from the baseline's: both are medians of the same load.
 HOW_OFTEN = ("warmup", "repeats")
 
@@ -111,6 +117,12 @@ class CacheUse:
     def hit_rate_percent(self) -> float:
         """Hits per prompt token; 0 without any."""
         return 100.0 * self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def acceptance_percent(self) -> float | None:
+        """Accepted drafts in percent of all; ``None`` if there were none."""
+        drafted = self.counters.get(DRAFTED)
+        return 100.0 * self.counters.get(ACCEPTED, 0.0) / drafted if drafted else None
 
 
 @dataclass(frozen=True)

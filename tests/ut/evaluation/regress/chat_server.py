@@ -30,6 +30,8 @@ class ChatServer:
         max_model_len: As ``/v1/models`` says.
         counts: Whose counters ``/metrics`` has that count each request once: ``ours`` beside
             ``vllm``'s, those alone, or ``none``.
+        accepted: Of ten drafts at each position, how many the target accepts in every answer; none:
+            nothing is drafted.
         says_cached: Whether answers tell their cached tokens.
         started: Start of the process as ``/metrics`` says; ``None`` if it does not.
         root: What the model was loaded from.
@@ -49,6 +51,7 @@ class ChatServer:
     requests_of_load: int = 0
     max_model_len: int = 100_000
     counts: str = "ours"
+    accepted: tuple[int, ...] = ()
     says_cached: bool = True
     started: float | None = 1_700_000_000.25
     root: str = "/models/tiny"
@@ -145,6 +148,24 @@ class ChatServer:
         self._completions += 1
         self._hits += self.hit_tokens
 
+    def _drafts(self):
+        if not self.accepted:
+            return []
+        counts = {
+            "drafts": 10,
+            "draft_tokens": 10 * len(self.accepted),
+            "accepted_tokens": sum(self.accepted),
+        }
+        counted = {(name, ""): count for name, count in counts.items()}
+        for position, count in enumerate(self.accepted):
+            counted["accepted_tokens_per_pos", f',position="{position}"'] = count
+        return [
+            f"# TYPE vllm:spec_decode_num_{name}_total counter\n"
+            f'vllm:spec_decode_num_{name}_total{{engine="0",model_name="tiny"{label}}} '
+            f"{count * self._completions:.1f}\n"
+            for (name, label), count in counted.items()
+        ]
+
     def _metrics(self):
         counts = {
             "vllm:request_success_total": self._completions,
@@ -164,6 +185,7 @@ class ChatServer:
             f'{name}{{engine="0",model_name="tiny"{_LABELS.get(name, "")}}} {count:.1f}\n'
             for name, count in counts.items()
         ]
+        lines += self._drafts()
         if self.started is not None:
             name = "process_start_time_seconds"
             lines.append(f"# TYPE {name} gauge\n{name} {self.started!r}\n")

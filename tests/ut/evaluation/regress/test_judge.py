@@ -158,7 +158,8 @@ def test_what_cannot_be_compared_is_said():
     now = measured(performance=performance(tpot_avg_ms=None), accuracy=accuracy())
     alone = judge(now, None, Tolerances())
     assert {v.outcome for v in alone} == {NOT_COMPARED}
-    assert [v.metric.name for v in alone] == [m.name for m in METRICS if m.name != "tpot-avg"]
+    missing = {"tpot-avg", "acceptance"}  # nothing was drafted
+    assert [v.metric.name for v in alone] == [m.name for m in METRICS if m.name not in missing]
     last = judge(now, measured(performance=performance()), Tolerances())[-1]
     assert (last.metric.name, last.outcome) == ("accuracy", NOT_COMPARED)
 
@@ -180,7 +181,7 @@ def test_tolerances_are_read():
     "text", ["ttft=1", "ttft-avg", "ttft-avg=", "ttft-avg=-1", "ttft-avg=nan", "ttft-avg=inf"]
 )
 def test_a_bad_tolerance_is_named(text):
-    with pytest.raises(BadInputError, match=rf"--tolerance {text}: .*hit-rate, ttft-avg"):
+    with pytest.raises(BadInputError, match=rf"--tolerance {text}: .*hit-rate, acceptance, ttft-avg"):
         parse_tolerances([text])
 
 
