@@ -181,7 +181,7 @@ def test_tolerances_are_read():
     "text", ["ttft=1", "ttft-avg", "ttft-avg=", "ttft-avg=-1", "ttft-avg=nan", "ttft-avg=inf"]
 )
 def test_a_bad_tolerance_is_named(text):
-    with pytest.raises(BadInputError, match=rf"--tolerance {text}: .*hit-rate, acceptance, ttft-avg"):
+    with pytest.raises(BadInputError, match=rf"--tolerance {text}: .*hit-rate, acceptance,"):
         parse_tolerances([text])
 
 
