@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 from vllm_ascend.overlay.checkout import find_root
+from vllm_ascend.overlay.functions import rested_on
 from vllm_ascend.overlay.known_heads import DATA, digest_files
 from vllm_ascend.overlay.release import read_release
+from vllm_ascend.releases import find_release
 
 
 def main(checkout: str, commit: str) -> None:
@@ -29,6 +31,9 @@ def main(checkout: str, commit: str) -> None:
         "vllm": release.vllm,
         "files": dict(digest_files(root / "vllm_ascend")),
     }
+    supported = find_release(release.vllm)
+    if supported is not None and supported.takes_overlay:
+        head["functions"] = rested_on(root / "vllm_ascend", supported)
     file = DATA / f"{release.version}-{commit[:8]}.json"
     file.write_text(json.dumps(head, indent=0) + "\n", encoding="utf-8")
 

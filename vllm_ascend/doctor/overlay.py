@@ -11,7 +11,7 @@ from vllm_ascend.doctor.environment import asks_for_something
 from vllm_ascend.doctor.findings import Finding, OverlayFacts, Severity
 from vllm_ascend.overlay import OverlayError, OverlayStatus, make_plan, status
 from vllm_ascend.overlay.ownership import command_to_get_back, describe_left_behind
-from vllm_ascend.overlay.plan import describe_out_of_force
+from vllm_ascend.overlay.plan import describe_out_of_force, describe_unknown
 from vllm_ascend.overlay.release import made_for
 from vllm_ascend.overlay.state import (
     ABSENT,
@@ -28,6 +28,10 @@ UNSUPPORTED = "unsupported"
 # What it is that serving imports: files of ours, whole.
 IN_FORCE = (APPLIED, OUTDATED)
 
+_CHANGED_INSIDE = (
+    "This is no known state of vllm-ascend, and what the overlay rests on has changed: "
+    "`overlay plan` names it"
+)
 _PROBE = "overlay"
 _NAMES_SHOWN = 3
 _TEXTS = {
@@ -145,10 +149,9 @@ def _check_fit(checkout: Path) -> Iterator[Finding]:
         text = f"the overlay does not fit {checkout}: {'; '.join(found.problems)}"
         yield Finding(_PROBE, Severity.WARNING, text, "check out a commit that is supported")
     elif found.head is None:
-        text = (
-            f"{checkout} is not a known commit of vllm-ascend, but has all that the overlay needs"
-        )
+        fits = describe_unknown(found)
+        text = f"{checkout}: {fits or _CHANGED_INSIDE}"
         covered = describe_out_of_force(found.out_of_force)
         text += f". {covered}" if covered else ""
-        command = f"{_OVERLAY} apply --allow-unknown {checkout}"
+        command = f"{_OVERLAY} apply {'' if fits else '--allow-unknown '}{checkout}"
         yield Finding(_PROBE, Severity.WARNING, text, command=command)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from vllm_ascend.deployment import is_checkout
 from vllm_ascend.overlay.errors import OverlayError
+from vllm_ascend.overlay.functions import changed_inside
 from vllm_ascend.overlay.known_heads import digest_files, known_heads
 from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.overlay.surface import missing_names
 from vllm_ascend.patch.upstream.source import PACKAGE, misfits
 from vllm_ascend.releases import Release, find_release
+
+_NOT_RECORDED = "any function (none is on record)"
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Checkout:
         changed: Files that differ from the supported head that is nearest, if ``head`` is ``None``.
         nearest: That head.
         out_of_force: Those of them that ours take the place of: under an overlay nothing runs them.
+        inside: Of what the overlay rests on, the functions that differ from the nearest head's, and
+            the files that ours take the place of. Nothing is looked at under an overlay.
         problems: What our patches and modules miss in it; empty if they fit.
     """
 
@@ -36,6 +41,7 @@ class Checkout:
     nearest: str
     changed: tuple[str, ...]
     out_of_force: tuple[str, ...]
+    inside: tuple[str, ...]
     problems: tuple[str, ...]
 
     @property
@@ -85,7 +91,16 @@ def inspect(
         problems = (*missing_names(package, release), *_misfits(package, release))
     changed = tuple(differences[nearest])
     covered = tuple(path for path in changed if path in found and path in release.replaced)
-    return Checkout(root, release, head, nearest, changed, covered, problems)
+    is_judged = bool(changed) and originals is None
+    inside = (*covered, *_changed_inside(package, release, nearest)) if is_judged else ()
+    return Checkout(root, release, head, nearest, changed, covered, inside, problems)
+
+
+def _changed_inside(package: Path, release: Release, nearest: str) -> list[str]:
+    """Compare functions with those of the nearest head, or else of another one of its release."""
+    heads = [head for head in known_heads() if head.vllm == release.vllm and head.functions]
+    heads.sort(key=lambda head: head.commit != nearest)
+    return changed_inside(package, release, heads[0].functions) if heads else [_NOT_RECORDED]
 
 
 def _misfits(package: Path, release: Release) -> list[str]:

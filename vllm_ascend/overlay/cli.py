@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vllm_ascend.overlay import inspection, state, transaction
+from vllm_ascend.overlay.checkout import Checkout
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.inspection import OverlayStatus
 from vllm_ascend.overlay.ownership import command_to_get_back, describe_left_behind
-from vllm_ascend.overlay.plan import OverlayPlan, describe_out_of_force, make_plan
+from vllm_ascend.overlay.plan import OverlayPlan, describe_out_of_force, describe_unknown, make_plan
 
 app = typer.Typer(
     name="overlay",
@@ -74,6 +75,7 @@ def apply(
             done = transaction.apply(planned, progress=lambda _path: progress.advance(task))
     files = f"{len(planned.files)} files"
     print_line(f"applied: {files}" if done else f"applied already: {files}, nothing to do")
+    _print_unknown(planned.checkout)
     _print_out_of_force(planned.checkout.out_of_force)
 
 
@@ -120,6 +122,11 @@ def _print_status(found: OverlayStatus, checkout: Path) -> None:
     _print_out_of_force(found.out_of_force)
 
 
+def _print_unknown(checkout: Checkout) -> None:
+    if unknown := describe_unknown(checkout):
+        print_line(f"  {unknown}")
+
+
 def _print_out_of_force(paths: tuple[str, ...]) -> None:
     covered = describe_out_of_force(paths)
     if covered:
@@ -150,8 +157,11 @@ def _print_plan(planned: OverlayPlan) -> None:
     print_line(f"{checkout.root}: {known}")
     for problem in checkout.problems:
         print_line(f"  does not fit: {problem}")
+    for what in checkout.inside:
+        print_line(f"  the overlay rests on what has changed: {what}")
     for path in checkout.changed:
         print_line(f"  differs from {checkout.nearest[:8]}: {path}")
+    _print_unknown(checkout)
     _print_out_of_force(checkout.out_of_force)
     print_line(f"\n{len(planned.files)} files")
     for file in sorted(planned.files, key=lambda file: (not file.replaces, file.path)):

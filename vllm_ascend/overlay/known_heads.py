@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -26,12 +26,15 @@ class KnownHead:
         version: Of vllm-ascend.
         vllm: The release of vLLM that it is made for.
         files: Python file of the package -> digest of its content.
+        functions: See :func:`~vllm_ascend.overlay.functions.rested_on`; empty if it was not
+            recorded.
     """
 
     commit: str
     version: str
     vllm: str
     files: Mapping[str, str]
+    functions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def is_supported(self) -> bool:

@@ -50,16 +50,18 @@ class OverlayPlan:
             raise OverlayError(
                 f"{checkout.root} does not fit, nothing was changed: {'; '.join(checkout.problems)}"
             )
-        if checkout.head is None and not allow_unknown:
-            names = ", ".join(checkout.changed[:_NAMES_SHOWN])
-            more = len(checkout.changed) - _NAMES_SHOWN
+        inside = checkout.inside
+        if checkout.head is None and inside and not allow_unknown:
+            names = ", ".join(inside[:_NAMES_SHOWN])
+            more = len(inside) - _NAMES_SHOWN
             covered = describe_out_of_force(checkout.out_of_force)
-            differ = "differs" if len(checkout.changed) == 1 else "differ"
+            differ = "differs" if len(inside) == 1 else "differ"
             raise OverlayError(
-                f"{checkout.root} is not a known state of vllm-ascend: {names}"
-                f"{f' and {more} more files' if more > 0 else ''} {differ} from commit "
-                f"{checkout.nearest[:8]}. Nothing was changed. All that the overlay needs is "
-                f"there. --allow-unknown applies it anyway{f'. {covered}' if covered else ''}"
+                f"{checkout.root} is not a known state of vllm-ascend, and what the overlay rests "
+                f"on has changed: {names}{f' and {more} more' if more > 0 else ''} {differ} from "
+                f"commit {checkout.nearest[:8]}. Nothing was changed. Compare these first; "
+                "--allow-unknown then applies it, and npu-check on a node says whether it works"
+                f"{f'. {covered}' if covered else ''}"
             )
 
 
@@ -70,6 +72,18 @@ def describe_out_of_force(paths: Sequence[str]) -> str:
     return (
         "Changes in these files are out of force while the overlay is there, because files of "
         f"ours take their place: {', '.join(paths)}"
+    )
+
+
+def describe_unknown(checkout: Checkout) -> str:
+    """Say that a checkout is no known commit, but fits; empty if it is one, or does not fit."""
+    if checkout.head is not None or checkout.inside:
+        return ""
+    count = len(checkout.changed)
+    files = "1 file differs" if count == 1 else f"{count} files differ"
+    return (
+        f"This is no known state of vllm-ascend: {files} from commit {checkout.nearest[:8]}, but "
+        "no function that the overlay rests on. Run npu-check on a node before you serve"
     )
 
 

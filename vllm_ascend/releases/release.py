@@ -32,6 +32,8 @@ class Release(VllmTerms, ABC):
         extended: Modules of that vllm-ascend that stay, by their paths in the package -> the line
             of ours that is put behind each, and why.
         left_out: Files of ours that stay out of such a checkout -> why.
+        needed_functions: Functions of that vllm-ascend, as targets, that the overlay needs as they
+            are and changes nothing of.
         hooks: File of that vllm-ascend -> the module of ours that it must import, by which the
             patches are installed.
         wrappers: Modules of that vllm-ascend that have wrapped functions of vLLM before us.
@@ -57,6 +59,7 @@ class Release(VllmTerms, ABC):
     replaced: ClassVar[frozenset[str]] = frozenset()
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {}
     left_out: ClassVar[Mapping[str, str]] = {}
+    needed_functions: ClassVar[tuple[str, ...]] = ()
     hooks: ClassVar[Mapping[str, str]] = {}
     wrappers: ClassVar[frozenset[str]] = frozenset()
     left_to_wrappers: ClassVar[Mapping[str, str]] = {}

@@ -183,6 +183,12 @@ class Vllm0300(Vllm0230):
         "worker/block_table.py": _OWN_TABLES,
         "worker/dsv4_cache_layers.py": OWN_LAYERS,
     }
+    needed_functions: ClassVar[tuple[str, ...]] = (
+        "vllm_ascend.patch.platform.patch_pp_mtp:_patch_scheduler_update_after_schedule",
+        "vllm_ascend.patch.platform.patch_pp_mtp:_patch_scheduler_update_from_output",
+        "vllm_ascend.worker.model_runner_v1:NPUModelRunner._update_states",
+        "vllm_ascend.worker.utils:copy_kv_cache_blocks_inplace",
+    )
     hooks: ClassVar[Mapping[str, str]] = {}
     left_to_wrappers: ClassVar[Mapping[str, str]] = {
         "vllm.v1.core.kv_cache_utils:_get_packed_kv_cache_groups": "36fa5ecdd0e4d7a6",

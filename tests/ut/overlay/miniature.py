@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.overlay import checkout as overlay_checkout
+from vllm_ascend.overlay import functions as overlay_functions
 from vllm_ascend.overlay import known_heads as overlay_heads
 from vllm_ascend.overlay import plan as overlay_plan
 from vllm_ascend.overlay.known_heads import KnownHead, digest_files
 from vllm_ascend.overlay.patch_list import ListedPatch
 from vllm_ascend.patch.upstream.source import source_digest_in_file
-from vllm_ascend.releases import SUPPORTED, Release
+from vllm_ascend.releases import SUPPORTED, Release, find_release
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _COMMON = {
@@ -84,11 +85,13 @@ def know(root: Path, patch: pytest.MonkeyPatch, vllm: str = SUPPORTED[0].vllm) -
     digest = source_digest_in_file(package / "utils.py", "refresh_block_size")
     assert digest is not None
     patches = (ListedPatch(target, "block-size", "It forces 128.", (digest,)),)
-    heads = (KnownHead(COMMIT, f"{vllm}rc1", vllm, dict(digest_files(package))),)
+    for listing in (overlay_functions, overlay_checkout, overlay_plan):
+        patch.setattr(listing, "listed_patches", lambda release: patches)
+    release = find_release(vllm)
+    functions = overlay_functions.rested_on(package, release) if release else {}
+    heads = (KnownHead(COMMIT, f"{vllm}rc1", vllm, dict(digest_files(package)), functions),)
     for module in (overlay_heads, overlay_checkout):
         patch.setattr(module, "known_heads", lambda: heads)
-    for listing in (overlay_checkout, overlay_plan):
-        patch.setattr(listing, "listed_patches", lambda release: patches)
 
 
 def snapshot(root: Path) -> dict[str, tuple]:

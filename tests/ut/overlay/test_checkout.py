@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from typer.testing import CliRunner
 from tests.ut.overlay.miniature import COMMIT, know, make_checkout, snapshot
 from vllm_ascend.__main__ import app
 from vllm_ascend.overlay import OverlayError, apply, make_plan, revert
+from vllm_ascend.overlay import checkout as overlay_checkout
 from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.releases import SUPPORTED, Release
+
+WITH_OVERLAY = [release for release in SUPPORTED if release.takes_overlay]
 
 
 def run(*arguments: str):
@@ -45,12 +49,42 @@ def test_what_builds_write_does_not_count(checkout):
     assert make_plan(checkout).checkout.head == COMMIT
 
 
-def test_a_changed_checkout_is_refused_unless_told_otherwise(checkout):
+def test_a_change_around_what_the_overlay_rests_on_is_told_and_taken(checkout):
     edit(checkout, "models/deepseek_v4.py", "Model", "MyModel")
+    edit(checkout, "utils.py", "def", "# of somebody's\ndef")
+    for command in ("plan", "apply"):
+        said = run(command, str(checkout)).output
+        assert "no known state of vllm-ascend: 2 files differ from commit 01234567" in said
+        assert "npu-check" in said
+    assert "nothing to do" in run("apply", str(checkout)).output
+
+
+def test_a_change_inside_what_the_overlay_rests_on_is_refused_unless_told_otherwise(
+    tmp_path, monkeypatch
+):
+    release = next(r for r in WITH_OVERLAY if "worker/block_table.py" in r.left_out)
+    checkout = make_checkout(tmp_path / "vllm-ascend", release)
+    know(checkout, monkeypatch, release.vllm)
+    edit(checkout, "worker/block_table.py", "pass", "size = 1")
     message = refusal(checkout)
-    assert "models/deepseek_v4.py differs from commit 01234567" in message
+    assert "worker/block_table.py: MultiGroupBlockTable differs from commit 01234567" in message
     assert "--allow-unknown" in message
+    assert "worker/block_table.py: MultiGroupBlockTable" in run("plan", str(checkout)).output
     make_plan(checkout).refuse_misfit(allow_unknown=True)
+
+
+def test_a_change_in_a_file_that_ours_takes_the_place_of_is_refused_unless_told_otherwise(checkout):
+    edit(checkout, "worker/block_table.py", "original", "changed")
+    assert "worker/block_table.py differs from commit 01234567" in refusal(checkout)
+    make_plan(checkout).refuse_misfit(allow_unknown=True)
+
+
+def test_where_no_functions_are_on_record_every_change_is_refused(checkout, monkeypatch):
+    (head,) = overlay_checkout.known_heads()
+    bare = (dataclasses.replace(head, functions={}),)
+    monkeypatch.setattr(overlay_checkout, "known_heads", lambda: bare)
+    edit(checkout, "models/deepseek_v4.py", "Model", "MyModel")
+    assert "any function (none is on record) differs from commit 01234567" in refusal(checkout)
 
 
 MISFITS = {
@@ -148,7 +182,6 @@ def test_the_commands_say_what_they_did(checkout):
     assert "nothing to do" in run("revert", str(checkout)).output
 
 
-WITH_OVERLAY = [release for release in SUPPORTED if release.takes_overlay]
 each_with_overlay = pytest.mark.parametrize("release", WITH_OVERLAY, ids=lambda r: r.vllm)
 
 

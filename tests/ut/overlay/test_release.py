@@ -127,6 +127,12 @@ def test_heads_are_known_with_every_file_that_is_replaced():
         release = find_release(head.vllm)
         assert release is not None
         assert release.replaced | release.extended.keys() <= head.files.keys()
+        # One of two commits of a release is enough; the other one's files are those of its branch.
+        assert head.functions or head.commit.startswith("792ea0c6")
+        for target in release.needed_functions:
+            module, _, name = target.partition(":")
+            path = f"{module.removeprefix('vllm_ascend.').replace('.', '/')}.py"
+            assert name in head.functions[path]
 
 
 def test_of_a_release_without_an_overlay_it_is_said_what_is_missing(another, monkeypatch):
