@@ -31,7 +31,7 @@ class Checkout:
         nearest: That head.
         out_of_force: Those of them that ours take the place of: under an overlay nothing runs them.
         inside: Of what the overlay rests on, the functions that differ from the nearest head's, and
-            the files that ours take the place of. Nothing is looked at under an overlay.
+            the files that ours take the place of.
         problems: What our patches and modules miss in it; empty if they fit.
     """
 
@@ -91,8 +91,7 @@ def inspect(
         problems = (*missing_names(package, release), *_misfits(package, release))
     changed = tuple(differences[nearest])
     covered = tuple(path for path in changed if path in found and path in release.replaced)
-    is_judged = bool(changed) and originals is None
-    inside = (*covered, *_changed_inside(package, release, nearest)) if is_judged else ()
+    inside = (*covered, *_changed_inside(package, release, nearest)) if changed else ()
     return Checkout(root, release, head, nearest, changed, covered, inside, problems)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vllm_ascend.overlay.patch_list import listed_patches
-from vllm_ascend.patch.upstream.source import PACKAGE, Definition, definition_digest, module_path
+from vllm_ascend.patch.upstream.source import PACKAGE, definition_digest, lines_of, module_path
 from vllm_ascend.releases import Release
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -23,14 +23,15 @@ def rested_on(package: Path, release: Release) -> dict[str, dict[str, str]]:
     """Return the digests of the functions that the overlay rests on.
 
     Args:
-        package: The ``vllm_ascend`` directory of a checkout, without an overlay.
+        package: The ``vllm_ascend`` directory of a checkout.
         release: Which it is.
 
     Returns:
-        File -> function or class in it -> digest. Files that ours take the place of are left out.
+        File -> function or class in it -> digest. Files that ours take the place of are left out,
+        and those that are no Python.
 
     Raises:
-        OSError, SyntaxError: A file cannot be read or parsed.
+        OSError: A file cannot be read.
     """
     whole = {*release.extended, *release.left_out} - release.replaced
     single = [patch.target.partition(":")[::2] for patch in listed_patches(release)]
@@ -70,9 +71,13 @@ def changed_inside(
 
 def _functions(file: Path) -> Iterator[tuple[str, str]]:
     """Yield every function of a module with its digest, and every class without its methods."""
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text, filename=str(file))
+    except (SyntaxError, ValueError):
+        return
     lines = text.splitlines(keepends=True)
-    for node in ast.parse(text, filename=str(file)).body:
+    for node in tree.body:
         if isinstance(node, _Function):
             yield node.name, definition_digest(lines, node)
         elif isinstance(node, ast.ClassDef):
@@ -82,11 +87,6 @@ def _functions(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _digest_without(lines: Sequence[str], node: ast.ClassDef, methods: Sequence[_Function]) -> str:
-    left_out = {i for method in methods for i in _lines_of(method)}
-    rest = (lines[i] for i in _lines_of(node) if i not in left_out)
+    left_out = {i for method in methods for i in lines_of(method)}
+    rest = (lines[i] for i in lines_of(node) if i not in left_out)
     return hashlib.sha256("".join(line for line in rest if line.strip()).encode()).hexdigest()[:16]
-
-
-def _lines_of(node: Definition) -> range:
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return range(first - 1, node.end_lineno or first)

@@ -45,9 +45,14 @@ def definition_digest(lines: Sequence[str], node: Definition) -> str:
         lines: Those of the module, with their ends.
         node: The definition in it.
     """
-    first = min(part.lineno for part in (node, *node.decorator_list))
-    source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+    source = textwrap.dedent("".join(lines[i] for i in lines_of(node)))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def lines_of(node: Definition) -> range:
+    """Return the places of a definition's lines in its module, decorators included."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return range(first - 1, node.end_lineno or first)
 
 
 @cache
