@@ -114,13 +114,7 @@ class TaggedRunner:
         if decodes is not None:
             step = step[:count] if decodes else step[count:]
         if not any(name.startswith(_prefix(layer)) for name in self._draft_caches):
-            tokens = [
-                (index, position)
-                for index, (_, start, end) in enumerate(step)
-                for position in range(start, end)
-            ]
-            spans = [(start, end) for _, start, end in step]
-            return Call([request for request, _, _ in step], tokens, spans, _prefix(layer))
+            return self._call_of_tokens(layer, step)
         if self._drafts_blocks:
             return self._block_call(layer)
         if decodes is None:
@@ -160,13 +154,17 @@ class TaggedRunner:
 
     def context_call(self, layer: str) -> Call:
         """Return what rows of a step's tokens are written for in a layer of block drafts."""
-        requests = [request for request, _, _ in self._step]
+        return self._call_of_tokens(layer, self._step)
+
+    @staticmethod
+    def _call_of_tokens(layer: str, step: Sequence[tuple[Request, int, int]]) -> Call:
         tokens = [
             (index, position)
-            for index, (_, start, end) in enumerate(self._step)
+            for index, (_, start, end) in enumerate(step)
             for position in range(start, end)
         ]
-        return Call(requests, tokens, [(s, e) for _, s, e in self._step], _prefix(layer))
+        spans = [(start, end) for _, start, end in step]
+        return Call([request for request, _, _ in step], tokens, spans, _prefix(layer))
 
     def _block_call(self, layer: str) -> Call:
         """Return what a layer is called for that drafts a block: its rows are nobody else's.
