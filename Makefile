@@ -100,7 +100,7 @@ RELEASE_SAMPLES := tests/e2e/server/test_release.py tests/e2e/core/test_workload
     tests/e2e/connectors/test_failed_loads.py tests/ut/evaluation/oracle/test_worker.py tests/e2e/core/test_dspark.py \
     tests/e2e/core/test_planted_bugs.py tests/ut/deploy/test_serve_flags.py
 # Whole, not a case in so many: the overlay's own checks, and the real worker with a hit and a planted fault.
-OVERLAY_SAMPLES := tests/upstream/test_real_checkout.py
+OVERLAY_SAMPLES := tests/upstream/test_real_checkout.py tests/upstream/test_hit_rates.py
 REAL_SAMPLES := tests/upstream/npu_reference/test_whole_runs.py -k "test_hits_change_no_token or planted or tier or dspark"
 # Of the cases of tests that have several, one in EVERY.
 EVERY ?= 1

@@ -19,7 +19,6 @@ from vllm_ascend.__main__ import COMMANDS, app
 from vllm_ascend.doctor import cli as doctor_cli
 from vllm_ascend.kv_events import relay
 from vllm_ascend_evaluation.port_report import patch_table
-from vllm_ascend_evaluation.port_report.patch_table import PatchTable
 from vllm_ascend_evaluation.replay import commands
 from vllm_ascend_evaluation.replay.runs.runner import Outcome
 
@@ -105,7 +104,7 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(commands, "Runner", NothingRuns)
     monkeypatch.setattr(doctor_cli, "_diagnose", diagnose)
     monkeypatch.setattr(relay, "relay_events", lambda *_, **__: None)
-    monkeypatch.setattr(patch_table, "read_patch_table", lambda: PatchTable((), REPOSITORY))
+    monkeypatch.setattr(patch_table, "read_patch_table", lambda: ())
     monkeypatch.chdir(tmp_path)
     # vLLM's handlers keep the stream that they were made with, which ends with its test.
     monkeypatch.setattr(logging, "raiseExceptions", False)

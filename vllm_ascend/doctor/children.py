@@ -18,8 +18,8 @@ WITHOUT_CURRENT_FOLDER = "import sys; sys.path[:] = [p for p in sys.path if p]; 
 _LAST_LINES = 5
 _FIND_PACKAGE = (
     f"{WITHOUT_CURRENT_FOLDER}import importlib.util, json; "
-    "found = importlib.util.find_spec('vllm_ascend'); "
-    "json.dump({'origin': found and found.origin}, open(sys.argv[1], 'w'))"
+    "found = importlib.util.find_spec(sys.argv[1]); "
+    "json.dump({'origin': found and found.origin}, open(sys.argv[2], 'w'))"
 )
 
 
@@ -65,7 +65,7 @@ def _read(answer: Path) -> dict[str, Any]:
         return {}
 
 
-def find_serving_package(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the ``vllm_ascend`` that serving would import; nothing is imported."""
-    origin = ask(["-c", _FIND_PACKAGE], environ=environ).get("origin")
+def find_package(name: str, environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the package that serving would import; nothing is imported."""
+    origin = ask(["-c", _FIND_PACKAGE, name], environ=environ).get("origin")
     return Path(origin).parent if origin else None

@@ -63,7 +63,7 @@ def diagnose(question: Question, *, checkout: Path | None = None) -> Diagnosis:
     """
     environ = question.environ
     invalid = tuple(environment.check_values(environ))
-    package = children.find_serving_package(environ)
+    package = children.find_package("vllm_ascend", environ)
     with ThreadPoolExecutor(max_workers=2) as pool:
         serving = pool.submit(patches.ask_serving, environ)
         # An invalid value is one finding; with it no engine could be built anyway.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/patches.md, and the list that the overlay reads, from the patch tables::
+"""Writes docs/patches.md, and the list that overlay and port report read, from the patch tables::
 
 python -m vllm_ascend.patch.ledger [--check]
 """
@@ -17,7 +17,6 @@ from types import ModuleType
 import vllm_ascend.patch
 from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
-from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Patch, Rebind, Wrap
 from vllm_ascend.releases import SUPPORTED, describe_supported
 
@@ -102,16 +101,12 @@ def _holders(patch: Patch) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the ledger and the overlay's list, or with ``--check`` return 1 if one is stale."""
+    """Write the ledger and the list, or with ``--check`` return 1 if one is stale."""
     parser = argparse.ArgumentParser(description="Write docs/patches.md from the patch tables.")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args(arguments).check
     patches = collect_patches()
-    over_checkout = [patch for patch in patches if patch.feature != DSV4_ON_CPU["feature"]]
-    texts = {
-        LEDGER: render(patches),
-        PATCH_LIST: patch_list.render(over_checkout),
-    }
+    texts = {LEDGER: render(patches), PATCH_LIST: patch_list.render(patches)}
     stale = []
     for path, text in texts.items():
         if not check:

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vllm_ascend.overlay.known_heads import known_heads
 from vllm_ascend.patch.upstream.source import Definition, definition_digest
+from vllm_ascend.releases import Release, find_release
 from vllm_ascend_evaluation.port_report.definitions import (
     BODY,
     SAME,
@@ -54,12 +56,15 @@ class Tree:
         package: ``vllm`` or ``vllm_ascend``.
         version: As its files tell it.
         origin: Folder or archive.
+        undecided: Targets of which :mod:`vllm_ascend.releases` says nothing: it neither knows the
+            digest of their source here nor leaves the patch out of this release.
     """
 
     label: str
     package: str
     version: str | None
     origin: str
+    undecided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,16 +165,17 @@ def make_section(
     mine = _by_module([entry for entry in entries if entry.package == package])
     original = Modules(base) if base is not None else None
     holders = _by_module([*_holders(entries, package)])
-    columns, held = [], []
-    for files in trees:
+    columns, held, shown = [], [], []
+    for files, label in zip(trees, _labels(trees), strict=True):
         modules = Modules(files)
+        undecided = tuple(_undecided(mine, modules, _release_of(files)))
+        shown.append(replace(_tree(files, label), undecided=undecided))
         columns.append(_column(mine, modules, original))
         held.append([_judge_holder(holder.target, modules) for holder in holders])
-    labels = _labels(trees)
     return Section(
         package=package,
         base=None if base is None else _tree(base, _labels([base])[0]),
-        trees=tuple(map(_tree, trees, labels)),
+        trees=tuple(shown),
         rows=tuple(
             Row(entry.target, entry.feature, entry.kind, tuple(cells))
             for entry, *cells in zip(mine, *columns, strict=True)
@@ -224,6 +230,27 @@ def _by_digest(found: Found, digests: Iterable[str]) -> str:
     node = found.nodes[-1]  # as an import would leave it
     is_known = isinstance(node, Definition) and definition_digest(found.lines, node) in digests
     return SAME if is_known else OTHER_DIGEST
+
+
+def _release_of(files: PackageFiles) -> Release | None:
+    """Return the supported release that a tree is, or that its vllm-ascend is made for."""
+    made_for = {head.version: head.vllm for head in known_heads()}
+    is_vllm = files.package == "vllm"
+    return find_release((files.version if is_vllm else made_for.get(files.version or "")) or "")
+
+
+def _undecided(
+    entries: Iterable[PatchEntry], modules: Modules, release: Release | None
+) -> Iterator[str]:
+    left_out = {*release.native, *release.absent} if release is not None else ()
+    for entry in entries:
+        found = modules.look_up(entry.target)
+        if found.how == IMPORTED:
+            found = modules.resolve(entry.target)
+        is_free = entry.adds and found.how == GONE  # nothing stands where it is added
+        is_known = found.how == BOUND and _by_digest(found, entry.digests) == SAME
+        if not (entry.target in left_out or is_free or is_known):
+            yield entry.target
 
 
 def _is_present(evidence: str, modules: Modules) -> bool:

@@ -87,7 +87,7 @@ def _make_report(
     base_vllm_ascend: Path | None,
     results: dict[str, Path | None],
 ) -> PortReport:
-    """Check all that was given, then read the patch tables and look them up."""
+    """Check all that was given, then look up every patch."""
     from vllm_ascend_evaluation.port_report.census import PortReport, make_section
     from vllm_ascend_evaluation.port_report.files import open_files
     from vllm_ascend_evaluation.port_report.patch_table import read_patch_table
@@ -96,21 +96,36 @@ def _make_report(
     bases: dict[str, PackageFiles | None] = {_VLLM: None, _VLLM_ASCEND: None}
     if base_vllm is not None:
         bases[_VLLM] = open_files("--base-vllm", base_vllm, _VLLM)
+    elif vllm:
+        bases[_VLLM] = _installed_vllm()
     if base_vllm_ascend is not None:
         bases[_VLLM_ASCEND] = open_files("--base-vllm-ascend", base_vllm_ascend, _VLLM_ASCEND)
     _prepare_results(results)
-    with _stderr().status("reading the patch tables ..."):
-        table = read_patch_table()
     with _stderr().status("looking up the targets ..."):
-        if trees[_VLLM] and base_vllm is None:
-            bases[_VLLM] = open_files("--base-vllm", table.vllm, _VLLM)
+        entries = read_patch_table()
         return PortReport(
             tuple(
-                make_section(table.entries, bases[package], found)
+                make_section(entries, bases[package], found)
                 for package, found in trees.items()
                 if found
             )
         )
+
+
+def _installed_vllm() -> PackageFiles:
+    """Return the vLLM that serving would import; the current folder may hold another."""
+    from vllm_ascend.command_line.bad_input import BadInputError
+    from vllm_ascend.doctor.children import find_package
+    from vllm_ascend.prefix_cache_config import child_environment
+    from vllm_ascend_evaluation.port_report.files import open_files
+
+    package = find_package(_VLLM, child_environment({}))
+    if package is None:
+        raise BadInputError(
+            "--base-vllm: this Python has no vLLM: name the folder of the one that the patches are "
+            "for"
+        )
+    return open_files("--base-vllm", package.parent, _VLLM)
 
 
 def _open(vllm: list[Path], vllm_ascend: list[Path]) -> dict[str, list[PackageFiles]]:

@@ -35,6 +35,7 @@ MEANINGS = {
 }
 _GONE_OR_MOVED = "gone or moved"
 _SUPERSEDED = "superseded"
+_UNDECIDED = "undecided"
 _HOLDERS_GONE = "aliases, keepers gone"
 
 
@@ -54,6 +55,7 @@ def counts(section: Section) -> Iterator[tuple[str, list[int]]]:
             yield status, [section.count(status, column) for column in columns]
     yield _GONE_OR_MOVED, [sum(section.count(s, column) for s in MISSING) for column in columns]
     yield "patches", [len(section.rows) for _ in columns]
+    yield _UNDECIDED, [len(tree.undecided) for tree in section.trees]
     extras = {
         _SUPERSEDED: [
             sum(bool(row.cells[column].has) for row in section.rows) for column in columns

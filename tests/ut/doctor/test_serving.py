@@ -10,7 +10,7 @@ import pytest
 
 import vllm_ascend
 from vllm_ascend.doctor import patches
-from vllm_ascend.doctor.children import find_serving_package
+from vllm_ascend.doctor.children import find_package
 from vllm_ascend.doctor.findings import Finding, Severity
 from vllm_ascend.prefix_cache_config import child_environment
 
@@ -45,7 +45,7 @@ def test_every_patch_is_in_place_or_not_needed(whole):
 def test_serving_says_what_it_imported(whole):
     vllm = patches.serving_vllm(whole)
     assert vllm is not None and vllm.version is not None and vllm.version.startswith("0.20.2")
-    package = find_serving_package(child_environment({}))
+    package = find_package("vllm_ascend", child_environment({}))
     assert package is not None and package.samefile(OURS)
     assert not list(patches.check_package(whole, package))
     assert "VLLM_LOGGING_LEVEL" in patches.known_variables(whole, None)
@@ -68,7 +68,7 @@ def test_a_plugin_that_cannot_be_imported_is_wrong(tmp_path: Path):
     assert finding.severity is Severity.WRONG
     assert "vLLM cannot load the plugin vllm_ascend_backport" in finding.text
     assert "No module named 'no_such_library'" in finding.text
-    package = find_serving_package(child_environment(environ))
+    package = find_package("vllm_ascend", child_environment(environ))
     assert package == tmp_path / "vllm_ascend"
     (warning,) = patches.check_package(told, package)
     assert str(package) in warning.text

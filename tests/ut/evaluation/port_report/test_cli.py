@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from typer.testing import CliRunner
 
 from tests.ut.evaluation.port_report.trees import write_tree
 from vllm_ascend.__main__ import app
-from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend.doctor import children
+from vllm_ascend.overlay.patch_list import ADDED, CHANGED
 from vllm_ascend_evaluation.port_report import patch_table
-from vllm_ascend_evaluation.port_report.patch_table import ADDED, CHANGED, PatchEntry, PatchTable
+from vllm_ascend_evaluation.port_report.patch_table import PatchEntry
 
 VERSION = "__version__ = version = '{}'\n"
 # An import of a tree ends the test at once.
@@ -37,7 +39,8 @@ def trees(tmp_path, monkeypatch) -> list[str]:
     """A base that is installed, two releases of vLLM and one of vllm-ascend; their options."""
     make = "def make(): ...\n"
     base = release(tmp_path, "0.1", manager=make, engine="from vllm.manager import make\n")
-    monkeypatch.setattr(patch_table, "read_patch_table", lambda: PatchTable(ENTRIES, base))
+    monkeypatch.setattr(patch_table, "read_patch_table", lambda: ENTRIES)
+    monkeypatch.setattr(children, "find_package", lambda name, environ: base / name)
     changed = {"pool": POOL.replace("first", "last")}
     second = release(tmp_path, "0.2", manager=make, engine="from vllm.manager import make\n")
     third = release(tmp_path, "0.3", maker=make, **changed)
@@ -60,6 +63,7 @@ vLLM, compared with 0.1
   absent                   1    1
   gone or moved            0    1
   patches                  3    3
+  undecided                2    2
   aliases, keepers gone    0    1
 
 vllm-ascend, by the digests of the patches only (more with --base-vllm-ascend)
@@ -67,6 +71,7 @@ vllm-ascend, by the digests of the patches only (more with --base-vllm-ascend)
   other digest        1
   gone or moved       0
   patches             1
+  undecided           1
 
 vLLM, target by target
                                         0.2          0.3
@@ -172,13 +177,20 @@ def test_bad_input_is_one_error_and_writes_nothing(trees, tmp_path, monkeypatch,
     assert [path.name for path in empty.iterdir()] == ["file"]
 
 
-def test_tables_that_cannot_be_read_are_one_error(trees, monkeypatch):
-    def refuse():
-        raise BadInputError("the patch tables cannot be read: exit code 1: [red] PatchError")
-
-    monkeypatch.setattr(patch_table, "read_patch_table", refuse)
+def test_without_a_vllm_to_compare_with_it_asks_for_one(trees, monkeypatch):
+    monkeypatch.setattr(children, "find_package", lambda name, environ: None)
     result = run(*trees)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        "error: the patch tables cannot be read: exit code 1: [red] PatchError\n"
+        "error: --base-vllm: this Python has no vLLM: name the folder of the one that the patches "
+        "are for\n"
     )
+    assert run(*trees[4:]).exit_code == 0  # of vllm-ascend alone
+
+
+def test_the_current_folder_is_not_the_base(tmp_path, monkeypatch):
+    """It may hold the tree that is looked at."""
+    trap = write_tree(tmp_path, {"__init__.py": TRAP})
+    monkeypatch.chdir(trap)
+    found = children.find_package("vllm", dict(os.environ))
+    assert found is not None and found.parent != trap
