@@ -85,7 +85,7 @@ serve: free-port setup tiny-dsv4/config.json  ## Try a server: a tiny DeepSeek-V
 	    $(BIN)/vllm serve tiny-dsv4 --dtype float32 --enforce-eager --block-size 128 \
 	    --max-model-len 32768 --enable-prompt-tokens-details --host 127.0.0.1 --port $(PORT)
 
-serve-real: free-port setup upstream-sources  ## Try the real vllm-ascend on the CPU, every row checked, on port 8000; PORT=... (2 minutes to start).
+serve-real: free-port setup upstream-sources  ## Try the real vllm-ascend on the CPU, every row checked, on port 8000; PORT=..., VLLM=0.30.0: with DSpark (2 minutes to start).
 	$(BIN)/python -m tests.upstream.npu_reference.serve serve-real/$(PORT) $(PORT)
 
 # What is proved of a release: units of the core, the content oracle, planted bugs, unset against

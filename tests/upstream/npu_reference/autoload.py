@@ -8,9 +8,11 @@ not imported: vLLM's processes start helpers that never do.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -34,11 +36,24 @@ class _AfterImport(MetaPathFinder):
             execute = spec.loader.exec_module
 
             def execute_and_then(module: ModuleType) -> None:
-                execute(module)
+                with _without_plugins():
+                    execute(module)
                 self._then()
 
             spec.loader.exec_module = execute_and_then  # type: ignore[method-assign]
         return spec
+
+
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Keep vLLM from its platform: from 0.30.0 on it asks what one can do while it is imported."""
+    plugins = os.environ.get("VLLM_PLUGINS")
+    os.environ["VLLM_PLUGINS"] = "none"
+    yield
+    if plugins is None:
+        del os.environ["VLLM_PLUGINS"]
+    else:
+        os.environ["VLLM_PLUGINS"] = plugins
 
 
 def begin(checkout: Path, torch_binding: Path) -> None:
@@ -57,6 +72,8 @@ def _install(checkout: Path, torch_binding: Path) -> None:
 
     device.install(checkout, torch_binding)
     device.compute_in_fp32()
+    # vLLM finds its platform by the entry points, as on a real host.
+    sys.modules["vllm.platforms"]._current_platform = None  # type: ignore[attr-defined]
 
     from vllm_ascend.worker.worker import NPUWorker
 

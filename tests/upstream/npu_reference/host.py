@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.upstream.npu_reference.checkpoint import publish
-from tests.upstream.npu_reference.processes import SHAPE
+from tests.upstream.npu_reference.dspark_checkpoint import publish_dspark
+from tests.upstream.npu_reference.processes import LENGTHS, SHAPE, hugging_face_answers
 from tests.upstream.sources import REPOSITORY, checkout_here, release_here
 from vllm_ascend.overlay import apply, make_plan
 from vllm_ascend.prefix_cache_config import child_environment
@@ -66,8 +67,14 @@ class Host(NamedTuple):
         }
 
 
-def make_host(folder: Path) -> Host:
-    """Make a host in a folder, anew: what is there is removed."""
+def make_host(folder: Path, *, dspark: bool = False) -> Host:
+    """Make a host in a folder, anew: what is there is removed.
+
+    Args:
+        folder: Where.
+        dspark: Whether the model drafts with DSpark, as DeepSeek-V4-Flash-0731 does; some of its
+            drafts are right for the prompts of :func:`processes.hugging_face_answers`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     host = Host(folder / "vllm-ascend", folder / "site", folder / "dsv4-tiny")
     source = checkout_here()
@@ -78,9 +85,15 @@ def make_host(folder: Path) -> Host:
     plan.refuse_misfit(allow_unknown=False)
     apply(plan)
     _make_site(host, source)
-    make_tiny_model(folder / "tiny", **SHAPE)
-    publish(folder / "tiny", host.model)
-    shutil.rmtree(folder / "tiny")
+    tiny, published = folder / "tiny", folder / "published"
+    make_tiny_model(tiny, **SHAPE)
+    if dspark:
+        answers = [answer for _, answer in hugging_face_answers(tiny, LENGTHS)]
+        publish_dspark(publish(tiny, published), host.model, answers)
+        shutil.rmtree(published)
+    else:
+        publish(tiny, host.model)
+    shutil.rmtree(tiny)
     lines = [
         f"export {name}={shlex.quote(value)}" for name, value in (host.variables() | BEST).items()
     ]

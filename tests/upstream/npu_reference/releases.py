@@ -25,6 +25,10 @@ class Differences(NamedTuple):
         own_runs: Files of whole runs that not every release has.
         state_tables_move: Whether rows of state tables hold a request's last blocks only, and move
             on with it.
+        has_dspark: Whether it drafts with DSpark.
+        needs_worker_process: Whether the worker has to be a process of its own, as on A3, with
+            nothing switched on: vLLM changes the block size in its configuration, and the runner
+            then looks for pages of that size.
     """
 
     window_cache: tuple[str, str]
@@ -37,6 +41,8 @@ class Differences(NamedTuple):
     own_runs: tuple[str, ...] = ("check_whole_runs_of_ascend_store.py",)
     attends_at_once: bool = False
     copies_blocks: bool = False
+    has_dspark: bool = False
+    needs_worker_process: bool = False
 
 
 _ROTATIONS = ("vllm_ascend.attention.dsa_v1", "rotate_activation", "hadamard_linear")
@@ -77,6 +83,8 @@ _DIFFERENCES = {
         own_runs=(),  # its store is refused
         attends_at_once=True,
         copies_blocks=True,
+        has_dspark=True,
+        needs_worker_process=True,
     ),
 }
 RELEASES = frozenset(_DIFFERENCES)

@@ -28,6 +28,7 @@ from tests.e2e.server.server import (
     wait_until_healthy,
 )
 from tests.upstream.npu_reference.host import BEST, PLUGINS, Host, make_host
+from tests.upstream.npu_reference.releases import differences_here
 from tests.upstream.npu_reference.serve import command
 from tests.upstream.sources import REPOSITORY
 
@@ -44,14 +45,14 @@ _FAULT = """\
 def plant():
     from vllm_ascend.attention.dsa_v1 import AscendDSAMetadataBuilder as Builder
 
-    original = Builder.build_prefill_metadata
+    original = Builder.{name}
 
     def build(*args, **kwargs):
         metadata = original(*args, **kwargs)
         metadata.start_pos = metadata.start_pos + 128
         return metadata
 
-    Builder.build_prefill_metadata = build
+    Builder.{name} = build
 """
 
 
@@ -209,7 +210,8 @@ def test_ctrl_c_ends_it(server):
 
 def test_a_wrong_row_ends_the_server(host, port, tmp_path):
     """Nobody gets an answer, and the log names request, layer and positions."""
-    (host.site / "planted.py").write_text(_FAULT)
+    name = "build_req_metadata" if differences_here().attends_at_once else "build_prefill_metadata"
+    (host.site / "planted.py").write_text(_FAULT.format(name=name))
     described = host.site / "planted-1.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
