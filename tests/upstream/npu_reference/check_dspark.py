@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.upstream.npu_reference.check_planted_faults import wrap
-from tests.upstream.npu_reference.check_whole_runs import BEST, answers_twice
+from tests.upstream.npu_reference.check_whole_runs import (
+    BEST,
+    answers_as_without_hits,
+    answers_twice,
+    share_indices,
+)
 from tests.upstream.npu_reference.check_whole_runs_of_mooncake import (
     all_free,
     decode,
@@ -65,6 +70,12 @@ def test_drafts_change_no_token(tmp_path, settings):
     answers_twice(engine_with_dspark(tmp_path, **settings), hits=True)
 
 
+def test_hits_where_layers_share_indices(tmp_path):
+    settings = drafting(tmp_path)
+    share_indices(settings["model"])
+    answers_as_without_hits(Engine(rows=32, switches=BEST, **settings))
+
+
 def test_drafts_where_it_is_decoded(tmp_path):
     """The rows of draft layers come with the prompt's: all that drafts read is compared."""
     prompts, expected = map(list, zip(*answered(), strict=True))
@@ -75,6 +86,15 @@ def test_drafts_where_it_is_decoded(tmp_path):
             assert [answer.tokens for answer in said] == expected
         assert consumer.call(num_read) > 10_000
         assert all_free(producer, consumer)
+
+
+def test_blocks_of_a_prefill_side_that_does_not_draft_are_refused(tmp_path):
+    """Rows of draft layers would be whatever was in those blocks before."""
+    prompts = [prompt for prompt, _ in answered()]
+    sides = drafting(tmp_path)
+    with pair(tmp_path / "pair", {"model": sides["model"]}, sides) as (producer, consumer):
+        said = decode(consumer, prompts, prefill(producer, prompts))
+        assert all(answer.tokens == [] for answer in said)
 
 
 def test_drafts_behind_what_a_tier_holds(tmp_path):

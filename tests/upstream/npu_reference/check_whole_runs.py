@@ -6,11 +6,15 @@ Every row that the real worker's operators read is checked as well: see tags.py.
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
-from tests.upstream.npu_reference.engine import NUM_ANSWERED, Engine, answered, tokens_of
+from tests.upstream.npu_reference.engine import MODEL, NUM_ANSWERED, Engine, answered, tokens_of
 from tests.upstream.npu_reference.releases import differences_here
 
 BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
@@ -38,6 +42,46 @@ def test_hits_change_no_token(rows):
 def test_prompts_are_cut_anywhere(num_tokens):
     engine = Engine(rows=32, switches=BEST, max_num_batched_tokens=num_tokens)
     answers_twice(engine, hits=True)
+
+
+def share_indices(model: Path) -> None:
+    """Switch vllm-ascend's index cache on: of two layers that choose rows, the second takes the
+    first's choice. Few rows are chosen, so that it makes a difference.
+    """
+    file = model / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config |= {"use_index_cache": True, "index_topk_pattern": "FS", "index_topk": 64}
+    file.write_text(json.dumps(config), encoding="utf-8")
+
+
+def answers_as_without_hits(engine: Engine) -> None:
+    """Answer all prompts without hits and with; layers share their choice of rows.
+
+    A step's rows are chosen in that step, so a hit changes nothing. Hugging Face's model has
+    nothing of the kind.
+    """
+    layers = engine.runner.compilation_config.static_forward_context.values()
+    parts = [getattr(layer, "impl", None) for layer in layers]
+    parts += [getattr(part, "indexer", None) for part in parts]
+    assert any(getattr(part, "skip_topk", False) for part in parts)
+    prompts, of_every_layer = zip(*answered(), strict=True)
+    cold = []
+    for prompt in prompts:
+        assert engine.core.scheduler.reset_prefix_cache()
+        cold += engine.answer([prompt])
+    assert not any(output.num_cached_tokens for output in cold)
+    engine.answer(prompts)
+    again = engine.answer(prompts)
+    assert sum(bool(output.num_cached_tokens) for output in again) > len(prompts) // 2
+    assert tokens_of(again) == tokens_of(cold) != list(of_every_layer)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1])
+def test_hits_where_layers_share_indices(tmp_path, num_drafts):
+    model = tmp_path / "sharing"
+    shutil.copytree(os.environ[MODEL], model)
+    share_indices(model)
+    answers_as_without_hits(Engine(rows=32, switches=BEST, model=model, num_drafts=num_drafts))
 
 
 @pytest.mark.parametrize(("num_drafts", "rows"), [(1, 64), (2, 128), (3, 32)])

@@ -53,6 +53,23 @@ def settle_drafts(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
         keep_last_block(vllm_config.speculative_config, config)
 
 
+def prefill_without_drafts(vllm_config: VllmConfig) -> str | None:
+    """Return a warning if this only prefills for a checkpoint with DSpark layers, without them.
+
+    Its blocks then lack the rows that drafts of the decode side would read.
+    """
+    transfer, drafts = vllm_config.kv_transfer_config, vllm_config.speculative_config
+    if transfer is None or not transfer.is_kv_producer or transfer.is_kv_consumer:
+        return None
+    has_layers = hasattr(vllm_config.model_config.hf_text_config, "dspark_block_size")
+    if not has_layers or (drafts is not None and drafts.method == DSPARK):
+        return None
+    return (
+        "this checkpoint drafts with DSpark, and this prefill side does not: a decode side that "
+        "drafts refuses its blocks. Give both sides the same --speculative-config"
+    )
+
+
 def keep_last_block(
     speculative_config: SpeculativeConfig | None, config: PrefixCacheConfig
 ) -> None:

@@ -110,7 +110,8 @@ def check(
         raise ContractError(
             f"KV transfer refused, {remote_name} has another KV cache layout: "
             + "; ".join(differences)
-            + ". Start both sides with the same --block-size and VLLM_ASCEND_DSV4_* variables"
+            + ". Start both sides with the same --block-size, --speculative-config and "
+            "VLLM_ASCEND_DSV4_* variables"
         )
 
 

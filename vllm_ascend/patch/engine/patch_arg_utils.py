@@ -7,13 +7,20 @@ from collections.abc import Callable
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.logger import init_logger
 
-from vllm_ascend.core.checks.drafts import check_method, settle_drafts
+from vllm_ascend.core.checks.drafts import (
+    check_method,
+    prefill_without_drafts,
+    settle_drafts,
+)
 from vllm_ascend.core.checks.early_check import check_settings
 from vllm_ascend.patch.features import EARLY_CHECK
 from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import running_release
+
+_logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 
 @changes("vllm.engine.arg_utils:EngineArgs.create_engine_config", EARLY_CHECK)
@@ -26,6 +33,8 @@ def wrap_create_engine_config(original: Callable) -> Callable:
         vllm_config = original(self, *args, **kwargs)
         check_settings(vllm_config, config, release)
         settle_drafts(vllm_config, config)
+        if config.changes_caching and (warning := prefill_without_drafts(vllm_config)):
+            _logger.warning("prefix cache: %s", warning)
         return vllm_config
 
     return create_engine_config

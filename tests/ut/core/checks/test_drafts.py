@@ -7,8 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import KVTransferConfig
 
-from vllm_ascend.core.checks.drafts import check_method, keep_last_block, settle_drafts
+from vllm_ascend.core.checks.drafts import (
+    check_method,
+    keep_last_block,
+    prefill_without_drafts,
+    settle_drafts,
+)
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.patch.engine import patch_arg_utils
 from vllm_ascend.prefix_cache_config import load_config
@@ -26,6 +32,7 @@ def drafting(model_type: str) -> Any:
     return SimpleNamespace(
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(model_type=model_type)),
         speculative_config=SimpleNamespace(method="dspark", disable_eagle_block_drop=False),
+        kv_transfer_config=None,
     )
 
 
@@ -89,3 +96,26 @@ def test_other_drafts_are_vllms_matter(drafts):
 
 def test_with_nothing_set_vllm_answers_itself():
     check_method({"method": "dspark"}, load_config({}), VllmTerms())
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "fields", "is_told"),
+    [
+        ("kv_producer", None, {"dspark_block_size": 7}, True),
+        ("kv_producer", "mtp", {"dspark_block_size": 7}, True),
+        ("kv_producer", "dspark", {"dspark_block_size": 7}, False),
+        ("kv_producer", None, {}, False),  # a checkpoint without DSpark layers
+        ("kv_consumer", None, {"dspark_block_size": 7}, False),
+        ("kv_both", None, {"dspark_block_size": 7}, False),
+        (None, None, {"dspark_block_size": 7}, False),
+    ],
+)
+def test_a_prefill_side_that_does_not_draft_is_told(role, method, fields, is_told):
+    vllm_config: Any = SimpleNamespace(
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**fields)),
+        speculative_config=method and SimpleNamespace(method=method),
+        kv_transfer_config=role and KVTransferConfig(kv_connector="any", kv_role=role),
+    )
+    warning = prefill_without_drafts(vllm_config)
+    assert (warning is not None) is is_told
+    assert warning is None or "same --speculative-config" in warning
