@@ -15,8 +15,11 @@ import pytest
 from tests.upstream.npu_reference.check_planted_faults import wrap
 from tests.upstream.npu_reference.check_whole_runs import (
     BEST,
+    FEW_BLOCKS,
+    abort_some,
     answers_as_without_hits,
     answers_twice,
+    preempt_and_resume,
     share_indices,
 )
 from tests.upstream.npu_reference.check_whole_runs_of_mooncake import (
@@ -74,6 +77,14 @@ def test_hits_where_layers_share_indices(tmp_path):
     settings = drafting(tmp_path)
     share_indices(settings["model"])
     answers_as_without_hits(Engine(rows=32, switches=BEST, **settings))
+
+
+def test_requests_are_preempted_and_resumed(tmp_path):
+    preempt_and_resume(engine_with_dspark(tmp_path, rows=32, **FEW_BLOCKS))
+
+
+def test_aborted_requests_leave_nothing_wrong(tmp_path):
+    abort_some(engine_with_dspark(tmp_path, rows=32))
 
 
 def test_drafts_where_it_is_decoded(tmp_path):

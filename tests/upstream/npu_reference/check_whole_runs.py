@@ -122,9 +122,16 @@ def test_every_switch_alone(switch):
     answers_twice(engine, hits=name.endswith("PARTIAL_HITS"))
 
 
+# All requests together need more blocks than there are.
+FEW_BLOCKS = {"num_gpu_blocks_override": 200, "max_model_len": 1024}
+
+
 def test_requests_are_preempted_and_resumed():
-    """All together need more blocks than there are."""
-    engine = Engine(rows=32, switches=BEST, num_gpu_blocks_override=260, max_model_len=1024)
+    preempt_and_resume(Engine(rows=32, switches=BEST, **FEW_BLOCKS))
+
+
+def preempt_and_resume(engine: Engine) -> None:
+    """Answer requests that push each other out, then all prompts."""
     prompts, expected = zip(*answered(), strict=True)
     preempted = engine.core.scheduler
     counts = []
@@ -135,9 +142,10 @@ def test_requests_are_preempted_and_resumed():
         return original(*args, **kwargs)
 
     preempted._preempt_request = counted
-    long = [prompt for prompt in prompts if len(prompt) > 500]
-    outputs = engine.answer([[index, *prompt] for index in range(3, 7) for prompt in long], 200)
-    assert counts and all(len(tokens) == 200 for tokens in tokens_of(outputs))
+    # Many are let in at once, and grow.
+    short = [[first, *prompt[:20]] for first in range(3, 7) for prompt in prompts[-3:]]
+    outputs = engine.answer(short, 150)
+    assert counts and all(len(tokens) == 150 for tokens in tokens_of(outputs))
     assert tokens_of(engine.answer(prompts)) == list(expected)
 
 
@@ -160,9 +168,13 @@ def test_chats_of_eight_turns():
 
 
 def test_aborted_requests_leave_nothing_wrong():
+    abort_some(Engine(rows=64, switches=BEST))
+
+
+def abort_some(engine: Engine) -> None:
+    """Abort requests after one step to five, then answer all prompts."""
     from vllm import SamplingParams
 
-    engine = Engine(rows=64, switches=BEST)
     prompts, expected = zip(*answered(), strict=True)
     llm_engine = engine.llm.llm_engine
     sampling = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
