@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +13,6 @@ from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -35,6 +33,7 @@ from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.ledger import Ledger
+from vllm_ascend.core.retention.sessions import rewind
 from vllm_ascend.core.stock_caching import StockCaching
 from vllm_ascend.prefix_cache_config import load_config
 
@@ -107,22 +106,25 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.lcm_block_size = plan.alignment
         self.local_kv_retention_interval = plan.interval
         self.request_footprint = RequestFootprint(plan)
-        arguments = (
-            kv_cache_config.num_blocks,
-            enable_caching,
-            hash_block_size,
-            enable_kv_cache_events,
-            metrics_collector,
-        )
-        self.block_pool = (
-            BlockPool(*arguments)
-            if plan.is_stock
-            else AscendBlockPool(*arguments, tells_front_end=scheduler_facts().tells_front_end)
-        )
+        self.block_pool = self._make_pool(enable_kv_cache_events, metrics_collector)
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )
         self._connect_parts()
+
+    def _make_pool(
+        self, has_events: bool, metrics_collector: KVCacheMetricsCollector | None
+    ) -> BlockPool:
+        arguments = (
+            self.kv_cache_config.num_blocks,
+            self.enable_caching,
+            self.hash_block_size,
+            has_events,
+            metrics_collector,
+        )
+        if self.plan.is_stock:
+            return BlockPool(*arguments)
+        return AscendBlockPool(*arguments, tells_front_end=self.plan.facts.tells_front_end)
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
@@ -135,21 +137,15 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             setattr(self, name, value)
         self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
         self.stats = CacheStats()
-        successors = SuccessorHashes(plan.hash_tokens, getattr(pool, "event_log", None))
-        self.successors = successors
+        event_log = getattr(pool, "event_log", None)
+        self.successors = successors = SuccessorHashes(plan.hash_tokens, event_log)
         self.ledger = Ledger(has_connector=plan.facts.has_connector)
         self.caching: StockCaching | RankedCaching
         if plan.is_stock:
             self.caching = StockCaching(self, self.groups, plan, successors, self.ledger)
         else:
             self.caching = RankedCaching(
-                pool,
-                self.groups,
-                plan,
-                self.request_footprint,
-                successors,
-                self.stats,
-                self.ledger,
+                pool, self.groups, plan, self.request_footprint, successors, self.stats, self.ledger
             )
         view = CacheView(pool, plan, successors)
         self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, view))
@@ -315,25 +311,14 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     def session_continues(self, session: Request, *, has_new_items: bool) -> Iterator[None]:
         """Within, vLLM adds new input to a streaming session, which drops what it sampled last.
 
-        The hashes that cover dropped tokens go. A draft layer has computed its last row from the
-        first dropped token: nobody else may read that row. Drafts behind the token that ended the
-        turn count as computed in vLLM, but are no tokens of the session.
-
-        vLLM keeps the computed tokens. A session that lost its blocks while its last step was in
-        flight has none, and would lose its whole history: it keeps all but the last token.
+        A draft layer has computed its last row from the first dropped token: nobody else may read
+        that row.
 
         Args:
-            has_new_items: The new input has multimodal items. vLLM takes the last item of a prompt
-                for that of the next hash, so all of such a prompt is hashed again.
+            has_new_items: The new input has multimodal items.
         """
         holds_nothing = session.num_computed_tokens == 0
-        num_computed = session.num_tokens - 1 if holds_nothing else session.num_computed_tokens
-        num_kept = session.num_computed_tokens = min(num_computed, session.num_tokens)
-        # Workers learn the new input as that of a new request; behind a load, vLLM tells a request
-        # that was ever preempted as one whose tokens they know.
-        session.num_preemptions = 0
-        is_hashed_again = has_new_items or bool(session.mm_features)
-        del session.block_hashes[0 if is_hashed_again else num_kept // self.hash_block_size :]
+        num_kept = rewind(session, self.hash_block_size, has_new_items=has_new_items)
         if num_kept and not holds_nothing and any(group.is_eagle for group in self.groups.all):
             self.ledger.record(session.request_id).stale_tokens.append(num_kept - 1)
             self.successors.drop_from(session.request_id, num_kept)
@@ -360,16 +345,11 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """A new step is started: the one before has been dispatched."""
         super().new_step_starts()
         self.caching.new_step_starts()
-        for manager in self._with_unread_notes:
-            manager.new_block_ids.clear()
-
-    @cached_property
-    def _with_unread_notes(self) -> tuple[SingleTypeKVCacheManager, ...]:
-        """Managers whose notes of new blocks, to be zeroed, nobody takes: they grow for ever.
-
-        vLLM takes them where there are Mamba layers. Source: vllm-project/vllm#44490.
-        """
-        return () if self.kv_cache_config.needs_kv_cache_zeroing else self.single_type_managers
+        if not self.kv_cache_config.needs_kv_cache_zeroing:
+            # vLLM takes these notes where there are Mamba layers. Elsewhere they would grow for
+            # ever (vllm-project/vllm#44490).
+            for manager in self.single_type_managers:
+                manager.new_block_ids.clear()
 
     def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
         """Return the copies that the step just scheduled must make first, ``None`` if none."""
