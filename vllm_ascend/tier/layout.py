@@ -191,7 +191,7 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, pool: str)
 def _draft_groups(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> Set[int]:
     speculative = vllm_config.speculative_config
     use_eagle = speculative is not None and speculative.use_eagle()
-    if use_eagle and hasattr(speculative, "use_eagle_block_drop"):
+    if use_eagle and running_release().has_dspark:
         # Rows of block drafts depend on no token behind their own, see core/checks/drafts.py.
         use_eagle = speculative.use_eagle_block_drop()
     return find_draft_groups(kv_cache_config, None, use_eagle=use_eagle)
