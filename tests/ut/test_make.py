@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 # What a test file says, or asks for, that needs more than `make setup`.
 _NEEDS_MORE = re.compile(r"run `make (?:other-vllm|upstream-sources)`|: make other-vllm")
@@ -37,6 +39,24 @@ def test_every_target_for_people_is_listed() -> None:
     (phony,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", text, re.M)
     listed = set(re.findall(r"^  make ([a-z-]+)", make("help"), re.M))
     assert set(phony.replace("\\", "").split()) - listed == {"free-port"}
+
+
+@pytest.mark.parametrize("vllm", ["", "0.23.0", "0.30.0"])
+def test_every_environment_gets_its_own_requirements(vllm: str) -> None:
+    """As in a fresh clone, whatever release is asked for first."""
+    everything = make(
+        "--dry-run", "--always-make", "serve-real", "other-vllm", f"VLLM={vllm}", "UV=uv"
+    ).replace("\\\n", " ")
+    filled = re.findall(r"^uv pip sync .*--python (\S+)/bin/python (\S+)$", everything, re.M)
+    places = {
+        requirements: folder
+        for folder, requirements in filled
+        if requirements.startswith(("requirements/dev", "requirements/engine"))
+    }
+    expected = {"requirements/dev.txt": ".venv"}
+    if vllm == "0.30.0":
+        expected[f"requirements/engine/{vllm}/requirements.txt"] = f".venv-engine/{vllm}"
+    assert places == expected
 
 
 def test_the_fast_tests_need_nothing_but_the_environment() -> None:
