@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_MINUTES = 3.0
 _INTERRUPTED = 130
+_SECONDS_BETWEEN_LINES = 60  # where nothing shows a bar
 
 app = typer.Typer(add_completion=False)
 
@@ -73,10 +75,16 @@ def main(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting")
+        told = time.monotonic()
 
         def show_progress(summary: Summary) -> None:
+            nonlocal told
             text = f"{summary.steps:,} steps, {summary.episodes:,} episodes"
-            progress.update(task, description=f"{text}, {len(summary.failures)} failures")
+            text += f", {len(summary.failures)} failures"
+            progress.update(task, description=text)
+            if not console.is_terminal and time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                console.print(text, markup=False)
 
         summary = Soak(seed, out, on_progress=show_progress, on_failure=show_failure).run(
             episodes, budget, jobs

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.soak import __main__ as soak_command
 from tests.soak import episode
 from tests.soak.__main__ import app
 from tests.soak.case import Case, Recording
@@ -86,6 +87,23 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "scheduled steps verified" in result.output
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["seed"] == 4 and summary["steps"] >= 300 and not summary["failures"]
+
+
+def test_without_a_terminal_it_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak_command, "_SECONDS_BETWEEN_LINES", 0)
+
+    def run(soak: Soak, *args: object) -> Summary:
+        summary = Summary(0)
+        for _ in range(2):
+            summary.episodes += 1
+            soak._on_progress(summary)
+        return summary
+
+    monkeypatch.setattr(Soak, "run", run)
+    output = CliRunner().invoke(app, ["--out", str(tmp_path)]).output
+    assert "0 steps, 1 episodes, 0 failures\n0 steps, 2 episodes, 0 failures\n" in output
 
 
 def test_an_interrupted_soak_leaves_the_summary_of_a_finished_one(
