@@ -117,7 +117,9 @@ def _run_forked(checkout: str, files: Sequence[str], patience_s: int) -> Answer:
                 os.dup2(output.fileno(), 2)
                 noted = _Outcomes()
                 patience = ("-o", f"faulthandler_timeout={patience_s}")
-                options = [*_OPTIONS, *patience, f"--rootdir={checkout}", *files]
+                # Nothing above the checkout is its conftest.
+                place = (f"--rootdir={checkout}", f"--confcutdir={checkout}")
+                options = [*_OPTIONS, *patience, *place, *files]
                 exit_code = int(pytest.main(options, [noted]))
                 json.dump(noted.tests, outcomes)
                 outcomes.flush()
