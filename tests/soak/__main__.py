@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,20 +74,7 @@ def main(
             path = out / f"case-{result.recording.name}.json"
             show_recording(console, result.recording, path)
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting")
-        told = time.monotonic()
-
-        def show_progress(summary: Summary) -> None:
-            nonlocal told
-            text = f"{summary.steps:,} steps, {summary.episodes:,} episodes"
-            text += f", {len(summary.failures)} failures"
-            progress.update(task, description=text)
-            if not console.is_terminal and time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
-                console.print(text, markup=False)
-
+    with progress_on(console) as show_progress:
         summary = Soak(seed, out, on_progress=show_progress, on_failure=show_failure).run(
             episodes, budget, jobs
         )
@@ -95,6 +84,26 @@ def main(
     if summary.interrupted:
         raise typer.Exit(_INTERRUPTED)
     raise typer.Exit(0 if summary.is_good else 1)
+
+
+@contextmanager
+def progress_on(console: Console) -> Iterator[Callable[[Summary], None]]:
+    """Give what shows how far a soak is: a bar on a terminal, a line now and then elsewhere."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting")
+        told = time.monotonic()
+
+        def show(summary: Summary) -> None:
+            nonlocal told
+            text = f"{summary.steps:,} steps, {summary.episodes:,} episodes"
+            text += f", {len(summary.failures)} failures"
+            progress.update(task, description=text)
+            if not console.is_terminal and time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                console.print(text, markup=False)
+
+        yield show
 
 
 def show_recording(console: Console, recording: Recording, path: Path) -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.upstream.npu_reference.releases import RELEASES
-from tests.upstream.sources import checkout_here, copy_python, named_checkout, release_here
-from vllm_ascend.overlay import apply, make_plan
+from tests.upstream.sources import (
+    checkout_here,
+    copy_python,
+    named_checkout,
+    put_overlay,
+    release_here,
+)
 from vllm_ascend.releases import running_release
 
 collect_ignore = []
@@ -38,8 +43,5 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy with the overlay in force."""
-    copy = copy_python(checkout_here(), tmp_path_factory.mktemp("overlaid") / "vllm-ascend")
-    plan = make_plan(copy)
-    plan.refuse_misfit(allow_unknown=False)
-    assert apply(plan)
-    return copy
+    copy = tmp_path_factory.mktemp("overlaid") / "vllm-ascend"
+    return put_overlay(copy_python(checkout_here(), copy))

@@ -19,7 +19,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.upstream.sources import REPOSITORY, checkout_here, copy_python, release_here
+from tests.upstream.sources import (
+    REPOSITORY,
+    checkout_here,
+    copy_python,
+    put_overlay,
+    release_here,
+)
 
 WORKLOADS = ("W1", "W2", "W3", "W5", "W5f")
 _TRACE_LIMITS = {"max_requests": 1000, "max_output_tokens": 64}
@@ -109,16 +115,11 @@ def replay(checkout: Path, asked: str) -> None:
     print(json.dumps({"percent": result.hit_rate, "violations": result.violations}))
 
 
-def _drafts(text: str) -> tuple[str, int]:
-    method, _, count = text.partition(":")
-    if method not in ("mtp", "dspark") or not count.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: mtp:N or dspark:N is")
-    return method, int(count)
-
-
-def _rows(options: argparse.Namespace, checkout: Path) -> Iterator[list[str]]:
-    for workload in options.workload or WORKLOADS:
-        percent, violations = measure(checkout, workload, options.block_size, options.drafts)
+def _rows(
+    checkout: Path, workloads: Sequence[str], block_size: int, drafts: tuple[str, int]
+) -> Iterator[list[str]]:
+    for workload in workloads:
+        percent, violations = measure(checkout, workload, block_size, drafts)
         print(f"{Path(workload).stem:24} {percent:6.2f}", *violations, sep="\n  ", flush=True)
         yield violations
 
@@ -128,16 +129,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workload", action="append", help="default: W1, W2, W3, W5, W5f")
     parser.add_argument("--block-size", type=int, default=128, choices=(32, 64, 128))
-    parser.add_argument("--drafts", type=_drafts, default=("mtp", 0), metavar="METHOD:N")
+    parser.add_argument("--drafts", metavar="METHOD:N", help="default: none")
     options = parser.parse_args(arguments)
-    from vllm_ascend.overlay import apply, make_plan
+    workloads = options.workload or WORKLOADS
+    from vllm_ascend_evaluation.replay.commands import drafts_of
+    from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
+    try:
+        source, drafts = checkout_here(), drafts_of(options.drafts, 0)
+        for workload in workloads:
+            WorkloadSource(workload).load()
+    except ValueError as error:  # what the user gave cannot be used
+        parser.error(str(error))
     with tempfile.TemporaryDirectory() as folder:
-        checkout = copy_python(checkout_here(), Path(folder) / "vllm-ascend")
-        assert apply(make_plan(checkout))
-        method, count = options.drafts
-        print(f"vllm-ascend {release_here()}, block size {options.block_size}, {method}:{count}")
-        return int(any([*_rows(options, checkout)]))
+        checkout = put_overlay(copy_python(source, Path(folder) / "vllm-ascend"))
+        size, (method, count) = options.block_size, drafts
+        print(f"vllm-ascend {release_here()}, block size {size}, {method}:{count}")
+        return int(any([*_rows(checkout, workloads, size, drafts)]))
 
 
 if __name__ == "__main__":

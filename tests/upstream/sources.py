@@ -70,6 +70,21 @@ def checkout_here() -> Path:
     return named_checkout() or unpacked(release_here())
 
 
+def put_overlay(checkout: Path) -> Path:
+    """Put the overlay over a checkout, and return that.
+
+    Raises:
+        OverlayError: It does not fit.
+    """
+    # See above: lazily.
+    from vllm_ascend.overlay import apply, make_plan
+
+    plan = make_plan(checkout)
+    plan.refuse_misfit(allow_unknown=False)
+    assert apply(plan)
+    return checkout
+
+
 def copy_python(source: Path, copy: Path) -> Path:
     """Copy a checkout's package and unit tests, and return the copy."""
     ignored = shutil.ignore_patterns("__pycache__", "*.so")

@@ -107,7 +107,7 @@ def test_a_table_that_is_not_uploaded_once(engine, which):
 def test_a_start_that_is_off_by_a_block(engine, monkeypatch):
     from vllm_ascend.attention.dsa_v1 import AscendDSAMetadataBuilder
 
-    name = "build_req_metadata" if differences_here().attends_at_once else "build_prefill_metadata"
+    name = differences_here().builds_prefills
     original = getattr(AscendDSAMetadataBuilder, name)
 
     def build(*args, **kwargs):

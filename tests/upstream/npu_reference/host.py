@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from tests.upstream.npu_reference.checkpoint import publish
 from tests.upstream.npu_reference.dspark_checkpoint import publish_dspark
 from tests.upstream.npu_reference.processes import LENGTHS, SHAPE, hugging_face_answers
-from tests.upstream.sources import REPOSITORY, checkout_here, release_here
-from vllm_ascend.overlay import apply, make_plan
+from tests.upstream.sources import REPOSITORY, checkout_here, put_overlay, release_here
 from vllm_ascend.prefix_cache_config import child_environment
 from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
@@ -81,9 +80,7 @@ def make_host(folder: Path, *, dspark: bool = False) -> Host:
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     # Without its tests: they would hide those of the repository.
     shutil.copytree(source / "vllm_ascend", host.checkout / "vllm_ascend", ignore=ignored)
-    plan = make_plan(host.checkout)
-    plan.refuse_misfit(allow_unknown=False)
-    apply(plan)
+    put_overlay(host.checkout)
     _make_site(host, source)
     tiny, published = folder / "tiny", folder / "published"
     make_tiny_model(tiny, **SHAPE)

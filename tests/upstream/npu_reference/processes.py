@@ -90,10 +90,15 @@ def names_of_tests(file: str) -> list[str]:
     return [f"{file}::{name}" for name in names]
 
 
+def beginning(num_tokens: int) -> list[int]:
+    """Return so many tokens of the text that all prompts begin with."""
+    return [(index * 37 + 11) % 1000 + 3 for index in range(num_tokens)]
+
+
 @torch.no_grad()
 def hugging_face_answers(model: Path, lengths: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Return prompts of these lengths and two more, beginning alike, with their greedy answers."""
-    text = [(index * 37 + 11) % 1000 + 3 for index in range(max(lengths))]
+    text = beginning(max(lengths))
     prompts = [text[:length] for length in lengths]
     prompts += [text[:400] + [7, 8, 9, 10] * 10, [*text[:257], 11, 12]]
     torch.set_num_threads(1)

@@ -44,6 +44,11 @@ class Differences(NamedTuple):
     has_dspark: bool = False
     needs_worker_process: bool = False
 
+    @property
+    def builds_prefills(self) -> str:
+        """Name of the method of a metadata builder that says where prefills start."""
+        return "build_req_metadata" if self.attends_at_once else "build_prefill_metadata"
+
 
 _ROTATIONS = ("vllm_ascend.attention.dsa_v1", "rotate_activation", "hadamard_linear")
 _DIFFERENCES = {

@@ -210,8 +210,8 @@ def test_ctrl_c_ends_it(server):
 
 def test_a_wrong_row_ends_the_server(host, port, tmp_path):
     """Nobody gets an answer, and the log names request, layer and positions."""
-    name = "build_req_metadata" if differences_here().attends_at_once else "build_prefill_metadata"
-    (host.site / "planted.py").write_text(_FAULT.format(name=name))
+    fault = _FAULT.format(name=differences_here().builds_prefills)
+    (host.site / "planted.py").write_text(fault)
     described = host.site / "planted-1.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")

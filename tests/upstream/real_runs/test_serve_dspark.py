@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.server.server import GRANULE, Server, cached, end, free_port, longest_hit
 from tests.upstream.npu_reference.dspark_checkpoint import BLOCK
 from tests.upstream.npu_reference.host import BEST, Host, make_host
-from tests.upstream.npu_reference.processes import LENGTHS
+from tests.upstream.npu_reference.processes import LENGTHS, beginning
 from tests.upstream.npu_reference.releases import differences_here
 from tests.upstream.npu_reference.serve import GUIDE
 from tests.upstream.real_runs.test_serve import interrupt, said_while_serving, start
@@ -18,8 +18,8 @@ from tests.upstream.real_runs.test_serve import interrupt, said_while_serving, s
 pytestmark = pytest.mark.skipif(
     not differences_here().has_dspark, reason="this release of vllm-ascend has no DSpark"
 )
-# As `hugging_face_answers` asks: to these some drafts are right.
-PROMPTS = [[(index * 37 + 11) % 1000 + 3 for index in range(length)] for length in LENGTHS]
+# To these some drafts are right.
+PROMPTS = [beginning(length) for length in LENGTHS]
 
 
 @pytest.fixture(scope="module")

@@ -48,18 +48,24 @@ def settle_drafts(vllm_config: VllmConfig, config: PrefixCacheConfig) -> None:
     Args:
         vllm_config: No process has been started with it yet.
     """
-    model_config = vllm_config.model_config
-    if model_config is not None and model_config.hf_text_config.model_type == "deepseek_v4":
+    if _is_deepseek_v4(vllm_config):
         keep_last_block(vllm_config.speculative_config, config)
 
 
-def prefill_without_drafts(vllm_config: VllmConfig) -> str | None:
-    """Return a warning if this only prefills for a checkpoint with DSpark layers, without them.
+def _is_deepseek_v4(vllm_config: VllmConfig) -> bool:
+    model_config = vllm_config.model_config
+    return model_config is not None and model_config.hf_text_config.model_type == "deepseek_v4"
+
+
+def prefill_without_drafts(vllm_config: VllmConfig, config: PrefixCacheConfig) -> str | None:
+    """Return a warning if this only prefills for a DeepSeek-V4 with DSpark layers, without them.
 
     Its blocks then lack the rows that drafts of the decode side would read.
     """
     transfer, drafts = vllm_config.kv_transfer_config, vllm_config.speculative_config
     if transfer is None or not transfer.is_kv_producer or transfer.is_kv_consumer:
+        return None
+    if not (config.changes_caching and _is_deepseek_v4(vllm_config)):
         return None
     has_layers = hasattr(vllm_config.model_config.hf_text_config, "dspark_block_size")
     if not has_layers or (drafts is not None and drafts.method == DSPARK):

@@ -33,7 +33,7 @@ def wrap_create_engine_config(original: Callable) -> Callable:
         vllm_config = original(self, *args, **kwargs)
         check_settings(vllm_config, config, release)
         settle_drafts(vllm_config, config)
-        if config.changes_caching and (warning := prefill_without_drafts(vllm_config)):
+        if warning := prefill_without_drafts(vllm_config, config):
             _logger.warning("prefix cache: %s", warning)
         return vllm_config
 

@@ -105,6 +105,7 @@ def test_with_nothing_set_vllm_answers_itself():
         ("kv_producer", "mtp", {"dspark_block_size": 7}, True),
         ("kv_producer", "dspark", {"dspark_block_size": 7}, False),
         ("kv_producer", None, {}, False),  # a checkpoint without DSpark layers
+        ("kv_producer", None, {"dspark_block_size": 7, "model_type": "qwen3"}, False),
         ("kv_consumer", None, {"dspark_block_size": 7}, False),
         ("kv_both", None, {"dspark_block_size": 7}, False),
         (None, None, {"dspark_block_size": 7}, False),
@@ -112,10 +113,13 @@ def test_with_nothing_set_vllm_answers_itself():
 )
 def test_a_prefill_side_that_does_not_draft_is_told(role, method, fields, is_told):
     vllm_config: Any = SimpleNamespace(
-        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**fields)),
+        model_config=SimpleNamespace(
+            hf_text_config=SimpleNamespace(**{"model_type": "deepseek_v4"} | fields)
+        ),
         speculative_config=method and SimpleNamespace(method=method),
         kv_transfer_config=role and KVTransferConfig(kv_connector="any", kv_role=role),
     )
-    warning = prefill_without_drafts(vllm_config)
+    warning = prefill_without_drafts(vllm_config, load_config(BEST))
     assert (warning is not None) is is_told
     assert warning is None or "same --speculative-config" in warning
+    assert prefill_without_drafts(vllm_config, load_config({})) is None
