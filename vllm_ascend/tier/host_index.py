@@ -165,12 +165,18 @@ class HostIndex:
         self.release((key,))
 
     def use(self, keys: Iterable[bytes]) -> list[Place]:
-        """Hold objects that can be loaded until they are released; return where they are."""
+        """Hold objects that can be loaded until they are released; return where they are.
+
+        They are kept from now on, whatever their rank was.
+        """
         places = []
         for key in keys:
             entry = self._entries[key]
             entry.num_users += 1
             places.append(entry.place)
+            if entry.rank != KEPT:
+                del self._queues[entry.rank][key]
+                entry.rank, self._queues[KEPT][key] = KEPT, None
         return places
 
     def release(self, keys: Iterable[bytes]) -> None:
@@ -182,17 +188,11 @@ class HostIndex:
                 self._remove(key)
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Note that objects were used, the last one of them last: they are kept from now on."""
-        entries, kept = self._entries, self._queues[KEPT]
+        """Note that objects were used, the last one of them last."""
         for key in keys:
-            entry = entries.get(key)
-            if entry is None:
-                continue
-            if entry.rank == KEPT:
-                kept.move_to_end(key)
-            else:
-                del self._queues[entry.rank][key]
-                entry.rank, kept[key] = KEPT, None
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._queues[entry.rank].move_to_end(key)
 
     def forget_first(self, key: bytes) -> None:
         """Give an object up before all others: another one has taken its place."""

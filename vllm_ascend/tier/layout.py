@@ -113,6 +113,11 @@ class TierLayout:
         """Bytes of a tail at most, over all layers of a rank."""
         return sum(group.tail_rows * group.row_bytes for group in self.tails)
 
+    @property
+    def tokens_for_a_tail(self) -> int:
+        """So many tokens' rows take the memory of a tail."""
+        return cdiv(self.tail_bytes * self.unit, max(self.unit_bytes, 1))
+
     def name(self, hashes: Sequence[BlockHash], end: int, *, looks_ahead: bool) -> bytes | None:
         """Return the hash that names what ends at a token; ``None``: it is not known yet."""
         index = (end + (self.unit if looks_ahead else 0)) // self.hash_tokens - 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_ascend.tier.mooncake_settings import MooncakeSettings
 from vllm_ascend.tier.objects import Bytes, Gone, seal, why_unusable
-from vllm_ascend.tier.tail_choice import KEPT
+from vllm_ascend.tier.tail_choice import KEPT, MARGINAL
 
 _PRESENT = 1
 # Keys, each about 100 bytes of memory.
@@ -147,7 +147,7 @@ class MooncakeIndex:
 
         It knows no ranks, so spare tails would take the place of what others need.
         """
-        if key in self._known or rank < KEPT:
+        if key in self._known or rank < MARGINAL:
             return None
         self._known[key] = None
         self._bound()

@@ -11,6 +11,7 @@ from itertools import count
 from vllm.v1.request import Request
 
 from vllm_ascend.core.connectors.connector_rules import Answer, look_up_limit
+from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.tier.layout import TierLayout
 from vllm_ascend.tier.look_up import StoredHit, longest_hit
 from vllm_ascend.tier.orders import Load, Orders, Report, Run
@@ -124,6 +125,7 @@ class TierScheduler:
 
     def admitted(self, request: Request, tables: Tables, num_external: int) -> None:
         """A request was given its blocks; order what was promised to it."""
+        layout = self._layout
         progress = self._live.setdefault(request.request_id, Progress(request))
         progress.request = request
         hit, num_local, is_async = self._hits.pop(request.request_id, (StoredHit(0, 0), 0, False))
@@ -131,9 +133,13 @@ class TierScheduler:
         progress.next_unit = hit.rows_end if self._index.is_remote else 0
         progress.passed = max(request.num_computed_tokens, num_local + num_external)
         progress.load_id = None
-        progress.junction = max(hit.rows_end - self._layout.tail_looks_ahead, 0) * self._layout.unit
+        progress.junction = max(hit.rows_end - layout.tail_looks_ahead, 0) * layout.unit
         if progress.junction > num_local + num_external:
             self.note_junction(request, progress.junction)
+        if layout.tails and progress.passed >= layout.unit:
+            resumed_at = align_down(progress.passed, layout.unit)
+            if key := layout.tail_key(request.block_hashes, resumed_at):
+                progress.tails.append(key)
         if num_external:
             self._order_load(progress, tables, num_local, hit.end, is_async=is_async)
 
@@ -150,7 +156,6 @@ class TierScheduler:
         runs = [rows]
         if tail is not None:
             runs.append(tail_run(layout, tail, places[-1], boundary, tables, num_local))
-            progress.tails.append(tail)
         load_id = next(self._load_ids)
         num_tokens = boundary - num_local
         load = Load(

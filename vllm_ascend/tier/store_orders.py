@@ -15,7 +15,7 @@ from vllm_ascend.tier.objects import HEADER_BYTES
 from vllm_ascend.tier.orders import Run
 from vllm_ascend.tier.progress import Progress, Tables, holds_tail, rows_run, tail_run
 from vllm_ascend.tier.statistics import TierCounts
-from vllm_ascend.tier.tail_choice import KEPT, TailChoice
+from vllm_ascend.tier.tail_choice import KEPT, MARGINAL, TailChoice
 
 
 class Index(Protocol):
@@ -69,7 +69,11 @@ class StoreOrders:
     ) -> None:
         self._layout, self._index, self._counts = layout, index, counts
         self._staging_bytes, self._num_parts = staging_bytes, num_parts
-        self._choice = TailChoice(layout.unit, layout.unit if layout.tail_looks_ahead else 0)
+        self._choice = TailChoice(
+            layout.unit,
+            lookahead=layout.unit if layout.tail_looks_ahead else 0,
+            least_gain=layout.tokens_for_a_tail,
+        )
         self.tables: Callable[[str], Tables] = lambda request_id: ()
         self.note_stored: Callable[[bytes, Request, int], None] = lambda key, request, end: None
         self._writing: dict[bytes, _Write] = {}
@@ -140,17 +144,19 @@ class StoreOrders:
     def _store_tails(self, progress: Progress, end: int, tables: Tables) -> None:
         request = progress.request
         start, progress.passed = progress.passed, end
-        kept = self._choice.kept(start, end, request.num_prompt_tokens, progress.junction)
-        rolling = self._choice.rolling(start, end, request.num_prompt_tokens)
+        choice, prompt_tokens = self._choice, request.num_prompt_tokens
+        kept = choice.kept(start, end, prompt_tokens, progress.junction)
+        marginal = choice.marginal(start, end, prompt_tokens, progress.junction)
+        rank, rolling = choice.rolling(start, end, prompt_tokens)
         for boundary in kept:
             if key := self._store_tail(progress, boundary, tables, KEPT):
                 progress.tails.append(key)
-        if rolling and (key := self._store_tail(progress, rolling, tables, KEPT)):
+        if rolling and (key := self._store_tail(progress, rolling, tables, rank)):
             if progress.rolling is not None:
                 self._index.forget_first(progress.rolling)
             progress.rolling = key
-        prompt_tokens = request.num_prompt_tokens
-        spares = self._choice.spare(start, end, prompt_tokens, {*kept, rolling})
+        spares = choice.spare(start, end, {*kept, *marginal, rolling})
+        spares += [(MARGINAL, boundary) for boundary in marginal]
         self._spares += [(rank, boundary, progress, tables) for rank, boundary in spares]
 
     def _store_spares(self) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which boundaries of a request have their tail stored: arithmetic on ints only.
 
-A tail has the bytes of about eight units (DeepSeek-V4-Flash), so few are stored: those that the
-local cache keeps as well, and the boundary at which the next turn goes on.
+A tail has the bytes of about eight units (DeepSeek-V4-Flash), so few are stored, by the rules of
+the local cache: a tail that makes hits longer by fewer tokens than its memory has rows for is
+marginal, and gives way to rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from vllm_ascend.core.policy.boundaries import (
     AUTO_RETENTION_INTERVAL_TOKENS,
     align_down,
     fallback_boundary,
+    is_worth_a_tail,
     kept_boundaries,
     replay_boundary,
 )
@@ -21,8 +23,10 @@ from vllm_ascend.core.policy.ranks import SPARE_SPACING
 
 # A spare tail at every fourth, 16th and 64th boundary, the last of them given up last.
 _SPARE_SPACING = tuple(spacing for spacing in SPARE_SPACING.values() if spacing > 1)
-KEPT = len(_SPARE_SPACING)
-"""The rank of what is kept; spare tails have lower ones, the lowest is given up first."""
+MARGINAL = len(_SPARE_SPACING)
+"""The rank of tails close behind a kept one; spare tails have lower ones."""
+KEPT = MARGINAL + 1
+"""The rank of what is kept. The lowest rank is given up first."""
 
 
 @dataclass(frozen=True)
@@ -32,59 +36,77 @@ class TailChoice:
     Attributes:
         unit: Tokens between boundaries.
         lookahead: Draft layers need so many tokens behind a boundary, others 0.
+        least_gain: So many tokens' rows take the memory of a tail.
         interval: A tail every so many tokens, beside those of single boundaries.
     """
 
     unit: int
     lookahead: int = 0
+    least_gain: int = 0
     interval: int = AUTO_RETENTION_INTERVAL_TOKENS
 
     def kept(self, start: int, end: int, num_prompt_tokens: int, junction: int) -> list[int]:
-        """Return the boundaries in ``(start, end]`` of a prompt whose tails are stored, ascending.
+        """Return the boundaries in ``(start, end]`` of a prompt whose tails are kept, ascending.
 
-        ===============  ======================================================
-        replay boundary  where the same prompt, sent again, goes on
-        junction         where a request was seen to leave a stored prefix; 0: nowhere
-        interval         its multiples
-        ===============  ======================================================
+        ==========  ====================================================================
+        fallback    shortly before the prompt's end, where the next turn may leave it
+        replay      where the same prompt, sent again, goes on; may be marginal
+        junction    where a request was seen to leave a stored prefix; 0: nowhere
+        interval    its multiples
+        ==========  ====================================================================
         """
+        singled_out = {*self._of_prompt(num_prompt_tokens), junction}
         return kept_boundaries(
             start,
             end,
             alignment=self.unit,
             interval=align_down(self.interval, self.unit) or self.unit,
-            singled_out=(self._replay(num_prompt_tokens), junction),
+            singled_out=singled_out - self._marginal(num_prompt_tokens, junction),
         )
 
-    def _replay(self, num_prompt_tokens: int) -> int:
-        return replay_boundary(num_prompt_tokens, self.unit, max(self.lookahead, 1))
+    def _of_prompt(self, num_prompt_tokens: int) -> set[int]:
+        replay = replay_boundary(num_prompt_tokens, self.unit, max(self.lookahead, 1))
+        return {replay, fallback_boundary(replay, self.unit, self.lookahead)}
 
-    def rolling(self, start: int, end: int, num_prompt_tokens: int) -> int:
-        """Return the last boundary in ``(start, end]`` of an answer; 0: there is none.
+    def _marginal(self, num_prompt_tokens: int, junction: int) -> set[int]:
+        both = self._of_prompt(num_prompt_tokens)
+        return {b for b in both if not is_worth_a_tail(b, both, self.least_gain)} - {junction}
+
+    def marginal(self, start: int, end: int, num_prompt_tokens: int, junction: int) -> list[int]:
+        """Return the boundaries in ``(start, end]`` that a prompt's end would single out, but are
+        not worth a tail where memory is short.
+        """
+        marginal = self._marginal(num_prompt_tokens, junction)
+        return sorted(b for b in marginal if start < b <= end)
+
+    def rolling(self, start: int, end: int, num_prompt_tokens: int) -> tuple[int, int]:
+        """Return (rank, boundary) of the last one in ``(start, end]`` of an answer; 0: none.
 
         The next turn repeats the answer, and goes on there if the request ends now. Its tail takes
         the place of the one before.
         """
         boundary = align_down(end, self.unit)
-        return boundary if boundary > max(start, num_prompt_tokens) else 0
+        if boundary <= max(start, num_prompt_tokens):
+            return KEPT, 0
+        of_prompt = self._of_prompt(num_prompt_tokens)
+        return (
+            KEPT if is_worth_a_tail(boundary, of_prompt, self.least_gain) else MARGINAL
+        ), boundary
 
-    def spare(
-        self, start: int, end: int, num_prompt_tokens: int, kept: Collection[int]
-    ) -> list[tuple[int, int]]:
+    def spare(self, start: int, end: int, others: Collection[int]) -> list[tuple[int, int]]:
         """Return (rank, boundary) of the spare tails in ``(start, end]``, the highest rank first.
 
         Others may leave a prompt anywhere, and go on there at once: worth a tail while memory is
-        idle. First comes the one shortly before the replay boundary, for a turn that repeats all
-        but the prompt's end: it saves fewer tokens than its memory has rows for.
+        idle.
+
+        Args:
+            others: Boundaries whose tails are stored anyway.
         """
-        replay = self._replay(num_prompt_tokens)
-        fallback = fallback_boundary(replay, self.unit, self.lookahead)
         step = _SPARE_SPACING[0] * self.unit
         boundaries = range(align_down(start, step) + step, end + 1, step)
-        ranks = {boundary: self._spare_rank(boundary) for boundary in boundaries}
-        if start < fallback <= end:
-            ranks[fallback] = KEPT - 1
-        return sorted(((r, b) for b, r in ranks.items() if b not in kept), reverse=True)
+        return sorted(
+            ((self._spare_rank(b), b) for b in boundaries if b not in others), reverse=True
+        )
 
     def _spare_rank(self, boundary: int) -> int:
         ordinal = boundary // self.unit

@@ -72,18 +72,31 @@ def test_spare_tails_go_before_what_is_kept_and_never_take_its_place():
     assert not store(target, b"another", rank=KEPT - 1) or number == 0
 
 
-def test_a_spare_tail_that_was_used_is_kept():
+def test_a_spare_tail_that_was_loaded_is_kept():
     target = index(4)
     assert store(target, b"spare", rank=0, kind=TAIL)
-    target.touch([TAIL + b"spare"])
     fill(target)
+    target.use([TAIL + b"spare"])
+    target.release([TAIL + b"spare"])
     assert store(target, b"kept")
-    assert target.contains([TAIL + b"spare"]) == [False], "it was the least recently used"
+    assert target.contains([TAIL + b"spare"]) == [True], "it was used last"
+
+
+def test_a_touch_leaves_spare_tails_spare():
     target = index(4)
-    number = fill(target)
-    target.forget_first(ROWS + b"%d" % (number - 1))
+    assert store(target, b"spare", rank=0, kind=TAIL)
+    fill(target)
+    target.touch([TAIL + b"spare"])
     assert store(target, b"kept")
-    assert target.contains([ROWS + b"%d" % (number - 1)]) == [False], "another took its place"
+    assert target.contains([TAIL + b"spare"]) == [False]
+
+
+def test_what_another_has_taken_the_place_of_goes_first():
+    target = index(4)
+    last = ROWS + b"%d" % (fill(target) - 1)
+    target.forget_first(last)
+    assert store(target, b"kept")
+    assert target.contains([last]) == [False]
 
 
 def test_pages_in_use_do_not_change_hands():

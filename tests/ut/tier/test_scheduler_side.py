@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -83,3 +84,17 @@ def test_loads_that_fail_are_counted_one_by_one(half):
     for name in ("one", "two"):
         half.reported(Report(ended={load(half, name): NUM_WORKERS}), {11})
     assert half.counts.failed_loads == 2
+
+
+def test_a_tail_that_a_local_hit_rests_on_is_used_as_well(monkeypatch):
+    layout = replace(LAYOUT, tails=(GroupLayout(1, 1, UNIT, 8, tail_rows=UNIT),))
+    index = HostIndex(1 << 20, (layout.unit_bytes, layout.tail_bytes))
+    sizes = dict(staging_bytes=1 << 20, async_above_bytes=1 << 20, num_parts=1, num_workers=1)
+    half = TierScheduler(layout, index, **sizes)
+    touched: list[bytes] = []
+    monkeypatch.setattr(index, "touch", touched.extend)
+    hits_here = request("hits here")
+    hits_here.num_computed_tokens = 3 * UNIT + 5  # in the middle of a unit
+    half.admitted(hits_here, [blocks(1), blocks(11)], 0)
+    half.ended(hits_here)
+    assert touched == [layout.tail_key(hits_here.block_hashes, 3 * UNIT)]

@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vllm_ascend.tier.tail_choice import KEPT, TailChoice
+from vllm_ascend.tier.tail_choice import KEPT, MARGINAL, TailChoice
 
-CHOICE = TailChoice(128)
+# The rows of as many tokens as with DeepSeek-V4-Flash take the memory of a tail.
+CHOICE = TailChoice(128, least_gain=1061)
 
 
 @pytest.mark.parametrize(
     "start, end, prompt, junction, kept",
     [
         (0, 8192, 14_000, 0, []),  # the prompt's end is in a later chunk
-        (8192, 14_000, 14_000, 0, [13_952]),
-        (8192, 14_000, 14_000, 9088, [9088, 13_952]),
-        (0, 40_000, 40_001, 0, [32_768, 39_936]),
+        (8192, 14_000, 14_000, 0, [13_824]),
+        (8192, 14_000, 14_000, 9088, [9088, 13_824]),
+        (8192, 14_000, 14_000, 13_952, [13_824, 13_952]),  # somebody left it just there
+        (0, 40_000, 40_001, 0, [32_768, 39_424]),
         (0, 128, 128, 0, []),  # a token must be left to compute
         (0, 129, 129, 0, [128]),
     ],
@@ -25,22 +31,61 @@ def test_the_ends_of_prompts_junctions_and_an_interval_are_kept(start, end, prom
     assert CHOICE.kept(start, end, prompt, junction) == kept
 
 
+def test_the_last_boundary_of_a_prompt_is_marginal_close_behind_a_kept_one():
+    assert CHOICE.marginal(8192, 14_000, 14_000, 0) == [13_952]
+    assert CHOICE.marginal(8192, 14_000, 14_000, 13_952) == []
+
+
+def test_where_tails_are_small_both_boundaries_of_a_prompt_are_kept():
+    choice = TailChoice(128, least_gain=100)
+    assert choice.kept(8192, 14_000, 14_000, 0) == [13_824, 13_952]
+    assert choice.marginal(8192, 14_000, 14_000, 0) == []
+
+
 def test_drafts_need_the_unit_behind_a_boundary():
-    assert TailChoice(128, lookahead=128).kept(8192, 14_000, 14_000, 0) == [13_824]
+    choice = TailChoice(128, lookahead=128, least_gain=1061)
+    assert choice.kept(8192, 14_000, 14_000, 0) == [13_696]
+    assert choice.marginal(8192, 14_000, 14_000, 0) == [13_824]
 
 
-@pytest.mark.parametrize("end, boundary", [(14_079, 0), (14_080, 14_080), (14_200, 14_080)])
-def test_an_answer_keeps_the_last_boundary_that_it_passes(end, boundary):
-    assert CHOICE.rolling(14_000, end, 14_000) == boundary
+@pytest.mark.parametrize(
+    "end, found",
+    [
+        (14_079, (KEPT, 0)),
+        (14_080, (MARGINAL, 14_080)),
+        (14_200, (MARGINAL, 14_080)),
+        (15_104, (KEPT, 15_104)),  # 1,152 tokens behind the one kept before
+    ],
+)
+def test_an_answer_has_the_last_boundary_that_it_passes(end, found):
+    assert CHOICE.rolling(14_000, end, 14_000) == found
 
 
 def test_spare_tails_are_ranked_by_how_round_their_boundary_is():
-    spares = {b: r for r, b in CHOICE.spare(0, 16_384, 100_000, {512})}
+    spares = {b: r for r, b in CHOICE.spare(0, 16_384, {512})}
     assert spares[1024] == 0 and spares[2048] == 1 and spares[8192] == 2
     assert 512 not in spares and 640 not in spares
     assert len(spares) == 31
+    assert max(spares.values()) < MARGINAL
 
 
-def test_the_first_of_them_is_shortly_before_the_prompt_s_end():
-    spares = CHOICE.spare(8192, 14_000, 14_000, {13_952})
-    assert spares[0] == (KEPT - 1, 13_824)
+@given(
+    prompt=st.integers(1, 200_000),
+    chunks=st.lists(st.integers(1, 16_384), max_size=20),
+    least_gain=st.integers(0, 4096),
+    lookahead=st.sampled_from([0, 128]),
+)
+def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(prompt, chunks, least_gain, lookahead):
+    choice = TailChoice(128, lookahead=lookahead, least_gain=least_gain)
+    ends = [end for end in itertools.accumulate(chunks) if end < prompt]
+    pieces = list(itertools.pairwise([0, *ends, prompt]))
+    for of_range in (choice.kept, choice.marginal):
+        whole = of_range(0, prompt, prompt, 0)
+        assert [b for piece in pieces for b in of_range(*piece, prompt, 0)] == whole
+        assert all(boundary % 128 == 0 and 0 < boundary <= prompt for boundary in whole)
+
+
+@given(prompt=st.integers(1300, 200_000), least_gain=st.integers(0, 4096))
+def test_no_prompt_loses_more_than_its_end_and_five_units(prompt, least_gain):
+    deepest = max(TailChoice(128, least_gain=least_gain).kept(0, prompt, prompt, 0))
+    assert prompt - deepest <= 5 * 128 + 1
