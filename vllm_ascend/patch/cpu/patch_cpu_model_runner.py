@@ -34,7 +34,7 @@ _RENAMED = {"block_table_stride": "stride"}
     remove_when="vLLM's CPU runner gives its kernels to what starts them",
 )
 def wrap_postprocess_triton(original: Callable) -> Callable:
-    """vLLM gives its CPU kernels names that nothing reads, so drafts raise a TypeError."""
+    """vLLM's CPU kernels get names that nothing reads, so drafts raise a TypeError."""
 
     def _postprocess_triton(self: CPUModelRunner) -> None:
         original(self)

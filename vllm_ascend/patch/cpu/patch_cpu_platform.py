@@ -16,7 +16,7 @@ _ARCHITECTURE = "DeepseekV4ForCausalLM"
 
 @changes("vllm.platforms.cpu:CpuPlatform.check_and_update_config", DSV4_ON_CPU)
 def wrap_check_and_update_config(original: Callable) -> Callable:
-    """On the CPU vLLM does not cut prompts of MLA models, and from 0.30 on caches none."""
+    """On the CPU vLLM cuts no prompts of MLA models, and from 0.30 on caches none."""
 
     def check_and_update_config(cls: type[CpuPlatform], vllm_config: VllmConfig) -> None:
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config

@@ -25,7 +25,7 @@ _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 @changes("vllm.engine.arg_utils:EngineArgs.create_engine_config", EARLY_CHECK)
 def wrap_create_engine_config(original: Callable) -> Callable:
-    """A wrong block size or interval is refused before an engine starts."""
+    """Refuses a wrong block size or interval before an engine starts."""
 
     def create_engine_config(self: EngineArgs, *args, **kwargs) -> VllmConfig:
         config, release = load_config(), running_release()

@@ -21,7 +21,7 @@ _MASK = {**BLOCK_MASK, "superseded_by": f"{_CLASS}.cache_full_blocks(block_mask)
 
 @changes(f"{_CLASS}.__init__", _FRONT)
 def wrap_init(original: Callable) -> Callable:
-    """A pool that is built without a coordinator follows the configuration."""
+    """A pool without a coordinator follows the configuration."""
 
     def __init__(self: BlockPool, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
@@ -79,7 +79,7 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLASS}.scratch_first",
         replacement=False,
         **_FRONT,
-        why="Says whether freed blocks without a hash go to the front.",
+        why="Says whether freed blocks without a hash go first.",
     ),
     wrap_init,
     wrap_free_blocks,

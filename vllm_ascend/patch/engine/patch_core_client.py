@@ -83,7 +83,7 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_CLIENT}.ascend_routing",
         replacement=None,
         **DP_ROUTING,
-        why="What ranks are chosen by; None: vLLM chooses.",
+        why="Chooses the rank; None: vLLM does.",
     ),
     wrap_init,
     wrap_add_request_async,

@@ -24,7 +24,7 @@ _CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_si
 
 @changes("vllm.v1.engine.core:EngineCore._initialize_kv_caches", BLOCK_SIZE)
 def wrap_initialize_kv_caches(original: Callable) -> Callable:
-    """EngineCore replaces --block-size by the smallest group's; workers keep the configured one."""
+    """EngineCore replaces --block-size by the smallest group's; workers do not."""
 
     def _initialize_kv_caches(self: EngineCore, vllm_config: VllmConfig):
         configured = vllm_config.cache_config.block_size
@@ -80,7 +80,7 @@ def wrap_step_with_batch_queue(original: Callable) -> Callable:
 
 @changes("vllm.v1.engine.core:EngineCoreProc._handle_client_request", DP_ROUTING)
 def wrap_handle_client_request(original: Callable) -> Callable:
-    """A reset or sleep is told at once, without waiting for a step."""
+    """Tells of a reset or sleep without waiting for a step."""
 
     def _handle_client_request(
         self: EngineCoreProc, request_type: EngineCoreRequestType, request
@@ -107,6 +107,6 @@ PATCHES: tuple[Patch, ...] = (
         target="vllm.v1.engine.core:EngineCoreProc.ascend_tell_cache",
         replacement=ascend_tell_cache,
         **DP_ROUTING,
-        why="A front end that starts late or missed a message asks for everything.",
+        why="A late front end, or one that missed a message, asks for everything.",
     ),
 )

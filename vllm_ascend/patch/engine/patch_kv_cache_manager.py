@@ -69,7 +69,7 @@ _COPIES = {
 
 @changes(f"{_CLASS}.take_kv_cache_block_copies", _COPIES)
 def wrap_take_kv_cache_block_copies(original: Callable) -> Callable:
-    """If vLLM copies blocks itself, the copies of hits inside a block are added."""
+    """Adds the copies of hits inside a block to vLLM's own."""
 
     def take_copies(self: KVCacheManager) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
         if isinstance(self.coordinator, AscendHybridKVCacheCoordinator):

@@ -186,7 +186,7 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
         replacement=block_pool_methods.prepend_n,
         **RETENTION,
-        why="Blocks without reusable content are handed out before cached ones.",
+        why="Hands out blocks without reusable content before cached ones.",
         superseded_by=f"{_MODULE}:FreeKVCacheBlockQueue.prepend_n",
     ),
     wrap_get_request_block_hasher,

@@ -37,7 +37,7 @@ _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 @changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", METRICS)
 def wrap_make_stats(original: Callable) -> Callable:
-    """The one place where every scheduler makes a step's statistics."""
+    """Every scheduler makes a step's statistics there."""
 
     def make_stats(self: Scheduler, *args, **kwargs) -> SchedulerStats | None:
         stats = original(self, *args, **kwargs)
@@ -131,21 +131,21 @@ PATCHES: tuple[Patch, ...] = (
         replacement=None,
         type=CacheUpdate | None,
         **METRICS,
-        why="Takes the counts to the API server, which is another process.",
+        why="Takes the counts to the API server's process.",
     ),
     AddField(
         target=f"{_STATS}.ascend_cache_news",
         replacement=None,
         type=bytes | None,
         **DP_ROUTING,
-        why="Takes what a rank tells of its cache, in order with its outputs.",
+        why="Carries a rank's cache news in order with its outputs.",
     ),
     wrap_make_stats,
     _default(_PROMETHEUS, "Holds the metrics."),
     _default(_PROMETHEUS, "Holds the metrics.", "ascend_routing"),
     wrap_prometheus_init,
     wrap_prometheus_record,
-    _default(_LOGGING, "Holds what the next line tells."),
+    _default(_LOGGING, "Holds the next line's counts."),
     wrap_logging_record,
     wrap_log,
 )

@@ -195,7 +195,7 @@ class _OneRequest:
 
 @changes(f"{_SCHEDULER}._preempt_request", UNWRITTEN)
 def wrap_preempt_request(original: Callable) -> Callable:
-    """What a request entered in the step of its preemption is never written."""
+    """A request's entries in the step of its preemption are never written."""
 
     def _preempt_request(self: Scheduler, request: Request, *args, **kwargs) -> None:
         coordinator = _our_coordinator(self)
@@ -250,7 +250,7 @@ def _give_back_blocks(scheduler: Scheduler) -> None:
 
 @changes(f"{_SCHEDULER}.update_from_output", CONNECTORS)
 def wrap_update_from_output(original: Callable) -> Callable:
-    """Holds a copy's source until the step has run, and hides rows until they are loaded."""
+    """Holds a copy's source until the step has run, and hides rows until loaded."""
 
     def update_from_output(
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -303,7 +303,7 @@ def wrap_update_request_as_session(original: Callable) -> Callable:
 
 @changes(f"{_SCHEDULER}.reset_prefix_cache", KV_EVENTS)
 def wrap_reset_prefix_cache(original: Callable) -> Callable:
-    """Routers hear of a reset, although an idle engine makes no step."""
+    """Routers hear of a reset also from an idle engine."""
 
     def reset_prefix_cache(self: Scheduler, *args, **kwargs) -> bool:
         is_reset = original(self, *args, **kwargs)
@@ -328,7 +328,7 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_OUTPUT}.kv_cache_block_copies",
         replacement=None,
         **PARTIAL_HITS,
-        why="Tells workers which pages to copy before the step.",
+        why="Names the pages to copy before the step.",
     ),
     wrap_update_after_schedule,
     wrap_update_from_output,

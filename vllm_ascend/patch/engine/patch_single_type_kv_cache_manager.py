@@ -52,7 +52,7 @@ def wrap_cache_blocks(original: Callable) -> Callable:
 
 
 def _wrap_override(original: Callable) -> Callable:
-    """Overrides the base method, so takes the same arguments."""
+    """Takes the base method's arguments."""
 
     def cache_blocks(
         self: SingleTypeKVCacheManager,

@@ -210,7 +210,7 @@ def wrap_lookup_scheduler(original: Callable) -> Callable:
 
 @_change("config_data:ChunkedTokenDatabase.prepare_value")
 def wrap_prepare_value(original: Callable) -> Callable:
-    """A store's addresses do not tell which block lost its page."""
+    """Addresses do not tell which block lost its page."""
 
     def prepare_value(self, *args, **kwargs) -> tuple[PageAddresses, list[int], int]:
         addresses, sizes, block_id = original(self, *args, **kwargs)
@@ -221,7 +221,7 @@ def wrap_prepare_value(original: Callable) -> Callable:
 
 @_change("ascend_store_connector:AscendStoreConnector.__init__")
 def wrap_connector_init(original: Callable) -> Callable:
-    """vllm-ascend only logs a page that was not loaded, and reads its block."""
+    """vllm-ascend reads blocks whose pages were not loaded."""
 
     def __init__(self, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
@@ -300,7 +300,7 @@ def _reads_draft_rows(scheduler: Any) -> bool:
 
 @_change("pool_scheduler:KVPoolScheduler.build_connector_meta")
 def wrap_build_connector_meta(original: Callable) -> Callable:
-    """It remembers blocks that windows have left, and stores other requests' rows as theirs."""
+    """It stores blocks that windows have left, now with other requests' rows."""
 
     def build_connector_meta(self, scheduler_output) -> Any:
         _forget_tables_of_resumed(self, scheduler_output.scheduled_cached_reqs.resumed_req_ids)

@@ -55,7 +55,7 @@ def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
 
 
 def wrap_build(original: Callable) -> Callable:
-    """It splits slots by 128 where the caller names no block size."""
+    """Without a named block size it splits slots by 128."""
 
     def build(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("block_size", self.kv_cache_spec.block_size)

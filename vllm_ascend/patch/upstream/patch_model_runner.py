@@ -21,7 +21,7 @@ _ATTENTION = "attn"
     CHECKOUT_CACHE,
 )
 def wrap_allocate(original: Callable) -> Callable:
-    """Whole pages can only be copied in the raw tensors; says which layers do not fit."""
+    """Whole pages can only be copied in the raw tensors; names layers that do not fit."""
 
     def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, RawTensors]:
         try:

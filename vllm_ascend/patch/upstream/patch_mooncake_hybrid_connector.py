@@ -77,7 +77,7 @@ def wrap_sending_thread_init(original: Callable) -> Callable:
 
 @_change("KVCacheSendingThread.run_busy_loop")
 def wrap_run_busy_loop(original: Callable) -> Callable:
-    """It gives blocks away after a time limit, of which the decode side must learn."""
+    """It gives blocks away after a time limit; the decode side must learn of it."""
 
     def run_busy_loop(self, sock) -> None:
         """Answer decode sides; those that ask whether a request's blocks are still held, too."""
@@ -94,7 +94,7 @@ def wrap_run_busy_loop(original: Callable) -> Callable:
 
 @_change("KVCacheRecvingThread.__init__")
 def wrap_receiving_thread_init(original: Callable) -> Callable:
-    """It never compares block sizes: unequal ones put bytes in the wrong place."""
+    """It compares no block sizes: unequal ones misplace bytes."""
 
     def __init__(self, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
@@ -112,7 +112,7 @@ def wrap_receiving_thread_init(original: Callable) -> Callable:
 
 @_change("KVCacheRecvingThread._get_remote_socket")
 def wrap_get_remote_socket(original: Callable) -> Callable:
-    """Pulls from a prefill side that died wait for ever."""
+    """Pulls from a dead prefill side wait for ever."""
 
     def get_remote_socket(self, remote_host: str, remote_handshake_port: int) -> Any:
         """Return a socket that waits for an answer for a limited time, and is closed at once."""
@@ -135,7 +135,7 @@ def _note_and_add(thread: Any, add_request: Callable, *, request_id: str, **requ
 
 @_change("KVCacheRecvingThread._transfer_kv_cache")
 def wrap_transfer(original: Callable) -> Callable:
-    """It counts failed pulls as done, and reads foreign rows if a pull comes late."""
+    """It counts failed pulls as done, and late pulls read foreign rows."""
 
     def transfer(self, req_meta: dict[str, Any]) -> None:
         """Pull a request's blocks; whatever goes wrong, they are reported as not loaded."""
@@ -200,7 +200,7 @@ PATCHES: tuple[Patch, ...] = (
     Add(
         target=f"{_MODULE}:MooncakeConnector.{TAKES_TAILS_ALONE}",
         replacement=True,
-        why="Hands over windows' last blocks, behind which the other side goes on.",
+        why="Hands over only windows' last blocks.",
         **UPSTREAM_CONNECTORS,
     ),
     Add(

@@ -19,7 +19,7 @@ _CLASS = "vllm_ascend.core.recompute_scheduler:RecomputeScheduler"
 
 @changes(f"{_CLASS}.schedule", CHECKOUT_CACHE)
 def wrap_schedule(original: Callable) -> Callable:
-    """On a decode node it frees running requests; what they entered is never written."""
+    """On a decode node it frees running requests, whose entries are never written."""
 
     def schedule(self: Scheduler, *args: Any, **kwargs: Any) -> SchedulerOutput:
         coordinator = self.kv_cache_manager.coordinator

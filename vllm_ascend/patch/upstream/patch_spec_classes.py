@@ -37,7 +37,7 @@ def _rebind(module: str, name: str) -> Rebind:
         replacement=spec,
         keepers=tuple(f"{keeper}:{name}" for keeper in keepers),
         **CHECKOUT_SPECS,
-        why="vllm-ascend takes the class by vLLM's name, and reads what only Ascend's has.",
+        why="vllm-ascend takes the class by vLLM's name, but needs Ascend's fields.",
     )
 
 
