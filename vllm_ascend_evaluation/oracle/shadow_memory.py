@@ -68,17 +68,17 @@ class ShadowMemory:
         self.group_of[dst_block_id] = group_id
         if group_id == NO_GROUP:
             return
-        for plane in self._planes(group_id):
+        for plane in self.planes(group_id):
             plane[dst_block_id] = plane[src_block_id]
 
     def spoil(self, block_id: int, group_id: int, first_row: int) -> None:
         """Mark the rows from `first_row` on as what nobody may read."""
-        for plane in self._planes(group_id):
+        for plane in self.planes(group_id):
             plane[block_id, first_row:] = GARBAGE
 
     def mark(self, block_id: int, group_id: int, rows: slice, stamp: int) -> None:
         """Put a stamp that no digest has on rows of a block, draft rows included."""
-        for plane in self._planes(group_id):
+        for plane in self.planes(group_id):
             plane[block_id, rows] = stamp
         self.epoch[block_id] += 1
 
@@ -94,7 +94,7 @@ class ShadowMemory:
         owner = self.owner[block_id]
         return None if owner is None else owner.request_id
 
-    def _planes(self, group_id: int) -> list[Stamps]:
+    def planes(self, group_id: int) -> list[Stamps]:
         draft = self.draft_rows.get(group_id)
         return [self.rows[group_id]] if draft is None else [self.rows[group_id], draft]
 
@@ -102,5 +102,5 @@ class ShadowMemory:
         self.epoch[block_id] += 1
         group_id = self.group_of[block_id]
         if group_id != NO_GROUP:
-            for plane in self._planes(group_id):
+            for plane in self.planes(group_id):
                 plane[block_id] = UNWRITTEN

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.e2e.connectors.connected import ConnectedWorker
 from tests.e2e.tier.test_random_traffic import cell, run, small_units
 from tests.e2e.tier.test_shared_pool import pool, run_engines
 from tests.e2e.tier.tier_engine import TierEngine
@@ -18,6 +17,7 @@ from vllm_ascend.tier.scheduler_side import TierScheduler
 from vllm_ascend.tier.store_orders import StoreOrders
 from vllm_ascend.tier.worker_side import TierWorker
 from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
+from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
 from vllm_ascend_evaluation.oracle.digests import LOST
 from vllm_ascend_evaluation.oracle.worker import ShadowWorker
 

@@ -220,4 +220,9 @@ def _computing_worker(job: Job, scheduler: Scheduler) -> Worker:
 
     # Stock vLLM lets a request read state rows in the very step that writes them.
     strict = job.patched and load_config().changes_caching
-    return ShadowWorker(scheduler, OracleOptions(strict_state=strict, strict_draft=strict))
+    options = OracleOptions(strict_state=strict, strict_draft=strict)
+    if job.tier_gib is None:
+        return ShadowWorker(scheduler, options)
+    from vllm_ascend_evaluation.replay.runs.tier_stamps import StampedTierWorker
+
+    return StampedTierWorker(scheduler, options)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tier below the KV cache in a replay: the real scheduler's half, and workers that move nothing.
+"""A tier below the KV cache in a replay: the real scheduler's half, and workers without bytes.
 
-What is ordered is done when the step ends; loads take the time that their bytes take.
+What is ordered is done when the step ends; loads take the time that their bytes take. A replay that
+verifies moves the oracle's stamps.
 """
 
 from __future__ import annotations
