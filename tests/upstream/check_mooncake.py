@@ -102,6 +102,64 @@ def test_prompts_that_end_around_boundaries_are_answered_as_by_one_instance(swit
     producer.drain()
 
 
+def bytes_pulled_by_turn(configuration: Configuration, num_turns: int = 5) -> list[int]:
+    """Let both sides answer chats; return what the decode side pulled in each turn."""
+    port = mooncake_instances.free_port()
+    producer = Instance(configuration, "kv_producer", port)
+    consumer = Instance(configuration, "kv_consumer", port)
+    rng = random.Random(0)
+    chats = {f"chat {index}": [rng.randrange(50) for _ in range(200)] for index in range(3)}
+    pulled: list[int] = []
+    for turn in range(num_turns):
+        asked = {f"{name}, turn {turn}": prompt for name, prompt in chats.items()}
+        before = TRANSFER.num_bytes
+        answers = decode(consumer, asked, prefill(producer, asked))
+        pulled.append(TRANSFER.num_bytes - before)
+        assert answers == alone(configuration, asked)
+        for (name, prompt), answer in zip(chats.items(), answers.values(), strict=True):
+            # The template ends the prompt otherwise than it repeats it.
+            asks = [rng.randrange(50) for _ in range(rng.randrange(4, 12))]
+            chats[name] = [*prompt[:-2], *answer, *asks]
+    consumer.drain()
+    producer.drain()
+    return pulled
+
+
+@pytest.mark.parametrize("mode", ["plain", "async"])
+@pytest.mark.parametrize("switches", ["best", "partial-sparse-0"])
+def test_of_a_chat_the_decode_side_pulls_what_it_lacks(switch, monkeypatch, switches, mode):
+    """Its rows are of earlier turns, pulled or computed; the tail of every prompt is pulled."""
+    configuration = cell(switches=switches, mode=mode)
+    switch(configuration.environment)
+    lacking = bytes_pulled_by_turn(configuration)
+    monkeypatch.setattr(mooncake_hybrid_connector.MooncakeConnector, "brings_tails", False)
+    everything = bytes_pulled_by_turn(configuration)
+    assert lacking[0] == everything[0]
+    assert all(some < 0.6 * every for some, every in zip(lacking[1:], everything[1:], strict=True))
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_pull_that_fails_behind_local_rows(switch, policy):
+    """The rows stay, and nobody goes on behind them without a tail."""
+    configuration = cell()
+    switch(configuration.environment)
+    port = mooncake_instances.free_port()
+    producer = Instance(configuration, "kv_producer", port)
+    consumer = Instance(configuration, "kv_consumer", port, policy=policy)
+    rng = random.Random(0)
+    prefix = [rng.randrange(50) for _ in range(250)]
+    for turn in range(4):
+        asked = {f"{turn}-{i}": [*prefix, *(rng.randrange(50) for _ in range(9))] for i in range(3)}
+        params = prefill(producer, asked)
+        TRANSFER.pulls_left = turn % 2 or None
+        answers, right = decode(consumer, asked, params), alone(configuration, asked)
+        failed = 2 if turn % 2 and policy == "fail" else 0
+        assert sum(answers[name] == [] for name in asked) == failed
+        assert all(answers[name] in ([], right[name]) for name in asked)
+    consumer.drain()
+    producer.drain()
+
+
 def state_is_sparse(instance: Instance) -> bool:
     plan = instance.scheduler.kv_cache_manager.coordinator.plan
     return any(map(plan.is_sparse, plan.specs))

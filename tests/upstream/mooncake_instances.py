@@ -34,8 +34,10 @@ class CopyingEngine:
     Attributes:
         pulls_left: So many pulls succeed, the next one breaks off half-way.
         meanwhile: Happens once, when half of a pull is done.
+        num_bytes: Pulled so far.
     """
 
+    num_bytes = 0
     pulls_left: int | None = None
     meanwhile: Callable[[], None] | None = None
 
@@ -48,6 +50,7 @@ class CopyingEngine:
     ) -> int:
         """Copy; return a negative number if the other side has gone."""
         count = len(lengths)
+        self.num_bytes += sum(lengths)
         if self.pulls_left is not None:
             self.pulls_left -= 1
             if self.pulls_left < 0:

@@ -143,9 +143,10 @@ class RankedCaching:
             return
         record = self._ledger.record(request_id)
         record.passed = record.cached = num_local
-        for group in self._groups.retained:
-            record.freed[group.id] = Ordinal(group.tail(num_local).start)
-        self.tails.keep_hit(record, tail)
+        if tail is not None:
+            for group in self._groups.retained:
+                record.freed[group.id] = Ordinal(group.tail(num_local).start)
+            self.tails.keep_hit(record, tail)
         # They may have been there for marginal tails alone, or be somebody's who has yet to end.
         for group in self._groups.prefix:
             self._pool.keep(blocks[group.id][: num_local // group.block_tokens])

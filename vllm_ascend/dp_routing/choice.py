@@ -19,7 +19,8 @@ LIVE_TOKENS = 512
 RECENT_WEIGHT = 0.8
 """What a token costs that a rank was given lately: it fills a cache that others fill less."""
 LOAD_WEIGHT = 0.05
-"""What a token costs that a rank loads from a tier: a small part of the time to compute it."""
+"""What a token costs that a rank loads, from a tier or from the engine that has computed it: a
+small part of the time to compute it."""
 
 
 class RankLoad(NamedTuple):
@@ -30,7 +31,7 @@ class RankLoad(NamedTuple):
         queued_tokens: What it has to compute for others first.
         num_live: Requests that wait or run there.
         recent_tokens: What it was given to compute lately, done or not.
-        loaded_tokens: What it would load from a tier below its cache.
+        loaded_tokens: What it would load.
     """
 
     copied_tokens: int

@@ -28,10 +28,13 @@ class Prompt:
     Attributes:
         names: Of its whole granules.
         num_tokens: All of its prompt's.
+        is_pulled: Another engine has computed it: a rank computes nothing, and pulls the rows that
+            it lacks.
     """
 
     names: Sequence[int]
     num_tokens: int
+    is_pulled: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,12 @@ class _Expected:
     hit_tokens: int
     granules: int
     with_tier: int
+
+
+def _is_pulled(request: EngineCoreRequest) -> bool:
+    parameters = request.sampling_params
+    told = (parameters.extra_args if parameters is not None else None) or {}
+    return bool((told.get("kv_transfer_params") or {}).get("do_remote_prefill"))
 
 
 class Router:
@@ -88,7 +97,8 @@ class Router:
         """Hash a request's prompt, once for all ranks. It changes nothing here."""
         num_tokens = len(request.prompt_token_ids or ())
         hash_tokens = self.index.hash_tokens
-        return Prompt(prompt_names(request, hash_tokens) if hash_tokens else (), num_tokens)
+        names = prompt_names(request, hash_tokens) if hash_tokens else ()
+        return Prompt(names, num_tokens, is_pulled=_is_pulled(request))
 
     def choose(self, request_id: str, prompt: Prompt, counts: Sequence[Sequence[float]]) -> int:
         """Choose the rank for a request, and count it as sent there.
@@ -102,18 +112,22 @@ class Router:
         start = perf_counter()
         expected = self._expected(prompt)
         best = max(there.with_tier for there in expected)
+        most_rows = max(there.granules for there in expected)
         loads = [
             RankLoad(
-                best - there.with_tier,
+                0 if prompt.is_pulled else best - there.with_tier,
                 *self._load(rank, counts[rank]),
                 self._recent[rank],
-                there.with_tier - there.hit_tokens,
+                (most_rows - there.granules) * self.index.hash_tokens
+                if prompt.is_pulled
+                else there.with_tier - there.hit_tokens,
             )
             for rank, there in enumerate(expected)
         ]
         rank = choose_rank(loads, self._sharers[self._shared_name(prompt, best)], self._tie)
         self._tie += 1
-        self._send(request_id, prompt, rank, expected, self._reason(rank, expected))
+        reason = self._reason(rank, expected, is_pulled=prompt.is_pulled)
+        self._send(request_id, prompt, rank, expected, reason)
         self.stats.seconds.append(perf_counter() - start)
         return rank
 
@@ -130,13 +144,14 @@ class Router:
         reason: str,
     ) -> None:
         there = expected[rank]
-        left = prompt.num_tokens - there.with_tier
+        left = 0 if prompt.is_pulled else prompt.num_tokens - there.with_tier
         start = max(there.granules, there.with_tier // max(self.index.hash_tokens, 1))
         self.sent.add(request_id, rank, prompt.names, start, left)
         fading = 1 - 1 / (_RECENT_REQUESTS * self.num_ranks)
         self._recent = [given * fading for given in self._recent]
         self._recent[rank] += left
-        if there.with_tier == there.hit_tokens:  # a load may replace the end of the rank's own hit
+        # A load may replace the end of the rank's own hit.
+        if there.with_tier == there.hit_tokens and not prompt.is_pulled:
             self._predicted[request_id] = rank, there.hit_tokens
         shared_name = self._shared_name(prompt, max(there.with_tier for there in expected))
         self._live[request_id] = shared_name
@@ -180,8 +195,11 @@ class Router:
         return queued, max(waiting + running, own)
 
     @staticmethod
-    def _reason(rank: int, expected: Sequence[_Expected]) -> str:
-        hits = [(there.with_tier, there.hit_tokens) for there in expected]
+    def _reason(rank: int, expected: Sequence[_Expected], *, is_pulled: bool) -> str:
+        hits = [
+            (there.granules, 0) if is_pulled else (there.with_tier, there.hit_tokens)
+            for there in expected
+        ]
         return "cache" if hits[rank] == max(hits) > min(hits) else "load"
 
     # What is heard of ranks and requests

@@ -29,7 +29,7 @@ from tests.upstream.npu_reference.instances import (
     num_read,
     without_cache,
 )
-from tests.upstream.npu_reference.remote_memory import RemoteMemory
+from tests.upstream.npu_reference.remote_memory import RemoteMemory, num_bytes_pulled
 from tests.upstream.npu_reference.tags import TagError
 
 PORTS = range(18100, 18500)
@@ -153,6 +153,7 @@ def test_two_turns_are_answered_as_by_one_engine(tmp_path, rows, decoding):
         assert [answer.tokens for answer in said] == expected
         # All but the last token, whichever of the two had it.
         assert [answer.num_cached for answer in said] == [len(prompt) - 1 for prompt in prompts]
+        pulled = consumer.call(num_bytes_pulled)
         history = zip(prompts, expected, strict=True)
         chats = [[*prompt, *tokens, *range(20, 60)] for prompt, tokens in history]
         prefilled = prefill(producer, chats)
@@ -160,6 +161,11 @@ def test_two_turns_are_answered_as_by_one_engine(tmp_path, rows, decoding):
             a.num_cached for a, chat in zip(prefilled, chats, strict=True) if len(chat) > 300
         )
         again = decode(consumer, chats, prefilled)
+        # Of the first turn the rows are here; windows and state are pulled anew.
+        assert consumer.call(num_bytes_pulled) - pulled < 0.9 * pulled, (
+            pulled,
+            consumer.call(num_bytes_pulled),
+        )
         assert consumer.call(num_read) > 10_000
         assert all_free(producer, consumer)
     assert [answer.tokens for answer in again] == without_cache(chats, rows=rows)

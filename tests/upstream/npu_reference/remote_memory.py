@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from tests.upstream.npu_reference import transfers
 
@@ -21,7 +22,12 @@ class RemoteMemory:
 
     Args:
         folder: Where all engines have their sockets.
+
+    Attributes:
+        num_bytes: Read so far.
     """
+
+    num_bytes = 0
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,6 +47,7 @@ class RemoteMemory:
     ) -> int:
         """Copy stretches of the other side; return 0, or a negative number if it cannot be read."""
         _, _, port = session.rpartition(":")
+        self.num_bytes += sum(lengths)
         try:
             with Client(str(self._folder / port)) as other:
                 for to, address, length in zip(local, remote, lengths, strict=True):
@@ -66,11 +73,21 @@ def _answer(other: Connection) -> None:
             other.send(transfers.take(address, length))
 
 
+def num_bytes_pulled(engine: object) -> int:
+    """Return the bytes that the process of an engine has read of others."""
+    memory: RemoteMemory = _holder().transfer_engine
+    return memory.num_bytes
+
+
 def stand_in(folder: Path) -> None:
     """Let the engine of this process read and be read by those that have the folder."""
+    folder.mkdir(exist_ok=True)
+    _holder().transfer_engine = RemoteMemory(folder)
+
+
+def _holder() -> Any:
     from vllm_ascend.distributed.kv_transfer.utils.mooncake_transfer_engine import (  # type: ignore[import-not-found]
         global_te,
     )
 
-    folder.mkdir(exist_ok=True)
-    global_te.transfer_engine = RemoteMemory(folder)
+    return global_te

@@ -17,10 +17,8 @@ from vllm.v1.kv_cache_interface import (
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS, with_our_interval
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.group_managers import CompressAttentionManager
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
-from vllm_ascend.core.plan.scheduler_facts import building_scheduler
 from vllm_ascend.patch.engine.patch_kv_cache_coordinator import (
     AscendHybridKVCacheCoordinator,
     get_kv_cache_coordinator,
@@ -311,64 +309,6 @@ def test_partial_hits_align_to_the_granule(monkeypatch):
     assert hit == 28
     # The last block of a compressed group is the one to be copied.
     assert [len(group) for group in blocks] == [2, 4, 7]
-
-
-def test_a_connector_that_does_not_know_granules_keeps_hits_to_whole_blocks(monkeypatch):
-    """Its scheduler half may take every hit for one of whole blocks."""
-    monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
-    with building_scheduler(has_connector=True):
-        cache = Cache(compressed(4, 4), window(8, 4))
-    assert cache.coordinator.lcm_block_size == 16
-    cache.run(request("a", tokens(30)))
-    assert cache.hit(request("b", tokens(30)))[1] == 16
-
-
-def cache_beside_a_connector(monkeypatch, answers: list) -> tuple[Cache, list]:
-    """Return a cache with one prompt in it, and a list of what the connector is asked."""
-    monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
-    with building_scheduler(has_connector=True, connector_knows_granules=True):
-        cache = Cache(compressed(4, 4), window(8, 4))
-    asked: list[int] = []
-    query = ConnectorQuery(lambda request, num: (asked.append(num), answers.pop(0))[1])
-    cache.coordinator.ask_connector(query)
-    cache.run(request("a", tokens(30)))
-    return cache, asked
-
-
-@pytest.mark.parametrize(
-    "answer, hit",
-    [((0, False), 28), ((12, False), 28), ((13, False), 16), ((13, True), 16), ((None, False), 16)],
-)
-def test_a_hit_ends_inside_a_block_unless_the_connector_brings_more(monkeypatch, answer, hit):
-    cache, asked = cache_beside_a_connector(monkeypatch, [answer])
-    probe = request("b", tokens(30))
-    with cache.coordinator.looking_up(probe):
-        assert cache.hit(probe)[1] == hit
-    assert asked == [16], "asked for the hit as it is with external tokens"
-
-
-def test_a_hit_of_whole_blocks_asks_no_connector(monkeypatch):
-    cache, asked = cache_beside_a_connector(monkeypatch, [])
-    probe = request("b", tokens(17))
-    with cache.coordinator.looking_up(probe):
-        assert cache.hit(probe)[1] == 16
-    assert not asked
-
-
-def test_a_look_up_that_nobody_named_asks_nobody(monkeypatch):
-    cache, asked = cache_beside_a_connector(monkeypatch, [])
-    assert cache.hit(request("b", tokens(30)))[1] == 16
-    assert not asked
-
-
-@pytest.mark.parametrize("params, hit", [({}, 28), ({"do_remote_decode": True}, 24)])
-def test_a_prompt_that_will_be_shortened_is_not_hit_whole(monkeypatch, params, hit):
-    """Of 29 tokens the last is dropped after the look-up; one must be left to compute."""
-    cache, _ = cache_beside_a_connector(monkeypatch, [(0, False)])
-    probe = request("b", tokens(29))
-    probe.kv_transfer_params = params
-    with cache.coordinator.looking_up(probe):
-        assert cache.hit(probe)[1] == hit
 
 
 def test_the_best_profile_does_not_mind_a_model_without_windows(monkeypatch):

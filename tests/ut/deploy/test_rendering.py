@@ -75,7 +75,7 @@ def test_optional_components_reach_the_engines(overlays_with_component):
             "multi-node-pd": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
         }[overlay]
         silent: set[str] = {
-            # A decode instance caches no prefixes, so it has no events to publish.
+            # A router chooses where a prompt is computed: by the events of prefill.
             "kv-events": {"vllm-dsv4-decode"},
             # Prefill and decode have a connector already.
             "tier-host": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},

@@ -106,9 +106,8 @@ def test_vllm_accepts_the_flags(overlay: str, workload: Workload, tmp_path: Path
 
 
 @each_engine
-def test_the_prefix_cache_is_on_but_for_decode(overlay: str, workload: Workload, tmp_path: Path):
-    decodes = workload.labels["role"] == "decode"
-    assert parse(overlay, workload, tmp_path).enable_prefix_caching is not decodes
+def test_the_prefix_cache_is_on(overlay: str, workload: Workload, tmp_path: Path):
+    assert parse(overlay, workload, tmp_path).enable_prefix_caching
 
 
 @each_engine

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from tests.ut.dp_routing.test_index import PREFIX, SIZE, anew, news
+from vllm_ascend.dp_routing.choice import LIVE_TOKENS, LOAD_WEIGHT
 from vllm_ascend.dp_routing.router import Prompt, Router
 
 NAMES = list(range(101, 2101))
@@ -33,6 +37,25 @@ def test_a_session_stays_where_it_is(router):
     assert router.stats.chosen[2, "cache"] == 1
     router.first_token("a", 1500 * SIZE)
     assert router.stats.num_exact == 1 and router.stats.hit_tokens[2] == 1500 * SIZE
+
+
+def test_what_is_pulled_goes_where_most_rows_are_unless_more_requests_live_there(router):
+    pulled = replace(PROMPT, is_pulled=True)
+    router.hear(2, news(2, stored=NAMES[:1500]))
+    assert router.choose("a", pulled, IDLE) == 2
+    assert not router.sent.left_tokens[2], "it computes nothing"
+    router.first_token("a", PROMPT.num_tokens - 1)
+    assert router.stats.num_exact == 0, "its hit is what was pulled, and tells nothing"
+    assert LOAD_WEIGHT * 1500 * SIZE < LIVE_TOKENS
+    assert router.choose("b", pulled, [[0, 0], [0, 0], [0, 1], [0, 0]]) != 2
+
+
+def test_a_request_with_a_prefill_side_s_answer_is_pulled(router):
+    told = {"do_remote_prefill": True, "remote_block_ids": [[1]]}
+    for extra, is_pulled in (({"kv_transfer_params": told}, True), ({}, False), (None, False)):
+        parameters = SimpleNamespace(extra_args=extra)
+        request = SimpleNamespace(prompt_token_ids=None, sampling_params=parameters)
+        assert router.prompt_of(request).is_pulled is is_pulled
 
 
 def test_a_burst_of_one_prompt_goes_to_one_rank(router):

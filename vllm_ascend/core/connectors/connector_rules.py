@@ -30,6 +30,11 @@ others as soon as the step that computed them is over."""
 TAKES_WHOLE_BLOCK_TAILS = "takes_whole_block_tails"
 """It takes the tails, too, of multiples of the tokens that whole blocks of all groups cover."""
 
+BRINGS_TAILS = "brings_tails"
+"""A request that another engine has computed is given all that it lacks. Into the blocks of its
+table that have no name yet go rows, and the tail at its prompt's end. So rows that are here count
+without a tail behind them."""
+
 LEAST_GAIN_KEY = "least_gain_tokens"
 """The key of ``kv_connector_extra_config`` that sets the least gain of external tokens."""
 DEFAULT_LEAST_GAIN_TOKENS = 256
@@ -103,6 +108,14 @@ def takes_spare_tails(config: KVTransferConfig | None) -> bool:
     Raises as :func:`knows_granules` does.
     """
     return any(_declared(config, TAKES_SPARE_TAILS))
+
+
+def brings_tails(config: KVTransferConfig | None) -> bool:
+    """Whether the configured connector, or one of several, has :data:`BRINGS_TAILS`.
+
+    Raises as :func:`knows_granules` does.
+    """
+    return any(_declared(config, BRINGS_TAILS))
 
 
 def allows_partial_hits(config: KVTransferConfig | None) -> bool:
@@ -222,30 +235,41 @@ class ConnectorQuery:
     the connector is asked once, as before.
     """
 
-    def __init__(self, ask: Callable[[Request, int], Answer], least_gain: int = 0) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Request, int], Answer],
+        least_gain: int = 0,
+        *,
+        brings_tails: bool = False,
+    ) -> None:
         """Take the connector's ``get_num_new_matched_tokens``.
 
         Args:
             least_gain: See :func:`least_gain`.
+            brings_tails: See :data:`BRINGS_TAILS`.
         """
-        self._ask, self._least_gain = ask, least_gain
+        self._ask, self._least_gain, self._brings_tails = ask, least_gain, brings_tails
         self._asked: tuple[Request, Answer] | None = None
 
     def forget(self) -> None:
         """A look-up starts: what was asked in an earlier one is no longer true."""
         self._asked = None
 
+    def brings_tail(self, request: Request) -> bool:
+        """Whether the tail of a request's prompt comes from the engine that has computed it."""
+        params = request.kv_transfer_params or {}
+        return self._brings_tails and bool(params.get("do_remote_prefill"))
+
     def brings_more(self, request: Request, whole_tokens: int, partial_tokens: int) -> bool:
         """Whether external tokens are worth more than a local hit that ends inside a block.
 
-        They follow the ``whole_tokens`` of it that end with whole blocks. They must end behind its
-        ``partial_tokens``, by the least gain: what is here costs a copy, they cost a load. What a
-        connector cannot tell yet is waited for.
+        They follow the ``whole_tokens`` that end with whole blocks. They must end behind its
+        ``partial_tokens`` (0: there is no such hit), by the least gain: what is here costs a copy,
+        they cost a load. What a connector cannot tell yet is waited for.
         """
         tokens, is_async = self._ask(request, whole_tokens)
-        is_longer = tokens is None or (
-            tokens > 0 and whole_tokens + tokens >= partial_tokens + max(self._least_gain, 1)
-        )
+        least = partial_tokens + max(self._least_gain, 1) if partial_tokens else 1
+        is_longer = tokens is None or (tokens > 0 and whole_tokens + tokens >= least)
         self._asked = request, (tokens, is_async) if is_longer else _NOTHING
         return is_longer
 

@@ -36,7 +36,8 @@ class Hit(NamedTuple):
     Attributes:
         blocks: By group, the blocks of ``[0, tokens)`` with null blocks where a window has moved
             on. Where the hit ends inside a block, that block is the group's last one; it is to be
-            copied, not shared. Nothing is referenced yet.
+            copied, not shared. Where a connector brings the tail, windowed groups have no blocks.
+            Nothing is referenced yet.
         tokens: The hit.
         resumable: The largest boundary at which every group can resume.
         matched: How far the rows of full and compressed groups are cached.
@@ -55,6 +56,7 @@ class HitSearch:
         self._plan, self._groups, self._view = plan, groups, view
         # Its tails always have a last block, which is named by the boundary's hash.
         self._probe: Group | None = None
+        self._finest_block = min((g.block_tokens for g in groups.prefix), default=1)
         if not plan.is_stock:
             self._probe = next((g for g in groups.windowed if g.tail(plan.alignment)), None)
 
@@ -63,12 +65,15 @@ class HitSearch:
         block_hashes: list[BlockHash],
         limit: int,
         external_tokens_follow: Callable[[int, int], bool] | None,
+        *,
+        tail_follows: bool = False,
     ) -> Hit:
         """Return the longest hit of at most ``limit`` tokens.
 
         ``external_tokens_follow(whole, partial)`` says whether tokens that a connector brings, or
         may, behind ``whole`` local ones are worth more than the ``partial`` ones that are here.
         Behind a hit that ends inside a block it brings none. ``None``: there is no connector.
+        With ``tail_follows`` it brings a tail as well, so that a hit of rows needs none.
         """
         plan, look_up = self._plan, PrefixLookup(self._view, block_hashes)
         prefixes: dict[GroupId, list[KVCacheBlock]] = {}
@@ -76,6 +81,11 @@ class HitSearch:
             prefixes[group.id], limit = look_up.longest_prefix(group, limit)
         resumable, ends = self._walk(look_up, limit, plan.alignment)
         boundary, least_gain = resumable, plan.config.partial_min_hit_tokens
+        if tail_follows and external_tokens_follow and plan.ends_inside_blocks:
+            rows = align_down(limit, self._finest_block)
+            partial = resumable if resumable % plan.whole_blocks else 0
+            if rows and external_tokens_follow(rows, partial):
+                return Hit(self._rows(rows, prefixes), rows, resumable, limit)
         ends_inside = plan.ends_inside_blocks and boundary % plan.whole_blocks
         if ends_inside and (external_tokens_follow or least_gain):
             whole, whole_ends = self._walk(look_up, boundary, plan.whole_blocks)
@@ -86,6 +96,15 @@ class HitSearch:
         if not boundary:
             return Hit(tuple([] for _ in self._groups.all), 0, resumable, limit)
         return Hit(self._blocks(boundary, prefixes, ends), boundary, resumable, limit)
+
+    def _rows(
+        self, num_tokens: int, prefixes: dict[GroupId, list[KVCacheBlock]]
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Return the whole blocks of ``[0, num_tokens)`` with rows that stay; no windows."""
+        return tuple(
+            prefixes.get(group.id, [])[: num_tokens // group.block_tokens]
+            for group in self._groups.all
+        )
 
     def _walk(self, look_up: PrefixLookup, limit: int, step: int) -> tuple[int, Ends]:
         """Return the largest multiple of ``step`` up to ``limit`` at which all groups can resume.
@@ -171,8 +190,10 @@ class RequestLookup:
             limit = min(limit, look_up_limit(request.num_tokens, request.kv_transfer_params))
         connector = self.connector
         follow: Callable[[int, int], bool] | None = None
+        tail_follows = False
         if connector is not None and request is not None:
             follow = partial(connector.brings_more, request)
+            tail_follows = connector.brings_tail(request)
         elif self._has_connector:
             follow = lambda *_: True  # nobody to be asked: it may
-        return self._search.find(block_hashes, limit, follow)
+        return self._search.find(block_hashes, limit, follow, tail_follows=tail_follows)

@@ -307,8 +307,13 @@ class TailCache:
                     if pool.rank(block) is not Rank.PINNED:
                         pool.set_rank(block, Rank.MARGINAL)
 
-    def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail:
-        """Return what a hit of ``hit`` tokens rests on in the groups that forget."""
+    def tail_of_hit(self, blocks: Sequence[Sequence[KVCacheBlock]], hit: int) -> Tail | None:
+        """Return what a hit of ``hit`` tokens rests on in the groups that forget.
+
+        ``None``: it rests on nothing, as a connector brings the tail.
+        """
+        if any(len(group.tail(hit)) and not blocks[group.id] for group in self._groups):
+            return None
         entries: list[TailBlock] = []
         for group in self._groups:
             for ordinal in group.tail(hit):

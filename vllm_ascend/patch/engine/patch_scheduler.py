@@ -19,6 +19,7 @@ from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 from vllm_ascend.core.connectors.connector_rules import (
     ConnectorQuery,
     bind_kv_cache_manager,
+    brings_tails,
     least_gain,
 )
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
@@ -70,9 +71,11 @@ def wrap_init(original: Callable) -> Callable:
                 manager.kv_cache_event_metadata += drafts
         bind_kv_cache_manager(self.connector, self.kv_cache_manager)
         if self.connector is not None and coordinator is not None:
+            transfer = arguments["vllm_config"].kv_transfer_config
             query = ConnectorQuery(
                 self.connector.get_num_new_matched_tokens,
-                least_gain(arguments["vllm_config"].kv_transfer_config),
+                least_gain(transfer),
+                brings_tails=brings_tails(transfer),
             )
             coordinator.ask_connector(query)
             self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens

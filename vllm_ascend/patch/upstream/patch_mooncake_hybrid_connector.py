@@ -22,6 +22,7 @@ from vllm.utils.math_utils import cdiv
 
 from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import (
+    BRINGS_TAILS,
     KNOWS_GRANULES,
     KNOWS_ROWS,
     TAKES_TAILS_ALONE,
@@ -201,6 +202,12 @@ PATCHES: tuple[Patch, ...] = (
         target=f"{_MODULE}:MooncakeConnector.{TAKES_TAILS_ALONE}",
         replacement=True,
         why="Hands over only windows' last blocks.",
+        **UPSTREAM_CONNECTORS,
+    ),
+    Add(
+        target=f"{_MODULE}:MooncakeConnector.{BRINGS_TAILS}",
+        replacement=True,
+        why="Pulls every block that has no name.",
         **UPSTREAM_CONNECTORS,
     ),
     Add(

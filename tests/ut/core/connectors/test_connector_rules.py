@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 
 from vllm_ascend.core.connectors.connector_rules import (
     ConnectorQuery,
+    brings_tails,
     check_row_layout,
     knows_granules,
     least_gain,
@@ -30,6 +32,10 @@ class Knowing(KVConnectorBase_V1, SupportsHMA):
 
 class OfPool(Knowing):
     takes_whole_block_tails = True
+
+
+class Bringing(Knowing):
+    brings_tails = True
 
 
 class Plain(KVConnectorBase_V1, SupportsHMA):
@@ -164,6 +170,30 @@ def test_external_tokens_replace_a_partial_hit_only_if_they_end_behind_it(answer
 def test_they_must_gain_what_the_load_costs(gain, brings):
     query = ConnectorQuery(lambda request, num: (24, True), least_gain=gain)
     assert query.brings_more("a", 16, 28) is brings
+
+
+def test_where_nothing_can_be_copied_any_external_token_is_taken():
+    query = ConnectorQuery(lambda request, num: (24, True), least_gain=100)
+    assert query.brings_more("a", 16, 0)
+
+
+@pytest.mark.parametrize(
+    "declares, params, brings",
+    [
+        (True, {"do_remote_prefill": True}, True),
+        (True, {"do_remote_prefill": False}, False),
+        (True, None, False),
+        (False, {"do_remote_prefill": True}, False),
+    ],
+)
+def test_a_tail_comes_with_what_another_engine_has_computed(declares, params, brings):
+    query = ConnectorQuery(lambda request, num: (24, True), brings_tails=declares)
+    assert query.brings_tail(SimpleNamespace(kv_transfer_params=params)) is brings
+
+
+def test_one_part_of_several_that_brings_tails_is_enough():
+    assert brings_tails(transfer("Several", "Knowing", "Bringing"))
+    assert not brings_tails(transfer("Several", "Knowing", "Knowing"))
 
 
 def test_a_connector_that_cannot_tell_yet_may_bring_tokens():
