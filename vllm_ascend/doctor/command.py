@@ -69,10 +69,13 @@ def check_command(
     if "refused" in answer:
         text = f"`vllm serve` would not take these flags: {answer['refused']}"
         yield Finding(_PROBE, Severity.WRONG, text, "correct the command")
+    elif "missing" in answer:
+        text = f"the command's model {answer['missing']} is not on this machine"
+        yield Finding(_PROBE, Severity.WRONG, text, "name its folder here with --model")
     elif "fails" in answer or "died" in answer:
         reason = answer.get("fails") or answer.get("died")
         text = f"an engine would not start with this command, here: {reason}"
-        yield Finding(_PROBE, Severity.WRONG, text, "follow vLLM's own message")
+        yield Finding(_PROBE, Severity.WRONG, text, "do what the message says")
     if "model" not in answer:
         return
     asks = asks_for_something(environ)

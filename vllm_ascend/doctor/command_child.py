@@ -19,7 +19,7 @@ from typing import Any
 
 
 def main(request: str, answer_file: str) -> None:
-    """Write the configuration, ``{"refused": ...}`` or ``{"fails": ...}``.
+    """Write the configuration, ``{"refused": ...}``, ``{"missing": MODEL}`` or ``{"fails": ...}``.
 
     Args:
         request: JSON: ``flags`` of ``vllm serve``, and ``model`` to take in place of theirs, or
@@ -46,6 +46,8 @@ def _configuration(flags: list[str], model: str | None) -> dict[str, Any]:
     arguments = _parsed(flags)
     if model is not None:
         arguments.model, arguments.tokenizer = model, arguments.tokenizer or model
+    if Path(arguments.model).is_absolute() and not Path(arguments.model).exists():
+        return {"missing": arguments.model}
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     engine_args = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
     config = engine_args.from_cli_args(arguments).create_engine_config(usage)

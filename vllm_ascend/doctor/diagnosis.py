@@ -81,6 +81,7 @@ def diagnose(question: Question, *, checkout: Path | None = None) -> Diagnosis:
         *versions.check_versions(found, over_checkout=over_checkout),
         *overlay.check_overlay(facts, environ, found[0].version),
         *invalid,
+        *environment.check_empty(environ, found[1].version),
         *environment.check_interval(environ),
         *environment.check_names(environ, patches.known_variables(answers, looked_at)),
         *environment.check_hash_seed(environ, has_connector=_has_connector(question, served)),

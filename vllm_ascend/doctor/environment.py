@@ -11,6 +11,7 @@ from vllm_ascend.doctor.findings import Finding, Severity, VariableRow
 from vllm_ascend.prefix_cache_config import VARIABLES, Variable, is_left_to_vllm, load_config
 
 _PROBE = "environment"
+_APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
 _HASH_SEED = "PYTHONHASHSEED"
 # What nobody but this project would call a variable.
 _OUR_PREFIXES = ("VLLM_ASCEND_DSV4_", "VLLM_ASCEND_PREFIX_CACHE_", "VLLM_PREFIX_CACHE_", "VLLM_PIN")
@@ -78,6 +79,17 @@ def check_values(environ: Mapping[str, str]) -> Iterator[Finding]:
         if complaint:
             remedy = f"set {variable.name} to one of: {variable.values}; or unset it"
             yield Finding(_PROBE, Severity.WRONG, complaint, remedy)
+
+
+def check_empty(environ: Mapping[str, str], vllm_ascend: str | None) -> Iterator[Finding]:
+    """Yield a finding if an empty value, which counts as unset here, ends vllm-ascend.
+
+    Args:
+        vllm_ascend: The version that serves, or is looked at; ``None``: there is none.
+    """
+    if environ.get(_APPLY) == "" and (vllm_ascend or "").startswith("0.20.2"):
+        text = f"{_APPLY} is empty: vllm-ascend {vllm_ascend} reads it as a number and ends"
+        yield Finding(_PROBE, Severity.WRONG, text, f"set {_APPLY}=0 or 1, or unset it")
 
 
 def check_interval(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ hit, and more only where a tail is missing. With a bound, tails count as well
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -118,6 +119,8 @@ def relay_events(
     decode = msgspec.msgpack.Decoder(KVEventBatch).decode
     subscriber = Subscriber(endpoint, replay_endpoint, decode, topic)
     view = PrefixEvents() if bound is None else BoundEvents(bound)
+    # A shell lets what it starts in the background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         while True:
             pass_on(subscriber, view, publisher)

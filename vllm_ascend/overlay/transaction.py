@@ -137,9 +137,11 @@ def _refuse_another(root: Path, there: Manifest, wanted: Manifest) -> None:
             "`overlay revert` first"
         )
     if there.files != wanted.files:
+        differing = len(found.outdated)
+        files = "1 file differs" if differing == 1 else f"{differing} files differ"
         raise OverlayError(
-            f"{root} has the overlay of another version: {len(found.outdated)} files differ from "
-            "this one's; run `overlay revert` first"
+            f"{root} has the overlay of another version: {files} from this one's; run "
+            "`overlay revert` first"
         )
 
 

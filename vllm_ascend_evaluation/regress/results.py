@@ -272,6 +272,10 @@ def read_measured(path: Path, what: str) -> Measured:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise BadInputError(f"{what} {path}: {place}: {first['msg']}") from error
+    except json.JSONDecodeError as error:
+        raise BadInputError(
+            f"{what} {path} is not JSON, so no report and no baseline of regress: {error}"
+        ) from error
     except (OSError, ValueError) as error:
         raise BadInputError(f"{what} {path}: {error}") from error
     if measured.schema_version != SCHEMA_VERSION:

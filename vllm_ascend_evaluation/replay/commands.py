@@ -63,6 +63,14 @@ def load_workloads(
                 f"{workload.num_left_out + workload.num_requests:,} requests have more tokens with "
                 f"their answer than --max-model-len {max_model_len} and are left out",
             )
+        is_file = Path(source.source).exists()
+        if is_file and not needs_arrivals and 1 < workload.num_requests <= workload.concurrency:
+            say(
+                "[yellow]note:[/]",
+                f"{workload.name}: all {workload.num_requests} requests start together, so a "
+                "request hits nothing that another one is computing: --concurrency 1 sends them "
+                "one by one",
+            )
         workloads[source] = workload
     return workloads
 

@@ -104,7 +104,7 @@ def assert_caught(switch) -> None:
 def test_part_of_a_block_beside_external_tokens_is_caught(switch, monkeypatch):
     find = HitSearch.find
     monkeypatch.setattr(
-        HitSearch, "find", lambda self, hashes, limit, follow: find(self, hashes, limit, None)
+        HitSearch, "find", lambda self, hashes, limit, follow, **_: find(self, hashes, limit, None)
     )
     assert_caught(switch)
 

@@ -156,11 +156,12 @@ def test_a_model_that_lies_elsewhere_here_is_taken_from_there(ask, tmp_path):
     assert asked is not None and Path(asked.model) == tmp_path.resolve()
 
 
-def test_a_model_that_is_not_here_is_wrong(ask, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    answer = ask(APPLY, "--model", "/models/nowhere/at/all", "--max-model-len", "4096")
+def test_a_model_that_is_not_here_is_wrong(ask):
+    answer = ask(APPLY, "/models/elsewhere", model="/models/nowhere/at/all")
     assert layout_request(answer) is None
-    assert findings(answer, APPLY, None)[0].severity is Severity.WRONG
+    finding = only(findings(answer, APPLY, None))
+    assert finding.severity is Severity.WRONG and "/models/nowhere/at/all" in finding.text
+    assert "--model" in finding.remedy
 
 
 def test_without_prefix_caching_nothing_that_the_variables_ask_for_is_done(ask):

@@ -7,6 +7,7 @@ import pytest
 
 from vllm_ascend.doctor.environment import (
     asks_for_something,
+    check_empty,
     check_hash_seed,
     check_names,
     check_values,
@@ -53,6 +54,21 @@ def test_a_row_says_what_is_in_force_and_who_says_so(environ, name, value, sourc
 
 def test_an_invalid_value_does_not_hide_the_others():
     assert row({PARTIAL: "yes", RETENTION: "0"}, RETENTION) == ("0", "set")
+
+
+@pytest.mark.parametrize(
+    ("value", "serves", "is_wrong"),
+    [
+        ("", "0.20.2rc1", True),
+        ("", "0.23.0.post1", False),
+        ("", None, False),
+        ("0", "0.20.2rc1", False),
+        (None, "0.20.2rc1", False),
+    ],
+)
+def test_an_empty_value_ends_one_release_of_vllm_ascend(value, serves, is_wrong):
+    findings = list(check_empty({} if value is None else {APPLY: value}, serves))
+    assert [finding.severity for finding in findings] == [Severity.WRONG] * is_wrong
 
 
 def test_every_invalid_value_is_wrong():

@@ -1,28 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The new commands against a runner that runs nothing: exit codes, files, refusals, interrupts."""
 
-import io
 import json
-import re
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.ut.evaluation.replay.runs.test_runner import make_job
 from tests.ut.evaluation.replay.test_report import make_run
 from vllm_ascend.__main__ import app
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend_evaluation.replay import commands
 from vllm_ascend_evaluation.replay.runs.runner import Outcome
-from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 SMALL = ("--workload", "2:100:50:1")
 GIB = 1 << 30
@@ -375,61 +369,20 @@ def test_dspark_needs_a_release_that_has_it(monkeypatch, version, has_it):
         commands.drafts_of("dspark:7", 0)
 
 
-def shown(monkeypatch, num_jobs: int, work, *, is_terminal: bool) -> list[str]:
-    """Return the lines that are on the screen at the end, if ``work`` tells the watcher."""
-    file = io.StringIO()
-    console = Console(
-        file=file, width=100, emoji=False, force_terminal=is_terminal, force_interactive=is_terminal
-    )
-    monkeypatch.setattr(commands, "error_console", console)
-
-    class Runner(StandIn):
-        def run(self, jobs):
-            work(self._watcher)
-            return Outcome([], interrupted=True)
-
-    monkeypatch.setattr(commands, "Runner", Runner)
-    source = WorkloadSource(SMALL[1])
-    workloads = commands.load_workloads([source], max_model_len=1000)
-    jobs = [replace(make_job(f"v{number}"), workload=source) for number in range(num_jobs)]
-    commands.run_jobs(jobs, 1, workloads)
-    # What is drawn anew begins at the start of its first line again.
-    last = re.split(r"\x1b\[1A\x1b\[2K", file.getvalue())[-1] if num_jobs > 12 else file.getvalue()
-    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).strip() for line in last.splitlines()]
-
-
-def test_on_a_terminal_a_table_fills_with_what_runs_found(monkeypatch):
-    def work(watcher):
-        watcher.advance(0, 1)
-        watcher.finish(1, make_run("v1", num_requests=2))
-        watcher.drop(2, "refused: too small")
-
-    rows = [line for line in shown(monkeypatch, 3, work, is_terminal=True) if "━" in line]
-    name, _, first = rows[-3].partition("━")
-    assert name.strip() == "2:100:50:1  v0" and "1/2" in first and "hits" not in first
-    assert "2:100:50:1  v1" in rows[-2] and "2/2" in rows[-2] and "hits 30.85 %" in rows[-2]
-    assert rows[-1].endswith("refused")
-
-
-def test_of_many_jobs_those_at_work_a_count_and_lines_of_those_that_ended(monkeypatch):
-    def work(watcher):
-        watcher.finish(0, make_run("v0"))
-        watcher.advance(7, 1)
-
-    lines = shown(monkeypatch, 40, work, is_terminal=True)
-    assert [line.split("━")[0].strip() for line in lines if "━" in line][-2:] == [
-        *("all runs", "2:100:50:1  v7")
-    ]
-
-
-@pytest.mark.parametrize("num_jobs", [3, 40])
-def test_off_a_terminal_a_line_per_finished_run_and_no_bars(monkeypatch, num_jobs):
-    def work(watcher):
-        watcher.advance(0, 1)
-        watcher.finish(1, make_run("v1"))
-        watcher.drop(2, "refused: too small " + 200 * "x")
-
-    lines = shown(monkeypatch, num_jobs, work, is_terminal=False)
-    assert len(lines) == 2
-    assert lines[0].startswith(f"[1/{num_jobs}] 2:100:50:1  v1: hits 30.85 % of ")
-    assert lines[1].startswith(f"[2/{num_jobs}] 2:100:50:1  v2: refused: too small xxx")
+@pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        (("--concurrency", "2"), True),
+        (("--concurrency", "1"), False),
+        (("--arrivals", "timestamps"), False),
+    ],
+)
+def test_requests_that_all_start_together_are_noted(runner, tmp_path, options, is_noted):
+    trace = tmp_path / "two.jsonl"
+    record = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
+    trace.write_text("".join(json.dumps(record) + "\n" for _ in range(2)))
+    arguments = ("replay", "--workload", str(trace), *options, "--out", str(tmp_path / "out"))
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert ("all 2 requests start together" in said) is is_noted
