@@ -22,6 +22,7 @@ module              what it does
 ``staging``         bounded buffers between device and store
 ``worker_side``     the workers' half
 ``telling``         what a data-parallel rank tells the front end of it
+``kv_events``       what routers are told of it
 ``statistics``      what is counted
 ``prometheus``      the metrics
 ``connector``       vLLM's interface in front of the two halves

@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 from vllm_ascend.core.connectors.connector_rules import Answer
 from vllm_ascend.core.events.cache_news import CacheNewsQueue
 from vllm_ascend.tier.backends import for_scheduler, for_worker, in_words
+from vllm_ascend.tier.kv_events import TierEvents
 from vllm_ascend.tier.layout import TierLayout, describe
 from vllm_ascend.tier.orders import Orders, Report
 from vllm_ascend.tier.progress import Tables
@@ -67,7 +68,10 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         transfer.kv_load_failure_policy = "recompute"
         self.layout = describe(kv_cache_config, vllm_config, self._settings.pool)
         self._tiered_kv_cache_config = kv_cache_config
+        events = vllm_config.kv_events_config
+        self._has_kv_events = events is not None and events.enable_kv_cache_events
         self._news: CacheNewsQueue | None = None
+        self._events: TierEvents | None = None
         self.scheduler_half: TierScheduler | None = None
         self.worker_half: TierWorker | None = None
         num_ranks = vllm_config.parallel_config.tensor_parallel_size
@@ -120,6 +124,9 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         if self._news is not None:
             teller = TierTeller(self.layout, self._news, is_shared=self.index.is_remote)
             self.scheduler_half.tell_stored(teller.stored)
+        if self._has_kv_events:
+            self._events = TierEvents(self.layout, is_remote=self.index.is_remote)
+            self.scheduler_half.tell_stored(self._events.stored)
 
     @property
     def index(self) -> Any:
@@ -168,10 +175,10 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """Return nothing: the tier has no KV events. vLLM asks after every step, so evictions are
+        """Return the tier's KV events, if they are on. vLLM asks after every step, so evictions are
         counted here."""
         self._take_gone()
-        return ()
+        return () if self._events is None else self._events.take()
 
     def _take_gone(self) -> None:
         assert self.scheduler_half is not None
@@ -179,6 +186,8 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler_half.counts.evicted += gone.num_evicted
         if self._news is not None:
             self._news.drop_from_tier(gone.keys)
+        if self._events is not None:
+            self._events.gone(gone.keys)
 
     def reset_cache(self) -> bool:
         """Forget everything that is stored."""

@@ -73,8 +73,8 @@ class TierScheduler:
         self._stores.tables = tables
 
     def tell_stored(self, note: Callable[[bytes, Request, int], None]) -> None:
-        """Say who is told of what can be loaded; see ``StoreOrders.note_stored``."""
-        self._stores.note_stored = note
+        """Say who is told as well of what can be loaded; see ``StoreOrders.on_stored``."""
+        self._stores.on_stored.append(note)
 
     # Look-up
 

@@ -55,7 +55,7 @@ class StoreOrders:
 
     Attributes:
         tables: Request id -> its blocks, by group; set before the first step.
-        note_stored: Told of every object that can be loaded now: its key, whose it was, and where
+        on_stored: Told of every object that can be loaded now: its key, whose it was, and where
             what it holds ends, in tokens.
     """
 
@@ -75,7 +75,7 @@ class StoreOrders:
             least_gain=layout.tokens_for_a_tail,
         )
         self.tables: Callable[[str], Tables] = lambda request_id: ()
-        self.note_stored: Callable[[bytes, Request, int], None] = lambda key, request, end: None
+        self.on_stored: list[Callable[[bytes, Request, int], None]] = []
         self._writing: dict[bytes, _Write] = {}
         self._failed_loads: set[int] = set()
         self._runs: list[Run] = []
@@ -223,7 +223,8 @@ class StoreOrders:
         if write.is_stored and write.load_id not in self._failed_loads:
             self._index.stored(key)
             if self._index.is_known(key):  # not dropped while it was written
-                self.note_stored(key, write.progress.request, write.end)
+                for tell in self.on_stored:
+                    tell(key, write.progress.request, write.end)
             self._counts.stored(key[:1], write.num_bytes * self._num_parts)
         else:
             self._index.drop(key, by_writer=True)

@@ -274,7 +274,7 @@ def read_measured(path: Path, what: str) -> Measured:
         raise BadInputError(f"{what} {path}: {place}: {first['msg']}") from error
     except json.JSONDecodeError as error:
         raise BadInputError(
-            f"{what} {path} is not JSON, so no report and no baseline of regress: {error}"
+            f"{what} {path}: not JSON, so no report and no baseline of regress: {error}"
         ) from error
     except (OSError, ValueError) as error:
         raise BadInputError(f"{what} {path}: {error}") from error

@@ -31,10 +31,21 @@ from tests.upstream.npu_reference.instances import (
 )
 from tests.upstream.npu_reference.remote_memory import RemoteMemory, num_bytes_pulled
 from tests.upstream.npu_reference.tags import TagError
+from tests.upstream.npu_reference.tier_tags import follow_tier
 
 PORTS = range(18100, 18500)
 PREFILLS = {"do_remote_decode": True}
 GROUPS = range(7)
+TIER = {
+    "kv_connector": "GranuleTierConnector",
+    "kv_connector_extra_config": {
+        "backend": "host",
+        "gib": 0.5,
+        "staging_mib": 64,
+        "load_seconds": 300,
+        "least_gain_tokens": 0,
+    },
+}
 _STEPS_TO_HEAR = 60
 
 
@@ -56,6 +67,7 @@ def engine_of_pair(
     rows: int = 32,
     policy: str = "fail",
     fault: Callable[[], None] | None = None,
+    has_tier: bool = False,
     **settings: Any,
 ) -> Engine:
     """Make an engine that prefills or decodes.
@@ -67,6 +79,7 @@ def engine_of_pair(
         rows: Of a compressed block.
         policy: What becomes of a request that could not be pulled.
         fault: Is planted first.
+        has_tier: It has a tier in host memory as well, in a ``MultiConnector``.
         settings: Of the engine.
     """
     from vllm.config import KVTransferConfig
@@ -76,20 +89,31 @@ def engine_of_pair(
     if fault is not None:
         fault()
     sizes = {"tp_size": 1, "dp_size": 1}
-    transfer = KVTransferConfig(
-        kv_connector="MooncakeHybridConnector",
-        kv_role=role,
-        kv_port=port,
-        kv_load_failure_policy=policy,
-        kv_connector_extra_config={"prefill": sizes, "decode": sizes},
-    )
-    return Engine(
+    common = {"kv_role": role, "kv_load_failure_policy": policy}
+    mooncake = {
+        "kv_connector": "MooncakeHybridConnector",
+        "kv_port": port,
+        "kv_connector_extra_config": {"prefill": sizes, "decode": sizes},
+    }
+    transfer = KVTransferConfig(**common, **mooncake)
+    if has_tier:
+        parts = [{**common, **mooncake}, {**common, **TIER}]
+        transfer = KVTransferConfig(
+            **common,
+            kv_connector="MultiConnector",
+            kv_port=port,
+            kv_connector_extra_config={"connectors": parts},
+        )
+    engine = Engine(
         rows=rows,
         switches=BEST,
         kv_transfer_config=transfer,
         disable_hybrid_kv_cache_manager=False,
         **settings,
     )
+    if has_tier:
+        follow_tier(engine.tagged.memory)
+    return engine
 
 
 def prefill(producer: Instance, prompts: Sequence[Sequence[int]]) -> list[Answer]:
@@ -169,6 +193,31 @@ def test_two_turns_are_answered_as_by_one_engine(tmp_path, rows, decoding):
         assert consumer.call(num_read) > 10_000
         assert all_free(producer, consumer)
     assert [answer.tokens for answer in again] == without_cache(chats, rows=rows)
+
+
+def forget(engine: Engine) -> bool:
+    """Forget the KV cache, and leave the tier as it is."""
+    return engine.core.scheduler.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("rows", [32, 128])
+def test_both_with_a_tier(tmp_path, rows):
+    """The one that prefills loads what left its cache; the one that decodes pulls as before."""
+    prompts, expected = map(list, zip(*answered(), strict=True))
+    sides = {"rows": rows, "has_tier": True}
+    with pair(tmp_path, sides, sides) as (producer, consumer):
+        for turn in range(3):
+            prefilled = prefill(producer, prompts)
+            said = decode(consumer, prompts, prefilled)
+            assert [answer.tokens for answer in said] == expected
+            if turn:
+                longest = max(prefilled, key=lambda answer: answer.num_cached)
+                assert longest.num_cached > 300, "it came from the tier"
+            assert all_free(producer, consumer)
+            assert producer.call(forget)
+            if turn == 1:  # now rows of the decode side are in its tier alone
+                assert consumer.call(forget)
+        assert consumer.call(num_read) > 10_000
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])

@@ -67,7 +67,7 @@ def test_every_object_fits_its_schema(overlay: str, version: str):
         validate(body, version)
 
 
-@pytest.mark.parametrize("component", ["kv-events", "hugepages", "tier-host"])
+@pytest.mark.parametrize("component", ["kv-events", "hugepages", "tier-host", "tier-mooncake"])
 def test_every_object_fits_its_schema_with_a_component_more(component: str, tmp_path: Path):
     folder = add_component(component, tmp_path / "deploy")
     for overlay in OVERLAYS:

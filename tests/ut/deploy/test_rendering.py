@@ -50,7 +50,7 @@ def test_our_renderer_agrees_with_kustomize(folder: str):
     )
 
 
-@pytest.fixture(params=["kv-events", "hugepages", "tier-host"])
+@pytest.fixture(params=["kv-events", "hugepages", "tier-host", "tier-mooncake"])
 def overlays_with_component(request, tmp_path: Path) -> tuple[str, Path]:
     """The overlays with one optional component more."""
     return request.param, add_component(request.param, tmp_path / "deploy")
@@ -62,6 +62,7 @@ def test_optional_components_reach_the_engines(overlays_with_component):
         "kv-events": "kv-events-config",
         "hugepages": "hugepages-2Mi",
         "tier-host": "GranuleTierConnector",
+        "tier-mooncake": "GranuleTierConnector",
     }[component]
     for overlay in OVERLAYS:
         bodies = render(folder / overlay)
@@ -79,6 +80,7 @@ def test_optional_components_reach_the_engines(overlays_with_component):
             "kv-events": {"vllm-dsv4-decode"},
             # Prefill and decode have a connector already.
             "tier-host": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
+            "tier-mooncake": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
         }.get(component, set())
         assert touched == everyone - silent
 
@@ -95,8 +97,40 @@ def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(ove
     assert int(flags["--data-parallel-size"]) * gib <= limits[1] - limits[0]
 
 
-def _engine(folder: Path) -> dict[str, Any]:
-    (body,) = (body for body in render(folder) if body["kind"] == "Deployment")
+@pytest.mark.parametrize("overlay", ["single-node", "single-node-0.23.0", "single-node-0.30.0rc2"])
+def test_the_pods_of_a_mooncake_store_find_its_master(overlay, tmp_path, monkeypatch):
+    folder = add_component("tier-mooncake", tmp_path / "deploy")
+    before, after = (_engine(root / overlay) for root in (DEPLOY / "overlays", folder))
+    flags = dict(arg.split("=", 1) for arg in after["args"] if "=" in arg)
+    for variable in after["env"]:
+        monkeypatch.setenv(variable["name"], variable.get("value", "10.0.0.1"))
+    transfer = json.loads(flags["--kv-transfer-config"])
+    mooncake = read_settings(transfer["kv_connector_extra_config"]).mooncake
+    assert mooncake is not None
+    (service,) = (
+        body["spec"]
+        for body in render(folder / overlay)
+        if (body["kind"], body["metadata"]["name"]) == ("Service", "vllm-dsv4-mooncake")
+    )
+    ports = {port["name"]: port["port"] for port in service["ports"]}
+    assert mooncake.master_server_address == f"vllm-dsv4-mooncake:{ports['rpc']}"
+    assert f":{ports['metadata']}/" in mooncake.metadata_server
+    assert mooncake.local_hostname == "10.0.0.1", "others reach the pod by its address"
+    master = _engine(folder / overlay, "vllm-dsv4-mooncake")
+    listens = {port["name"]: port["containerPort"] for port in master["ports"]}
+    assert {f"--port={listens['rpc']}"} < set(master["args"])
+    num_workers = int(flags["--data-parallel-size"]) * int(flags["--tensor-parallel-size"])
+    given = num_workers * (mooncake.global_segment_size + mooncake.local_buffer_size)
+    limits = [int(engine["resources"]["limits"]["memory"][:-2]) for engine in (before, after)]
+    assert given <= (limits[1] - limits[0]) << 30
+
+
+def _engine(folder: Path, name: str = "vllm-dsv4") -> dict[str, Any]:
+    (body,) = (
+        body
+        for body in render(folder)
+        if (body["kind"], body["metadata"]["name"]) == ("Deployment", name)
+    )
     return body["spec"]["template"]["spec"]["containers"][0]
 
 

@@ -125,9 +125,9 @@ class KVEventQueue:
                 block_size=unit_tokens,
                 lora_id=lora.adapter_id if lora else None,
                 lora_name=lora.name if lora else None,
-                extra_keys=_extra_keys(request, start, end, unit_tokens),
+                extra_keys=extra_keys_of(request, start, end, unit_tokens),
             )
-            if not (self._events and _continue(self._events[-1], event)):
+            if not (self._events and continues(self._events[-1], event)):
                 self._events.append(event)
 
     def _stored(self, group_id: int, **fields: Any) -> AnnotatedBlockStored:
@@ -142,8 +142,8 @@ class KVEventQueue:
         )
 
 
-def _continue(last: KVCacheEvent, event: AnnotatedBlockStored) -> bool:
-    """Add an event's units to the last one, if they follow on in the same group."""
+def continues(last: KVCacheEvent, event: AnnotatedBlockStored) -> bool:
+    """Add an event's units to the last one if they follow on in the same group; say whether."""
     units = (event.group_idx, event.block_size)
     if not isinstance(last, AnnotatedBlockStored) or (last.group_idx, last.block_size) != units:
         return False
@@ -156,7 +156,7 @@ def _continue(last: KVCacheEvent, event: AnnotatedBlockStored) -> bool:
     return True
 
 
-def _extra_keys(
+def extra_keys_of(
     request: Request, start: int, end: int, unit_tokens: int
 ) -> list[tuple[Any, ...] | None]:
     """Return what the hash of each unit ``[start, end)`` covers besides its tokens."""
