@@ -90,13 +90,15 @@ class StoreOrders:
             live: Request id -> its progress.
         """
         self._runs, self._room = [], self._staging_bytes
-        for request_id, num_tokens in scheduled.items():
-            progress = live.get(request_id)
-            if progress is None:
-                continue
-            end = progress.request.num_computed_tokens + num_tokens
-            if end >= progress.next_end:  # in most steps of decoding nothing is complete
-                self._store(progress, end)
+        # In most steps of decoding nothing is complete, and every running request is asked.
+        complete = [
+            (progress, end)
+            for request_id, num_tokens in scheduled.items()
+            if (progress := live.get(request_id)) is not None
+            and (end := progress.request.num_computed_tokens + num_tokens) >= progress.next_end
+        ]
+        for progress, end in complete:
+            self._store(progress, end)
         if self._spares:
             self._store_spares()
         return self._runs

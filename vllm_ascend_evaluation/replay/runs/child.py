@@ -52,7 +52,7 @@ def run_job(job: Job, on_progress: Callable[[int], None] = lambda done: None) ->
         return run_ranks(job, workload, on_progress)
     scheduler = build_job_scheduler(job)
     recorder = Recorder(scheduler, workload.num_requests)
-    worker = _make_worker(job, scheduler)
+    worker = make_worker(job, scheduler)
     arrivals = _arrivals(job, workload)
     engine = ReplayEngine(scheduler, worker, arrivals, recorder, job.cost_model)
     complete, violations = _run_checked(engine, [scheduler], on_progress)
@@ -67,7 +67,7 @@ def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) 
     from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 
     schedulers = [build_job_scheduler(job) for _ in range(job.num_ranks)]
-    ranks = [Rank(s, _make_worker(job, s), Recorder(s, workload.num_requests)) for s in schedulers]
+    ranks = [Rank(s, make_worker(job, s), Recorder(s, workload.num_requests)) for s in schedulers]
     balancer = Balancer(schedulers, by_cache=job.dp_routing == CACHE_ROUTING)
     arrivals, cost_model = _arrivals(job, workload), job.cost_model or CostModel()
     engine = DataParallelEngine(ranks, balancer, arrivals, cost_model)
@@ -202,7 +202,8 @@ def _layout(job: Job) -> KVLayout:
     return layouts.from_hf_config(Path(job.layout), job.block_size)
 
 
-def _make_worker(job: Job, scheduler: Scheduler) -> Worker:
+def make_worker(job: Job, scheduler: Scheduler) -> Worker:
+    """Return what executes the steps that a job's scheduler makes."""
     if job.tier_gib is None:
         return _computing_worker(job, scheduler)
     from vllm_ascend_evaluation.replay.runs.tier import TierReplayWorker
