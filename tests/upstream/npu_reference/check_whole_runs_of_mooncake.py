@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -67,7 +67,7 @@ def engine_of_pair(
     rows: int = 32,
     policy: str = "fail",
     fault: Callable[[], None] | None = None,
-    has_tier: bool = False,
+    tier: Literal["first", "behind"] | None = None,
     **settings: Any,
 ) -> Engine:
     """Make an engine that prefills or decodes.
@@ -79,7 +79,7 @@ def engine_of_pair(
         rows: Of a compressed block.
         policy: What becomes of a request that could not be pulled.
         fault: Is planted first.
-        has_tier: It has a tier in host memory as well, in a ``MultiConnector``.
+        tier: Where in a ``MultiConnector`` it has a tier in host memory, if it has one.
         settings: Of the engine.
     """
     from vllm.config import KVTransferConfig
@@ -96,8 +96,9 @@ def engine_of_pair(
         "kv_connector_extra_config": {"prefill": sizes, "decode": sizes},
     }
     transfer = KVTransferConfig(**common, **mooncake)
-    if has_tier:
+    if tier is not None:
         parts = [{**common, **mooncake}, {**common, **TIER}]
+        parts = parts[::-1] if tier == "first" else parts
         transfer = KVTransferConfig(
             **common,
             kv_connector="MultiConnector",
@@ -111,7 +112,7 @@ def engine_of_pair(
         disable_hybrid_kv_cache_manager=False,
         **settings,
     )
-    if has_tier:
+    if tier is not None:
         follow_tier(engine.tagged.memory)
     return engine
 
@@ -200,11 +201,11 @@ def forget(engine: Engine) -> bool:
     return engine.core.scheduler.reset_prefix_cache()
 
 
-@pytest.mark.parametrize("rows", [32, 128])
-def test_both_with_a_tier(tmp_path, rows):
+@pytest.mark.parametrize(("rows", "tier"), [(32, "behind"), (128, "behind"), (128, "first")])
+def test_both_with_a_tier(tmp_path, rows, tier):
     """The one that prefills loads what left its cache; the one that decodes pulls as before."""
     prompts, expected = map(list, zip(*answered(), strict=True))
-    sides = {"rows": rows, "has_tier": True}
+    sides = {"rows": rows, "tier": tier}
     with pair(tmp_path, sides, sides) as (producer, consumer):
         for turn in range(3):
             prefilled = prefill(producer, prompts)

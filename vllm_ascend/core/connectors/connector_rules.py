@@ -111,11 +111,14 @@ def takes_spare_tails(config: KVTransferConfig | None) -> bool:
 
 
 def brings_tails(config: KVTransferConfig | None) -> bool:
-    """Whether the configured connector, or one of several, has :data:`BRINGS_TAILS`.
+    """Whether the configured connector, or the first of several, has :data:`BRINGS_TAILS`.
+
+    The first one that has something loads it. Another one would leave out the rows of a block that
+    a hit ends inside, although nobody copies them.
 
     Raises as :func:`knows_granules` does.
     """
-    return any(_declared(config, BRINGS_TAILS))
+    return _declared(config, BRINGS_TAILS)[0]
 
 
 def allows_partial_hits(config: KVTransferConfig | None) -> bool:

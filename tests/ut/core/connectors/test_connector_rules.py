@@ -191,9 +191,11 @@ def test_a_tail_comes_with_what_another_engine_has_computed(declares, params, br
     assert query.brings_tail(SimpleNamespace(kv_transfer_params=params)) is brings
 
 
-def test_one_part_of_several_that_brings_tails_is_enough():
-    assert brings_tails(transfer("Several", "Knowing", "Bringing"))
-    assert not brings_tails(transfer("Several", "Knowing", "Knowing"))
+def test_of_several_parts_the_first_must_bring_tails():
+    """Another one that is asked first loads rows behind the hit alone."""
+    assert brings_tails(transfer("Several", "Bringing", "Knowing"))
+    assert not brings_tails(transfer("Several", "Knowing", "Bringing"))
+    assert not brings_tails(None)
 
 
 def test_a_connector_that_cannot_tell_yet_may_bring_tokens():
