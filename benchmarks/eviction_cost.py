@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import time
 from collections.abc import Iterator
 from itertools import count, product
 from unittest.mock import patch
@@ -25,7 +24,7 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
+from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments, timed_step
 
 _ORDER = "VLLM_ASCEND_EVICTION"
 ORDERS = ("lru", "protect")
@@ -65,13 +64,7 @@ def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[int, tuple[int, 
             name = f"r{number}-{len(scheduler.requests)}"
             request = make_request(scheduler, name, prompt, max_tokens=rng.randrange(200, 600))
             scheduler.add_request(request)
-        start = time.thread_time_ns()
-        output = scheduler.schedule()
-        scheduled = time.thread_time_ns() - start
-        result = worker.execute(output)
-        start = time.thread_time_ns()
-        scheduler.update_from_output(output, result)
-        updated = time.thread_time_ns() - start
+        output, scheduled, updated = timed_step(scheduler, worker)
         yield output.total_num_scheduled_tokens, (scheduled, updated)
 
 

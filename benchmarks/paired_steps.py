@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import time
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.progress import track
 
@@ -44,6 +45,20 @@ def in_turns(
             second = next(two)
             yield next(one), second
     gc.enable()
+
+
+def timed_step(scheduler: Any, worker: Any) -> tuple[Any, int, int]:
+    """Take a step; return its output, and the CPU time of both parts in nanoseconds.
+
+    The parts are ``schedule()`` and ``update_from_output()``.
+    """
+    start = time.thread_time_ns()
+    output = scheduler.schedule()
+    scheduled = time.thread_time_ns() - start
+    result = worker.execute(output)
+    start = time.thread_time_ns()
+    scheduler.update_from_output(output, result)
+    return output, scheduled, time.thread_time_ns() - start
 
 
 def paired_arguments(description: str) -> argparse.ArgumentParser:

@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import time
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
+from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments, timed_step
 
 PARTS = ("schedule", "update_from_output")
 _WARM_UP_STEPS = 1000
@@ -66,14 +65,9 @@ def timed_steps(scheduler, worker, num_requests: int) -> Iterator[tuple[str, int
             prompt = [rng.randrange(100_000) for _ in range(_PROMPT_TOKENS)]
             request = make_request(scheduler, f"r{number}", prompt, rng.randrange(200, 800))
             scheduler.add_request(request)
-        start = time.thread_time_ns()
-        output = scheduler.schedule()
-        scheduled = time.thread_time_ns() - start
-        result = worker.execute(output)
-        start = time.thread_time_ns()
-        scheduler.update_from_output(output, result)
+        output, scheduled, updated = timed_step(scheduler, worker)
         kind = _PREFILLS if output.total_num_scheduled_tokens > num_requests else _DECODES
-        yield kind, scheduled, time.thread_time_ns() - start
+        yield kind, scheduled, updated
 
 
 Rows = dict[str, list[tuple[tuple[int, int], ...]]]

@@ -43,6 +43,8 @@ def handing_on(post: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 def main() -> None:
     """Run the script with the options behind it."""
+    if len(sys.argv) < 2:
+        sys.exit("proxy: name the script of upstream's proxy, and its options behind it")
     serve = uvicorn.run
     uvicorn.run = lambda app, **options: serve(remembering(app), **options)
     httpx.AsyncClient.post = handing_on(httpx.AsyncClient.post)  # type: ignore[method-assign]

@@ -44,7 +44,8 @@ class _Expected:
     Attributes:
         hit_tokens: The hit, if all that is on its way has been computed.
         granules: What is there or on its way, in granules.
-        with_tier: The hit, with what the rank loads from a tier; in tokens.
+        with_tier: The hit, with what the rank loads, from a tier or from the engine that has
+            computed the prompt; in tokens.
     """
 
     hit_tokens: int
@@ -112,22 +113,18 @@ class Router:
         start = perf_counter()
         expected = self._expected(prompt)
         best = max(there.with_tier for there in expected)
-        most_rows = max(there.granules for there in expected)
         loads = [
             RankLoad(
-                0 if prompt.is_pulled else best - there.with_tier,
+                best - there.with_tier,
                 *self._load(rank, counts[rank]),
                 self._recent[rank],
-                (most_rows - there.granules) * self.index.hash_tokens
-                if prompt.is_pulled
-                else there.with_tier - there.hit_tokens,
+                there.with_tier - there.hit_tokens,
             )
             for rank, there in enumerate(expected)
         ]
         rank = choose_rank(loads, self._sharers[self._shared_name(prompt, best)], self._tie)
         self._tie += 1
-        reason = self._reason(rank, expected, is_pulled=prompt.is_pulled)
-        self._send(request_id, prompt, rank, expected, reason)
+        self._send(request_id, prompt, rank, expected, self._reason(rank, expected))
         self.stats.seconds.append(perf_counter() - start)
         return rank
 
@@ -144,14 +141,14 @@ class Router:
         reason: str,
     ) -> None:
         there = expected[rank]
-        left = 0 if prompt.is_pulled else prompt.num_tokens - there.with_tier
-        start = max(there.granules, there.with_tier // max(self.index.hash_tokens, 1))
+        left, start = prompt.num_tokens - there.with_tier, there.granules
+        if not prompt.is_pulled:  # its rows are on their way, those of a tier are there
+            start = max(start, there.with_tier // max(self.index.hash_tokens, 1))
         self.sent.add(request_id, rank, prompt.names, start, left)
         fading = 1 - 1 / (_RECENT_REQUESTS * self.num_ranks)
         self._recent = [given * fading for given in self._recent]
         self._recent[rank] += left
-        # A load may replace the end of the rank's own hit.
-        if there.with_tier == there.hit_tokens and not prompt.is_pulled:
+        if there.with_tier == there.hit_tokens:  # a load may replace the end of the rank's own hit
             self._predicted[request_id] = rank, there.hit_tokens
         shared_name = self._shared_name(prompt, max(there.with_tier for there in expected))
         self._live[request_id] = shared_name
@@ -161,13 +158,16 @@ class Router:
 
     def _shared_name(self, prompt: Prompt, best_hit: int) -> int | None:
         """Return what the prefix is called that a prompt shares with others; ``None``: nothing."""
-        return prompt.names[best_hit // self.index.hash_tokens - 1] if best_hit else None
+        if not (best_hit and prompt.names):
+            return None
+        return prompt.names[best_hit // self.index.hash_tokens - 1]
 
     def _expected(self, prompt: Prompt) -> list[_Expected]:
         """Return what is expected of a prompt on every rank."""
         cached, size = self.index.look_up(prompt.names, prompt.num_tokens), self.index.hash_tokens
         if not size:
-            return [_Expected(0, 0, 0)] * self.num_ranks
+            pulled = prompt.num_tokens if prompt.is_pulled else 0
+            return [_Expected(0, 0, pulled)] * self.num_ranks
         end, alignment = (prompt.num_tokens - 1) // size, self.index.alignment
         hits, reaches = [], []
         for rank, (hit, matched) in enumerate(cached):
@@ -177,6 +177,8 @@ class Router:
                 hit = max(hit, reach * size // alignment * alignment)
             hits.append(hit)
             reaches.append(reach)
+        if prompt.is_pulled:  # rows count without a tail, and the others are loaded
+            return [_Expected(reach * size, reach, prompt.num_tokens) for reach in reaches]
         with_tier = self.index.with_tier(prompt.names, prompt.num_tokens, hits)
         return list(map(_Expected, hits, reaches, with_tier))
 
@@ -195,11 +197,8 @@ class Router:
         return queued, max(waiting + running, own)
 
     @staticmethod
-    def _reason(rank: int, expected: Sequence[_Expected], *, is_pulled: bool) -> str:
-        hits = [
-            (there.granules, 0) if is_pulled else (there.with_tier, there.hit_tokens)
-            for there in expected
-        ]
+    def _reason(rank: int, expected: Sequence[_Expected]) -> str:
+        hits = [(there.with_tier, there.hit_tokens) for there in expected]
         return "cache" if hits[rank] == max(hits) > min(hits) else "load"
 
     # What is heard of ranks and requests

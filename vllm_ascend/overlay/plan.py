@@ -79,12 +79,16 @@ def describe_unknown(checkout: Checkout) -> str:
     """Say that a checkout is no known commit, but fits; empty if it is one, or does not fit."""
     if checkout.head is not None or checkout.inside:
         return ""
-    count = len(checkout.changed)
-    files = "1 file differs" if count == 1 else f"{count} files differ"
+    differ = files_differ(len(checkout.changed))
     return (
-        f"This is no known state of vllm-ascend: {files} from commit {checkout.nearest[:8]}, but "
+        f"This is no known state of vllm-ascend: {differ} from commit {checkout.nearest[:8]}, but "
         "no function that the overlay rests on. Run npu-check on a node before you serve"
     )
+
+
+def files_differ(count: int) -> str:
+    """Say that so many files differ."""
+    return "1 file differs" if count == 1 else f"{count} files differ"
 
 
 def make_plan(path: Path) -> OverlayPlan:

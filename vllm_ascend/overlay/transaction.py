@@ -19,7 +19,7 @@ from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import digest, sha256
 from vllm_ascend.overlay.inspection import status
 from vllm_ascend.overlay.ownership import refuse_left_behind
-from vllm_ascend.overlay.plan import OverlayPlan
+from vllm_ascend.overlay.plan import OverlayPlan, files_differ
 from vllm_ascend.overlay.state import Manifest, ManifestFile
 from vllm_ascend.patch.upstream.source import PACKAGE
 
@@ -137,11 +137,9 @@ def _refuse_another(root: Path, there: Manifest, wanted: Manifest) -> None:
             "`overlay revert` first"
         )
     if there.files != wanted.files:
-        differing = len(found.outdated)
-        files = "1 file differs" if differing == 1 else f"{differing} files differ"
         raise OverlayError(
-            f"{root} has the overlay of another version: {files} from this one's; run "
-            "`overlay revert` first"
+            f"{root} has the overlay of another version: {files_differ(len(found.outdated))} from "
+            "this one's; run `overlay revert` first"
         )
 
 

@@ -17,8 +17,9 @@ from vllm.v1.request import Request
 from vllm_ascend.core.events.kv_event_queue import (
     AnnotatedBlockStored,
     continues,
-    extra_keys_of,
+    units_of,
 )
+from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.tier.layout import ROWS, TierLayout
 
 HOST_MEDIUM = "CPU"
@@ -52,25 +53,16 @@ class TierEvents:
         """
         if key[:1] != ROWS or key in self._names:
             return
-        unit, hashes = self._layout.unit, request.block_hashes
-        name = self._layout.name(hashes, end, looks_ahead=False)
-        assert name is not None, "what follows is known, so this is"
+        unit = self._layout.unit
+        names = BlockNames(request.block_hashes, self._layout.hash_tokens, unit)
+        ordinal = end // unit - 1
+        name = names[ordinal]
         self._names[key] = name
         self._num_objects[name] += 1
         if self._num_objects[name] > 1:
             return
-        start, lora = end - unit, request.lora_request
-        parent = self._layout.name(hashes, start, looks_ahead=False) if start else None
-        event = AnnotatedBlockStored(
-            block_hashes=[maybe_convert_block_hash(name)],
-            parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
-            token_ids=request.all_token_ids[start:end],
-            block_size=unit,
-            lora_id=lora.adapter_id if lora else None,
-            lora_name=lora.name if lora else None,
-            medium=self._medium,
-            extra_keys=extra_keys_of(request, start // unit, end // unit, unit),
-        )
+        told = units_of(request, names, ordinal, ordinal + 1, unit)
+        event = AnnotatedBlockStored(medium=self._medium, **told)
         if not (self._events and continues(self._events[-1], event)):
             self._events.append(event)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,6 +154,15 @@ class Report(KVConnectorWorkerMetadata):
         self.unusable |= other.unusable
         self.is_slow |= other.is_slow
         return self
+
+
+def blocks_by_group(runs: Iterable[Run]) -> dict[int, list[int]]:
+    """Return the blocks whose rows are moved, ascending, by group."""
+    blocks: dict[int, set[int]] = {}
+    for segment in (segment for run in runs for segment in run.segments):
+        ids, _, moved = segment.places()
+        blocks.setdefault(segment.group_id, set()).update(ids[moved].tolist())
+    return {group_id: sorted(ids) for group_id, ids in blocks.items()}
 
 
 def ids_between(

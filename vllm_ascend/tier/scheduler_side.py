@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable
+from itertools import chain, count
 
 from vllm.v1.request import Request
 
@@ -14,7 +14,7 @@ from vllm_ascend.core.connectors.connector_rules import Answer, look_up_limit
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.tier.layout import TierLayout
 from vllm_ascend.tier.look_up import StoredHit, longest_hit
-from vllm_ascend.tier.orders import Load, Orders, Report, Run
+from vllm_ascend.tier.orders import Load, Orders, Report, blocks_by_group
 from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_run
 from vllm_ascend.tier.statistics import TierCounts
 from vllm_ascend.tier.store_orders import Index, StoreOrders
@@ -158,9 +158,8 @@ class TierScheduler:
             runs.append(tail_run(layout, tail, places[-1], boundary, tables, num_local))
         load_id = next(self._load_ids)
         num_tokens = boundary - num_local
-        load = Load(
-            request.request_id, load_id, is_async, tuple(runs), _blocks_written(runs), num_tokens
-        )
+        written = frozenset(chain.from_iterable(blocks_by_group(runs).values()))
+        load = Load(request.request_id, load_id, is_async, tuple(runs), written, num_tokens)
         self._loads[load_id] = load, 0
         self._orders.loads.append(load)
         progress.load_id = load_id
@@ -238,11 +237,3 @@ class TierScheduler:
     def is_idle(self) -> bool:
         """Whether no load and no store is under way. For tests."""
         return not self._loads and self._stores.is_idle()
-
-
-def _blocks_written(runs: Sequence[Run]) -> frozenset[int]:
-    written: set[int] = set()
-    for segment in (segment for run in runs for segment in run.segments):
-        blocks, _, moved = segment.places()
-        written.update(blocks[moved].tolist())
-    return frozenset(written)

@@ -10,10 +10,10 @@ from vllm.config import KVTransferConfig
 
 from tests.e2e.connectors.connected import ConnectedEngine
 from vllm_ascend.tier.connector import GranuleTierConnector
+from vllm_ascend.tier.orders import blocks_by_group
 from vllm_ascend.tier.worker_side import TierWorker
 from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
 from vllm_ascend_evaluation.oracle.digests import LOST
-from vllm_ascend_evaluation.replay.runs.tier_stamps import blocks_by_group
 
 
 class OracleTierWorker(TierWorker):
@@ -29,7 +29,7 @@ class OracleTierWorker(TierWorker):
 
     def start(self, orders: Any) -> None:
         for load in orders.loads:
-            for group_id, ids in blocks_by_group(load).items():
+            for group_id, ids in blocks_by_group(load.runs).items():
                 self.shadow.expect(load.request_id, group_id, ids, runs_now=not load.is_async)
         super().start(orders)
 
@@ -45,7 +45,7 @@ class OracleTierWorker(TierWorker):
     def _fail(self, loading: Any, now: float) -> None:
         load = loading.load
         super()._fail(loading, now)
-        for group_id, ids in blocks_by_group(load).items():
+        for group_id, ids in blocks_by_group(load.runs).items():
             for block_id in ids:
                 self.shadow.memory.mark(block_id, group_id, slice(0, None), LOST)
         if not load.is_async:

@@ -115,18 +115,8 @@ class KVEventQueue:
             names: The names of the request's units, by ordinal.
             ordinals: Which are told, ascending.
         """
-        lora = request.lora_request
         for start, end in runs(ordinals):
-            event = self._stored(
-                group_id,
-                block_hashes=[maybe_convert_block_hash(names[i]) for i in range(start, end)],
-                parent_block_hash=maybe_convert_block_hash(names[start - 1]) if start else None,
-                token_ids=request.all_token_ids[start * unit_tokens : end * unit_tokens],
-                block_size=unit_tokens,
-                lora_id=lora.adapter_id if lora else None,
-                lora_name=lora.name if lora else None,
-                extra_keys=extra_keys_of(request, start, end, unit_tokens),
-            )
+            event = self._stored(group_id, **units_of(request, names, start, end, unit_tokens))
             if not (self._events and continues(self._events[-1], event)):
                 self._events.append(event)
 
@@ -140,6 +130,26 @@ class KVEventQueue:
             kv_cache_spec_sliding_window=group.window if group else None,
             **fields,
         )
+
+
+def units_of(
+    request: Request,
+    names: Sequence[BlockHash] | BlockNames,
+    start: int,
+    end: int,
+    unit_tokens: int,
+) -> dict[str, Any]:
+    """Return what an event tells of the units ``[start, end)`` of a request, wherever they are."""
+    lora = request.lora_request
+    return {
+        "block_hashes": [maybe_convert_block_hash(names[i]) for i in range(start, end)],
+        "parent_block_hash": maybe_convert_block_hash(names[start - 1]) if start else None,
+        "token_ids": request.all_token_ids[start * unit_tokens : end * unit_tokens],
+        "block_size": unit_tokens,
+        "lora_id": lora.adapter_id if lora else None,
+        "lora_name": lora.name if lora else None,
+        "extra_keys": _extra_keys(request, start, end, unit_tokens),
+    }
 
 
 def continues(last: KVCacheEvent, event: AnnotatedBlockStored) -> bool:
@@ -156,7 +166,7 @@ def continues(last: KVCacheEvent, event: AnnotatedBlockStored) -> bool:
     return True
 
 
-def extra_keys_of(
+def _extra_keys(
     request: Request, start: int, end: int, unit_tokens: int
 ) -> list[tuple[Any, ...] | None]:
     """Return what the hash of each unit ``[start, end)`` covers besides its tokens."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_ascend.tier.orders import Load, Orders, Rows, Run, Segment
+from vllm_ascend.tier.orders import Orders, Rows, Run, Segment, blocks_by_group
 from vllm_ascend_evaluation.oracle import OracleOptions
 from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
 from vllm_ascend_evaluation.oracle.digests import LOST, Stamps
@@ -40,7 +40,7 @@ class StampedTierWorker(ConnectedWorker):
     def start_load_kv(self, _: Any) -> None:
         """Load what the step is to load, behind zeroing and copies of blocks."""
         for load in self._orders.loads:
-            for group_id, ids in blocks_by_group(load).items():
+            for group_id, ids in blocks_by_group(load.runs).items():
                 self.expect(load.request_id, group_id, ids, runs_now=not load.is_async)
             for place, segments in _objects(load.runs):
                 stored = iter(self._stored_in(place))
@@ -58,9 +58,9 @@ class StampedTierWorker(ConnectedWorker):
             ]
             self._pages |= dict.fromkeys(place, stamps)
 
-    def get_finished(self, _: set[str]) -> tuple[None, set[str] | None]:
-        """Return the requests that were loaded while others ran."""
-        return None, {load.request_id for load in self._orders.loads if load.is_async} or None
+    def get_finished(self, _: set[str]) -> tuple[None, None]:
+        """Leave it to the replay to tell what was done, as below."""
+        return None, None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return no block: no load fails."""
@@ -80,15 +80,6 @@ class StampedTierWorker(ConnectedWorker):
         for segment in segments:
             for plane in self.memory.planes(segment.group_id):
                 yield plane, *segment.places()
-
-
-def blocks_by_group(load: Load) -> dict[int, list[int]]:
-    """Return the blocks that a load writes, ascending, by group."""
-    blocks: dict[int, set[int]] = {}
-    for segment in (segment for run in load.runs for segment in run.segments):
-        ids, _, moved = segment.places()
-        blocks.setdefault(segment.group_id, set()).update(ids[moved].tolist())
-    return {group_id: sorted(ids) for group_id, ids in blocks.items()}
 
 
 def _objects(runs: Iterable[Run]) -> Iterator[tuple[tuple[int, ...], tuple[Segment, ...]]]:

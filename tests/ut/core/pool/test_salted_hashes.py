@@ -62,7 +62,7 @@ events = importlib.import_module("vllm_ascend.core.events.kv_event_queue")
 from tests.ut.core.pool.test_salted_hashes import *
 scheduler = build_scheduler(layouts.gemma_like(), OPTIONS)
 request = make_request(scheduler, "salted", PROMPT, 1, cache_salt="salt")
-print(events.extra_keys_of(request, 0, 2, 4), request.block_hashes[0].hex())
+print(events._extra_keys(request, 0, 2, 4), request.block_hashes[0].hex())
 """
 
 
