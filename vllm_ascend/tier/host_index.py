@@ -27,7 +27,7 @@ class _State(Enum):
     DEAD = "nobody finds it any more, and it goes with its last user"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Entry:
     place: Place
     rank: int
@@ -87,6 +87,12 @@ class HostIndex:
         get = self._entries.get
         return [(e := get(key)) is not None and e.state is _State.STORED for key in keys]
 
+    def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool:
+        """Whether enough is free for an object, or something may be given up for it."""
+        if len(self._free) >= self.pages_of(num_bytes, num_parts):
+            return True
+        return any(self._queues[: rank + 1])
+
     @property
     def num_used_pages(self) -> int:
         """Pages that hold something."""
@@ -97,46 +103,49 @@ class HostIndex:
         return num_parts * -(-(num_bytes + HEADER_BYTES) // self.page_bytes)
 
     def reserve(
-        self, key: bytes, num_bytes: int, num_parts: int = 1, rank: int = KEPT
-    ) -> Place | None:
-        """Return pages to store an object in; ``None``: it is there already, or nothing is free.
+        self, keys: Sequence[bytes], num_bytes: int, num_parts: int = 1, rank: int = KEPT
+    ) -> list[Place]:
+        """Return pages for new objects, for as many of the first ones as there is room.
 
-        What was used least recently is given up for it, of lower ranks first. The pages stay
+        What was used least recently is given up for them, of lower ranks first. The pages stay
         reserved until :meth:`stored` or :meth:`drop`.
 
         Args:
+            keys: None of them is known.
             num_bytes: Bytes of a part, without its header.
             num_parts: Parts that workers store, each with a header; the pages of the first come
                 first.
-            rank: That of the object.
+            rank: That of the objects.
         """
-        if key in self._entries:
-            return None
-        count = self.pages_of(num_bytes, num_parts)
-        if not self._make_room(count, rank):
-            return None
-        place = tuple(self._free.pop() for _ in range(count))
-        self._entries[key] = _Entry(place, rank)
-        self._queues[rank][key] = None
-        return place
+        num_pages = self.pages_of(num_bytes, num_parts)
+        places, free, queue = [], self._free, self._queues[rank]
+        for key in keys[: self._make_room(num_pages, len(keys), rank)]:
+            place = tuple(free[-num_pages:])
+            del free[-num_pages:]
+            places.append(place)
+            self._entries[key] = _Entry(place, rank)
+            queue[key] = None
+        return places
 
-    def _make_room(self, count: int, rank: int) -> bool:
+    def _make_room(self, num_pages: int, num_objects: int, rank: int) -> int:
+        """Give up what objects of so many pages need; return for how many there is room."""
         victims: list[bytes] = []
-        room = len(self._free)
+        room, wanted = len(self._free), num_pages * num_objects
         for key in itertools.chain.from_iterable(self._queues[: rank + 1]):
-            if room >= count:
+            if room >= wanted:
                 break
             if not self._entries[key].num_users:
                 victims.append(key)
                 room += len(self._entries[key].place)
-        if room < count:
-            return False
+        num_objects = min(room // num_pages, num_objects)
         for key in victims:
+            if len(self._free) >= num_pages * num_objects:
+                break
             self._remove(key)
             self.num_evicted[key[:1]] += 1
-        self._gone += victims
-        self._num_evicted += len(victims)
-        return True
+            self._num_evicted += 1
+            self._gone.append(key)
+        return num_objects
 
     def _remove(self, key: bytes) -> None:
         entry = self._entries.pop(key)
@@ -148,7 +157,9 @@ class HostIndex:
         entry = self._entries[key]
         if entry.state is _State.WRITING:
             entry.state = _State.STORED
-        self.release((key,))
+            entry.num_users -= 1
+        else:
+            self.release((key,))
 
     def drop(self, key: bytes, *, by_writer: bool = False) -> None:
         """An object was not written (``by_writer``), or cannot be used: nobody finds it any more.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from math import lcm
 from typing import Any
@@ -35,7 +36,6 @@ from vllm.v1.kv_cache_interface import (
 
 from vllm_ascend.core.layout.groups import find_draft_groups
 from vllm_ascend.core.layout.specs import (
-    ReadSpan,
     compress_ratio,
     granule_tokens,
     group_specs,
@@ -66,7 +66,6 @@ class GroupLayout:
         tokens_per_row: Its compression ratio.
         rows_per_block: Rows that a block stores.
         row_bytes: Bytes of a row over all its layers, at most: a padded row may count whole.
-        span: Of a windowed group: the tokens that are read behind a boundary.
         tail_rows: Of a windowed group: rows of a tail at all but the first boundaries.
     """
 
@@ -74,7 +73,6 @@ class GroupLayout:
     tokens_per_row: int
     rows_per_block: int
     row_bytes: int
-    span: ReadSpan | None = None
     tail_rows: int = 0
 
 
@@ -103,17 +101,17 @@ class TierLayout:
     is_replicated: bool
     digest: str
 
-    @property
+    @cached_property
     def unit_bytes(self) -> int:
         """Bytes of the rows of a unit at most, over all layers of a rank."""
         return sum(self.unit // g.tokens_per_row * g.row_bytes for g in self.rows)
 
-    @property
+    @cached_property
     def tail_bytes(self) -> int:
         """Bytes of a tail at most, over all layers of a rank."""
         return sum(group.tail_rows * group.row_bytes for group in self.tails)
 
-    @property
+    @cached_property
     def tokens_for_a_tail(self) -> int:
         """So many tokens' rows take the memory of a tail."""
         return cdiv(self.tail_bytes * self.unit, max(self.unit_bytes, 1))
@@ -128,6 +126,12 @@ class TierLayout:
         name = self.name(hashes, (unit + 1) * self.unit, looks_ahead=self.rows_look_ahead)
         return None if name is None else ROWS + name
 
+    def row_keys(self, hashes: Sequence[BlockHash], start: int, end: int) -> list[bytes]:
+        """Return the keys of the rows of the units [start, end), all of which can be named."""
+        step = self.unit // self.hash_tokens
+        first = (start + 1 + self.rows_look_ahead) * step - 1
+        return [ROWS + name for name in hashes[first : first + (end - start) * step : step]]
+
     def tail_key(self, hashes: Sequence[BlockHash], boundary: int) -> bytes | None:
         """Return the key of a boundary's tail; ``None``: it cannot be named yet."""
         name = self.name(hashes, boundary, looks_ahead=self.tail_looks_ahead)
@@ -137,16 +141,6 @@ class TierLayout:
         """Return how many units can be named with so many hashes."""
         named = num_hashes * self.hash_tokens // self.unit
         return max(named - self.rows_look_ahead, 0)
-
-    def tail_start(self, group: GroupLayout, boundary: int) -> int:
-        """Return the first token of a group's part of a tail.
-
-        Sliding windows begin with a unit, and so with a block: a block that is entered in the cache
-        must hold all of its rows.
-        """
-        assert group.span is not None
-        start = group.span.start(boundary)
-        return align_down(start, self.unit) if group.span.step == 1 else start
 
 
 def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, pool: str) -> TierLayout:
@@ -188,7 +182,7 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, pool: str)
         is_replicated=all(isinstance(s, MLAAttentionSpec | SlidingWindowMLASpec) for s in specs),
         digest="",
     )
-    tails = [_tail_group(layout, i, specs, kv_cache_config) for i in windows]
+    tails = [_tail_group(layout.unit, i, specs, kv_cache_config) for i in windows]
     layout = replace(layout, tails=tuple(group for group in tails if group.tail_rows))
     return replace(layout, digest=_digest(layout, specs, vllm_config, pool))
 
@@ -232,14 +226,18 @@ def _block_bytes(spec: Any) -> int:
 
 
 def _tail_group(
-    layout: TierLayout, group_id: int, specs: Sequence[KVCacheSpec], config: KVCacheConfig
+    unit: int, group_id: int, specs: Sequence[KVCacheSpec], config: KVCacheConfig
 ) -> GroupLayout:
-    spec = specs[group_id]
-    group = replace(_group(group_id, config), span=read_span(spec, specs))
+    spec, group = specs[group_id], _group(group_id, config)
+    span = read_span(spec, specs)
     # Far enough that no tail reaches over the first token.
-    far = (spec.sliding_window // layout.unit + 2) * layout.unit
-    num_tokens = far - layout.tail_start(group, far)
-    return replace(group, tail_rows=cdiv(num_tokens, group.tokens_per_row))
+    far = (spec.sliding_window // unit + 2) * unit
+    start = span.start(far)
+    if span.step == 1:
+        # A sliding window begins with a unit, and so with a block: a block that is entered in the
+        # cache must hold all of its rows.
+        start = align_down(start, unit)
+    return replace(group, tail_rows=cdiv(far - start, group.tokens_per_row))
 
 
 def _digest(

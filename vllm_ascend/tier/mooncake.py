@@ -140,18 +140,20 @@ class MooncakeIndex:
         """Whether an object was there when it was last asked for, or is being stored."""
         return key in self._known
 
-    def reserve(
-        self, key: bytes, num_bytes: int, num_parts: int = 1, rank: int = KEPT
-    ) -> int | None:
-        """Remember that an object is being stored; the store itself decides where.
+    def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool:
+        """Whether an object of a rank is stored.
 
-        It knows no ranks, so spare tails would take the place of what others need.
+        The store knows no ranks, so spare tails would take the place of what others need.
         """
-        if key in self._known or rank < MARGINAL:
-            return None
-        self._known[key] = None
+        return rank >= MARGINAL
+
+    def reserve(
+        self, keys: Sequence[bytes], num_bytes: int, num_parts: int = 1, rank: int = KEPT
+    ) -> list[int]:
+        """Remember that objects are being stored; the store itself decides where."""
+        self._known.update(dict.fromkeys(keys))
         self._bound()
-        return 0
+        return [0] * len(keys)
 
     def stored(self, key: bytes) -> None:
         """An object was stored, whatever a look-up said of it meanwhile."""

@@ -45,6 +45,12 @@ class Segment(NamedTuple):
         ids = self.block_ids[ordinals[0] - first : ordinals[1] - first]
         return self._replace(first_row=first_row, end_row=end_row, block_ids=ids)
 
+    def is_whole(self) -> bool:
+        """Whether the request holds every block that has such rows."""
+        rows = self.rows_per_block
+        wanted = -(-self.end_row // rows) - max(self.first_row, 0) // rows
+        return len(self.block_ids) == wanted and NULL_BLOCK_ID not in self.block_ids
+
     def places(self) -> tuple[Rows, Rows, Any]:
         """Return block and place of every row, and which of them are moved."""
         rows = np.arange(self.first_row, self.end_row)

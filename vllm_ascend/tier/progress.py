@@ -12,6 +12,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.tier.layout import GroupLayout, TierLayout
 from vllm_ascend.tier.orders import Run, Segment, ids_between
+from vllm_ascend.tier.tail_choice import PromptBoundaries
 
 Tables = Sequence[Sequence[KVCacheBlock]]
 """A request's blocks, by group."""
@@ -23,9 +24,9 @@ class Progress:
 
     Attributes:
         next_unit: Units before it are dealt with: stored, or known to be there.
-        next_end: Nothing can be stored before so many tokens are scheduled.
         passed: Boundaries up to here have been dealt with.
         junction: Where it left what is stored; 0: nowhere.
+        prompt: The boundaries that its prompt singles out; ``None``: not asked for yet.
         load_id: What it computes is worthless if this load fails; ``None``: it rests on none.
         tails: The tails that it keeps or rests on, but for the rolling one.
         rolling: The last tail of its answer; ``None``: none yet.
@@ -33,9 +34,9 @@ class Progress:
 
     request: Request
     next_unit: int = 0
-    next_end: int = 0
     passed: int = 0
     junction: int = 0
+    prompt: PromptBoundaries | None = None
     load_id: int | None = None
     tails: list[bytes] = field(default_factory=list)
     rolling: bytes | None = None
@@ -59,27 +60,22 @@ def rows_run(
     return Run(False, tuple(keys), tuple(places), tuple(segments))
 
 
-def tail_run(
-    layout: TierLayout, key: bytes, place: Any, boundary: int, tables: Tables, skip_before: int = 0
-) -> Run:
-    """Return the run of a boundary's tail; of the first ones rows are missing in front."""
-    segments = []
-    for group in layout.tails:
-        start = boundary - group.tail_rows * group.tokens_per_row
-        segments.append(_segment(group, start, boundary, skip_before, tables))
-    return Run(True, (key,), (place,), tuple(segments))
-
-
-def holds_tail(layout: TierLayout, boundary: int, tables: Tables, null_block_id: int) -> bool:
-    """Whether a request holds all blocks of a boundary's tail."""
-    for group in layout.tails:
-        first_row = layout.tail_start(group, boundary) // group.tokens_per_row
-        end_row = boundary // group.tokens_per_row
-        ids = ids_between(tables[group.group_id], first_row, end_row, group.rows_per_block)
-        needed = -(-end_row // group.rows_per_block) - first_row // group.rows_per_block
-        if len(ids) < needed or null_block_id in ids:
-            return False
-    return True
+def tail_segments(
+    layout: TierLayout, boundary: int, tables: Tables, skip_before: int = 0
+) -> tuple[Segment, ...]:
+    """Return where a boundary's tail is; of the first ones rows are missing in front."""
+    return tuple(
+        [
+            _segment(
+                group,
+                boundary - group.tail_rows * group.tokens_per_row,
+                boundary,
+                skip_before,
+                tables,
+            )
+            for group in layout.tails
+        ]
+    )
 
 
 def _segment(group: GroupLayout, start: int, end: int, skip_before: int, tables: Tables) -> Segment:

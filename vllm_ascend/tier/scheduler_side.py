@@ -14,8 +14,8 @@ from vllm_ascend.core.connectors.connector_rules import Answer, look_up_limit
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.tier.layout import TierLayout
 from vllm_ascend.tier.look_up import StoredHit, longest_hit
-from vllm_ascend.tier.orders import Load, Orders, Report, blocks_by_group
-from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_run
+from vllm_ascend.tier.orders import Load, Orders, Report, Run, blocks_by_group
+from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_segments
 from vllm_ascend.tier.statistics import TierCounts
 from vllm_ascend.tier.store_orders import Index, StoreOrders
 
@@ -129,10 +129,10 @@ class TierScheduler:
         progress = self._live.setdefault(request.request_id, Progress(request))
         progress.request = request
         hit, num_local, is_async = self._hits.pop(request.request_id, (StoredHit(0, 0), 0, False))
-        progress.next_end = 0
+        self._stores.begins(request)
         progress.next_unit = hit.rows_end if self._index.is_remote else 0
         progress.passed = max(request.num_computed_tokens, num_local + num_external)
-        progress.load_id = None
+        progress.load_id = progress.prompt = None
         progress.junction = max(hit.rows_end - layout.tail_looks_ahead, 0) * layout.unit
         if progress.junction > num_local + num_external:
             self.note_junction(request, progress.junction)
@@ -155,7 +155,8 @@ class TierScheduler:
         rows = rows_run(layout, all_keys[:num_rows], places[:num_rows], first, tables, num_local)
         runs = [rows]
         if tail is not None:
-            runs.append(tail_run(layout, tail, places[-1], boundary, tables, num_local))
+            segments = tail_segments(layout, boundary, tables, num_local)
+            runs.append(Run(True, (tail,), (places[-1],), segments))
         load_id = next(self._load_ids)
         num_tokens = boundary - num_local
         written = frozenset(chain.from_iterable(blocks_by_group(runs).values()))
@@ -187,8 +188,7 @@ class TierScheduler:
             scheduled: Request id -> tokens of the step.
         """
         orders, self._orders, self._sync_bytes = self._orders, Orders(), 0
-        if not self._is_paused():
-            orders.stores = self._stores.orders(scheduled, self._live)
+        orders.stores = self._stores.orders(scheduled, self._live, is_paused=self._is_paused())
         return orders
 
     # What the workers tell
@@ -227,6 +227,7 @@ class TierScheduler:
         progress = self._live.pop(request.request_id, None)
         self._hits.pop(request.request_id, None)
         self._failed.discard(request.request_id)
+        self._stores.ended(request)
         if progress is not None:
             self._touch(progress, progress.next_unit)
 

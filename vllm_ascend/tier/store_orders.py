@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from vllm.v1.request import Request
 
-from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
+from vllm_ascend.tier.due import DueRequests
 from vllm_ascend.tier.layout import ROWS, TierLayout
 from vllm_ascend.tier.objects import HEADER_BYTES
 from vllm_ascend.tier.orders import Run
-from vllm_ascend.tier.progress import Progress, Tables, holds_tail, rows_run, tail_run
+from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_segments
 from vllm_ascend.tier.statistics import TierCounts
 from vllm_ascend.tier.tail_choice import KEPT, MARGINAL, TailChoice
 
@@ -24,8 +24,11 @@ class Index(Protocol):
     is_remote: bool
 
     def contains(self, keys: Sequence[bytes]) -> Sequence[bool]: ...
+    def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool: ...
     def is_known(self, key: bytes) -> bool: ...
-    def reserve(self, key: bytes, num_bytes: int, num_parts: int, rank: int) -> Any: ...
+    def reserve(
+        self, keys: Sequence[bytes], num_bytes: int, num_parts: int, rank: int
+    ) -> list[Any]: ...
     def stored(self, key: bytes) -> None: ...
     def drop(self, key: bytes, *, by_writer: bool = False) -> None: ...
     def use(self, keys: Sequence[bytes]) -> list[Any]: ...
@@ -35,7 +38,7 @@ class Index(Protocol):
     def clear(self) -> None: ...
 
 
-@dataclass
+@dataclass(slots=True)
 class _Write:
     """An object that is being written; it is worthless if the load fails that it rests on."""
 
@@ -76,89 +79,99 @@ class StoreOrders:
         )
         self.tables: Callable[[str], Tables] = lambda request_id: ()
         self.on_stored: list[Callable[[bytes, Request, int], None]] = []
+        self._due = DueRequests()
         self._writing: dict[bytes, _Write] = {}
         self._failed_loads: set[int] = set()
         self._runs: list[Run] = []
         self._room = 0  # bytes left in the step's buffer
         self._spares: list[tuple[int, int, Progress, Tables]] = []
 
-    def orders(self, scheduled: Mapping[str, int], live: Mapping[str, Progress]) -> list[Run]:
+    def begins(self, request: Request) -> None:
+        """A request was given its blocks."""
+        self._due.expect(request.request_id, 0)
+
+    def ended(self, request: Request) -> None:
+        """Nothing more comes of a request."""
+        self._due.forget(request.request_id)
+
+    def orders(
+        self, scheduled: Mapping[str, int], live: Mapping[str, Progress], *, is_paused: bool
+    ) -> list[Run]:
         """Return what is stored of a step.
 
         Args:
             scheduled: Request id -> tokens of the step.
             live: Request id -> its progress.
+            is_paused: Nothing is; later steps store what of it is still there.
         """
         self._runs, self._room = [], self._staging_bytes
-        # In most steps of decoding nothing is complete, and every running request is asked.
-        complete = [
-            (progress, end)
-            for request_id, num_tokens in scheduled.items()
-            if (progress := live.get(request_id)) is not None
-            and (end := progress.request.num_computed_tokens + num_tokens) >= progress.next_end
-        ]
-        for progress, end in complete:
-            self._store(progress, end)
+        for request_id in self._due.take(scheduled):
+            if is_paused:
+                self._due.expect(request_id, 0)
+            elif (progress := live.get(request_id)) is not None:
+                end = progress.request.num_computed_tokens + scheduled[request_id]
+                self._due.expect(request_id, self._store(progress, end))
         if self._spares:
             self._store_spares()
         return self._runs
 
-    def _store(self, progress: Progress, end: int) -> None:
+    def _store(self, progress: Progress, end: int) -> int:
         """Order what a request's first ``end`` tokens add to the tier.
 
-        Rows are stored up to the last token that is known for certain, and whose hash is.
+        Rows are stored up to the last token that is known for certain, and whose hash is. Return
+        how many more tokens complete something.
         """
         layout, request = self._layout, progress.request
-        end = min(end, len(request.block_hashes) * layout.hash_tokens)
+        reached, end = end, min(end, len(request.block_hashes) * layout.hash_tokens)
+        missing = max((end // layout.unit + 1) * layout.unit - reached, 0)
         tables = self.tables(request.request_id)
         if not tables:
-            return
+            return missing
         if layout.tails and end > progress.passed:
             self._store_tails(progress, end, tables)
         last = min(end // layout.unit, layout.num_named_units(len(request.block_hashes)))
-        while progress.next_unit < last and self._store_rows(progress, last, tables):
-            pass
-        is_behind = progress.next_unit < last
-        progress.next_end = 0 if is_behind else (end // layout.unit + 1) * layout.unit
+        if progress.next_unit < last:
+            self._store_rows(progress, last, tables)
+        return 0 if progress.next_unit < last else missing
 
-    def _store_rows(self, progress: Progress, last: int, tables: Tables) -> bool:
-        """Order the next consecutive units that the tier lacks; return whether there was room."""
-        layout, hashes = self._layout, progress.request.block_hashes
-        keys: list[bytes] = []
-        places: list[Any] = []
-        while progress.next_unit < last:
-            key = layout.row_key(hashes, progress.next_unit)
-            assert key is not None, "it can be named"
-            if not self._need_not_store(key):
-                place = self._reserve(key, progress, (progress.next_unit + 1) * layout.unit)
-                if place is None:
-                    break
-                keys.append(key)
-                places.append(place)
-            elif keys:
+    def _store_rows(self, progress: Progress, last: int, tables: Tables) -> None:
+        """Order what the tier lacks of the units before ``last``, as far as there is room."""
+        layout, first = self._layout, progress.next_unit
+        keys = layout.row_keys(progress.request.block_hashes, first, last)
+        start, count = 0, len(keys)
+        while start < count:
+            end = start
+            while end < count and not self._need_not_store(keys[end]):
+                end += 1
+            lacking = keys[start:end]
+            places = self._reserve(lacking, progress, (first + start + 1) * layout.unit)
+            if places:
+                stored = lacking[: len(places)]
+                self._runs.append(rows_run(layout, stored, places, first + start, tables))
+            start += len(places)
+            if start < end:
                 break
-            progress.next_unit += 1
-        if keys:
-            first = progress.next_unit - len(keys)
-            self._runs.append(rows_run(layout, keys, places, first, tables))
-        return bool(keys)
+            start += start < count  # that one is there
+        progress.next_unit = first + start
 
     def _store_tails(self, progress: Progress, end: int, tables: Tables) -> None:
-        request = progress.request
-        start, progress.passed = progress.passed, end
-        choice, prompt_tokens = self._choice, request.num_prompt_tokens
-        kept = choice.kept(start, end, prompt_tokens, progress.junction)
-        marginal = choice.marginal(start, end, prompt_tokens, progress.junction)
-        rank, rolling = choice.rolling(start, end, prompt_tokens)
+        choice, num_prompt_tokens = self._choice, progress.request.num_prompt_tokens
+        if progress.prompt is None:
+            progress.prompt = choice.of_prompt(num_prompt_tokens, progress.junction)
+        prompt, start, progress.passed = progress.prompt, progress.passed, end
+        kept = choice.kept(start, end, prompt)
         for boundary in kept:
             if key := self._store_tail(progress, boundary, tables, KEPT):
                 progress.tails.append(key)
+        rank, rolling = choice.rolling(max(start, num_prompt_tokens), end, prompt)
         if rolling and (key := self._store_tail(progress, rolling, tables, rank)):
             if progress.rolling is not None:
                 self._index.forget_first(progress.rolling)
             progress.rolling = key
-        spares = choice.spare(start, end, {*kept, *marginal, rolling})
-        spares += [(MARGINAL, boundary) for boundary in marginal]
+        if not self._has_room(MARGINAL):
+            return
+        spares = choice.spare(start, end, {*kept, *prompt.marginal, rolling})
+        spares += [(MARGINAL, boundary) for boundary in prompt.marginal if start < boundary <= end]
         self._spares += [(rank, boundary, progress, tables) for rank, boundary in spares]
 
     def _store_spares(self) -> None:
@@ -178,29 +191,46 @@ class StoreOrders:
             return None
         if self._need_not_store(key):
             return key
-        if not holds_tail(layout, boundary, tables, NULL_BLOCK_ID):
+        if not self._has_room(rank):
+            self._counts.not_stored["full"] += rank == KEPT
             return None
-        place = self._reserve(key, progress, boundary, rank)
-        if place is None:
+        segments = tail_segments(layout, boundary, tables)
+        if not all(segment.is_whole() for segment in segments):
             return None
-        self._runs.append(tail_run(layout, key, place, boundary, tables))
+        places = self._reserve([key], progress, boundary, rank)
+        if not places:
+            return None
+        self._runs.append(Run(True, (key,), tuple(places), segments))
         return key
+
+    def _has_room(self, rank: int) -> bool:
+        """Whether a tail of a rank may find room: most do not in a full tier."""
+        return self._index.has_room(self._layout.tail_bytes, self._num_parts, rank)
 
     def _need_not_store(self, key: bytes) -> bool:
         return key in self._writing or self._index.is_known(key)
 
-    def _reserve(self, key: bytes, progress: Progress, end: int, rank: int = KEPT) -> Any:
+    def _reserve(
+        self, keys: Sequence[bytes], progress: Progress, end: int, rank: int = KEPT
+    ) -> list[Any]:
+        """Return places for as many of the first objects as there is room.
+
+        Args:
+            end: Of what the first one holds, in tokens; each of the others holds a unit more.
+        """
+        if not keys:
+            return []
         layout = self._layout
-        num_bytes = layout.unit_bytes if key[:1] == ROWS else layout.tail_bytes
-        if num_bytes + HEADER_BYTES > self._room:
-            return None
-        place = self._index.reserve(key, num_bytes, self._num_parts, rank)
-        if place is not None:
-            self._room -= num_bytes + HEADER_BYTES
+        num_bytes = layout.unit_bytes if keys[0][:1] == ROWS else layout.tail_bytes
+        keys = keys[: self._room // (num_bytes + HEADER_BYTES)]
+        places = self._index.reserve(keys, num_bytes, self._num_parts, rank)
+        self._room -= len(places) * (num_bytes + HEADER_BYTES)
+        for key in keys[: len(places)]:
             self._writing[key] = _Write(num_bytes, progress, end, progress.load_id)
-        elif rank == KEPT:
+            end += layout.unit
+        if rank == KEPT and len(places) < len(keys):
             self._counts.not_stored["full"] += 1
-        return place
+        return places
 
     # What became of it
 
@@ -235,7 +265,8 @@ class StoreOrders:
             progress = write.progress
             if key[:1] == ROWS:
                 unit = write.end // self._layout.unit - 1
-                progress.next_unit, progress.next_end = min(progress.next_unit, unit), 0
+                progress.next_unit = min(progress.next_unit, unit)
+                self._due.expect_at_once(progress.request.request_id)
 
     def is_idle(self) -> bool:
         """Whether nothing is being written."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm_ascend.core.policy.boundaries import (
     AUTO_RETENTION_INTERVAL_TOKENS,
@@ -29,6 +30,20 @@ KEPT = MARGINAL + 1
 """The rank of what is kept. The lowest rank is given up first."""
 
 
+class PromptBoundaries(NamedTuple):
+    """Where a prompt is left or gone on with.
+
+    Attributes:
+        ends: ``replay`` and ``fallback``, see :meth:`TailChoice.of_prompt`.
+        kept: Those of them whose tails are kept, and the junction.
+        marginal: The others.
+    """
+
+    ends: frozenset[int]
+    kept: frozenset[int]
+    marginal: frozenset[int]
+
+
 @dataclass(frozen=True)
 class TailChoice:
     """Chooses boundaries, multiples of ``unit`` tokens.
@@ -45,53 +60,43 @@ class TailChoice:
     least_gain: int = 0
     interval: int = AUTO_RETENTION_INTERVAL_TOKENS
 
-    def kept(self, start: int, end: int, num_prompt_tokens: int, junction: int) -> list[int]:
-        """Return the boundaries in ``(start, end]`` of a prompt whose tails are kept, ascending.
+    def of_prompt(self, num_prompt_tokens: int, junction: int) -> PromptBoundaries:
+        """Return the boundaries that a prompt singles out.
 
         ==========  ====================================================================
         fallback    shortly before the prompt's end, where the next turn may leave it
         replay      where the same prompt, sent again, goes on; may be marginal
         junction    where a request was seen to leave a stored prefix; 0: nowhere
-        interval    its multiples
         ==========  ====================================================================
         """
-        singled_out = {*self._of_prompt(num_prompt_tokens), junction}
+        replay = replay_boundary(num_prompt_tokens, self.unit, max(self.lookahead, 1))
+        ends = frozenset({replay, fallback_boundary(replay, self.unit, self.lookahead)})
+        worth = {b for b in ends if is_worth_a_tail(b, ends, self.least_gain)} | {junction}
+        return PromptBoundaries(ends, frozenset(worth), ends - worth)
+
+    def kept(self, start: int, end: int, prompt: PromptBoundaries) -> list[int]:
+        """Return the boundaries in ``(start, end]`` whose tails are kept, ascending: a prompt's,
+        and the multiples of the interval.
+        """
         return kept_boundaries(
             start,
             end,
             alignment=self.unit,
             interval=align_down(self.interval, self.unit) or self.unit,
-            singled_out=singled_out - self._marginal(num_prompt_tokens, junction),
+            singled_out=prompt.kept,
         )
 
-    def _of_prompt(self, num_prompt_tokens: int) -> set[int]:
-        replay = replay_boundary(num_prompt_tokens, self.unit, max(self.lookahead, 1))
-        return {replay, fallback_boundary(replay, self.unit, self.lookahead)}
-
-    def _marginal(self, num_prompt_tokens: int, junction: int) -> set[int]:
-        both = self._of_prompt(num_prompt_tokens)
-        return {b for b in both if not is_worth_a_tail(b, both, self.least_gain)} - {junction}
-
-    def marginal(self, start: int, end: int, num_prompt_tokens: int, junction: int) -> list[int]:
-        """Return the boundaries in ``(start, end]`` that a prompt's end would single out, but are
-        not worth a tail where memory is short.
-        """
-        marginal = self._marginal(num_prompt_tokens, junction)
-        return sorted(b for b in marginal if start < b <= end)
-
-    def rolling(self, start: int, end: int, num_prompt_tokens: int) -> tuple[int, int]:
-        """Return (rank, boundary) of the last one in ``(start, end]`` of an answer; 0: none.
+    def rolling(self, start: int, end: int, prompt: PromptBoundaries) -> tuple[int, int]:
+        """Return (rank, boundary) of the last one in ``(start, end]``; 0: none.
 
         The next turn repeats the answer, and goes on there if the request ends now. Its tail takes
         the place of the one before.
         """
         boundary = align_down(end, self.unit)
-        if boundary <= max(start, num_prompt_tokens):
+        if boundary <= start:
             return KEPT, 0
-        of_prompt = self._of_prompt(num_prompt_tokens)
-        return (
-            KEPT if is_worth_a_tail(boundary, of_prompt, self.least_gain) else MARGINAL
-        ), boundary
+        is_kept = is_worth_a_tail(boundary, prompt.ends, self.least_gain)
+        return KEPT if is_kept else MARGINAL, boundary
 
     def spare(self, start: int, end: int, others: Collection[int]) -> list[tuple[int, int]]:
         """Return (rank, boundary) of the spare tails in ``(start, end]``, the highest rank first.

@@ -59,20 +59,13 @@ def test_a_hit_a_unit_too_far_is_caught(switch, monkeypatch):
 
 
 def test_a_tail_of_another_boundary_is_caught(switch, monkeypatch, pool):
-    store_tail = StoreOrders._store_tail
+    tail_segments = progress.tail_segments
 
-    def another(self, request_progress, boundary, tables, rank):
-        tail_run = progress.tail_run
+    def shifted(layout, boundary, tables):
         # The first boundary has none in front.
-        before = lambda boundary, unit: max(boundary - unit, unit)
-        shifted = lambda layout, key, place, b, t: tail_run(
-            layout, key, place, before(b, layout.unit), t
-        )
-        with monkeypatch.context() as patched:
-            patched.setattr("vllm_ascend.tier.store_orders.tail_run", shifted)
-            return store_tail(self, request_progress, boundary, tables, rank)
+        return tail_segments(layout, max(boundary - layout.unit, layout.unit), tables)
 
-    monkeypatch.setattr(StoreOrders, "_store_tail", another)
+    monkeypatch.setattr("vllm_ascend.tier.store_orders.tail_segments", shifted)
     assert_caught_by_another_engine(switch)
 
 

@@ -24,10 +24,10 @@ def index(num_units: int) -> HostIndex:
 
 
 def store(target: HostIndex, name: bytes, rank: int = KEPT, kind: bytes = ROWS) -> bool:
-    place = target.reserve(kind + name, UNIT, rank=rank)
-    if place is None:
+    key = kind + name
+    if target.is_known(key) or not target.reserve([key], UNIT, rank=rank):
         return False
-    target.stored(kind + name)
+    target.stored(key)
     return True
 
 
@@ -108,12 +108,24 @@ def test_pages_in_use_do_not_change_hands():
     assert target.contains([ROWS + b"0"]) == [False]
     assert not store(target, b"0"), "its pages are still read"
     target.release([ROWS + b"0"])
-    assert target.reserve(ROWS + b"new", UNIT) == places[0]
+    assert target.reserve([ROWS + b"new"], UNIT) == places[:1]
+
+
+def test_of_several_objects_the_first_ones_find_room_and_nothing_is_given_up_for_the_others():
+    target = index(5)
+    number = fill(target)
+    target.use([ROWS + b"%d" % i for i in range(1, number - 3)])
+    new = [ROWS + b"new %d" % i for i in range(4)]
+    # Each takes two pages; four objects of one page are not in use.
+    assert [len(place) for place in target.reserve(new, UNIT, num_parts=2)] == [2, 2]
+    assert [target.is_known(key) for key in new] == [True, True, False, False]
+    assert len(target.take_gone().keys) == 4
+    target.check_integrity()
 
 
 def test_what_is_being_written_cannot_be_loaded_and_what_was_not_is_forgotten():
     target = index(2)
-    assert target.reserve(ROWS + b"a", UNIT) is not None
+    assert target.reserve([ROWS + b"a"], UNIT)
     assert target.is_known(ROWS + b"a") and not target.contains([ROWS + b"a"])[0]
     target.drop(ROWS + b"a", by_writer=True)
     assert not target.is_known(ROWS + b"a")
@@ -124,7 +136,7 @@ def test_a_reset_forgets_all_but_pages_in_use():
     target = index(4)
     fill(target)
     target.use([ROWS + b"0"])
-    target.reserve(ROWS + b"new", UNIT)
+    target.reserve([ROWS + b"new"], UNIT)
     target.clear()
     assert not any(target.contains([ROWS + b"%d" % i for i in range(4)]))
     target.release([ROWS + b"0"])
@@ -153,11 +165,19 @@ class IndexMachine(RuleBasedStateMachine):
         self.writing: list[bytes] = []
         self.loading: list[bytes] = []
 
-    @rule(name=st.integers(0, 12), rank=st.integers(0, KEPT), parts=st.sampled_from([1, 2]))
-    def reserve(self, name, rank, parts):
-        key = ROWS + b"%d" % name
-        if self.index.reserve(key, UNIT, parts, rank) is not None:
-            self.writing.append(key)
+    @rule(
+        name=st.integers(0, 12),
+        count=st.integers(1, 4),
+        rank=st.integers(0, KEPT),
+        parts=st.sampled_from([1, 2]),
+    )
+    def reserve(self, name, count, rank, parts):
+        keys = [ROWS + b"%d" % n for n in range(name, name + count)]
+        keys = [key for key in keys if not self.index.is_known(key)]
+        has_room = self.index.has_room(UNIT, parts, rank)
+        places = self.index.reserve(keys, UNIT, parts, rank)
+        assert has_room or not places
+        self.writing += keys[: len(places)]
 
     @precondition(lambda self: self.writing)
     @rule(ok=st.booleans())

@@ -98,3 +98,37 @@ def test_a_tail_that_a_local_hit_rests_on_is_used_as_well(monkeypatch):
     half.admitted(hits_here, [blocks(1), blocks(11)], 0)
     half.ended(hits_here)
     assert touched == [layout.tail_key(hits_here.block_hashes, 3 * UNIT)]
+
+
+def stored_by(half: TierScheduler, steps: dict[int, dict[str, int]]) -> dict[int, int]:
+    """Return for each step how many objects it stores."""
+    return {
+        number: sum(len(run.keys) for run in half.orders(scheduled).stores)
+        for number, scheduled in steps.items()
+    }
+
+
+def test_an_answer_is_stored_in_the_step_that_completes_a_unit_or_knows_its_hash(half):
+    answers = request("answers", num_units=5)
+    answers.block_hashes = [b"a%d" % unit for unit in range(5)]
+    half.admitted(answers, [blocks(21, 8)], 0)
+    assert stored_by(half, {0: {"answers": 5 * UNIT + 1}}) == {0: 5}
+    answers.num_computed_tokens = 5 * UNIT + 1
+    for step in range(1, 2 * UNIT):
+        # Steps that are scheduled before the one in front has run know a token less.
+        num_known = answers.num_computed_tokens - (step > UNIT)
+        answers.block_hashes = [b"a%d" % unit for unit in range(num_known // UNIT)]
+        number = stored_by(half, {step: {"answers": 1}})[step]
+        answers.num_computed_tokens += 1
+        assert number == (step in (UNIT, 2 * UNIT)), step
+
+
+def test_a_tier_that_was_left_alone_takes_what_was_computed_meanwhile(half, monkeypatch):
+    answers = request("answers", num_units=5)
+    answers.block_hashes = [b"a%d" % unit for unit in range(5)]
+    half.admitted(answers, [blocks(21, 8)], 0)
+    monkeypatch.setattr(half, "_is_paused", lambda: True)
+    assert stored_by(half, {0: {"answers": 5 * UNIT + 1}}) == {0: 0}
+    answers.num_computed_tokens = 5 * UNIT + 1
+    monkeypatch.undo()
+    assert stored_by(half, {1: {"answers": 1}}) == {1: 5}

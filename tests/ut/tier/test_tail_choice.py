@@ -28,24 +28,26 @@ CHOICE = TailChoice(128, least_gain=1061)
     ],
 )
 def test_the_ends_of_prompts_junctions_and_an_interval_are_kept(start, end, prompt, junction, kept):
-    assert CHOICE.kept(start, end, prompt, junction) == kept
+    assert CHOICE.kept(start, end, CHOICE.of_prompt(prompt, junction)) == kept
 
 
 def test_the_last_boundary_of_a_prompt_is_marginal_close_behind_a_kept_one():
-    assert CHOICE.marginal(8192, 14_000, 14_000, 0) == [13_952]
-    assert CHOICE.marginal(8192, 14_000, 14_000, 13_952) == []
+    assert CHOICE.of_prompt(14_000, 0).marginal == {13_952}
+    assert CHOICE.of_prompt(14_000, 13_952).marginal == frozenset()
 
 
 def test_where_tails_are_small_both_boundaries_of_a_prompt_are_kept():
     choice = TailChoice(128, least_gain=100)
-    assert choice.kept(8192, 14_000, 14_000, 0) == [13_824, 13_952]
-    assert choice.marginal(8192, 14_000, 14_000, 0) == []
+    prompt = choice.of_prompt(14_000, 0)
+    assert choice.kept(8192, 14_000, prompt) == [13_824, 13_952]
+    assert not prompt.marginal
 
 
 def test_drafts_need_the_unit_behind_a_boundary():
     choice = TailChoice(128, lookahead=128, least_gain=1061)
-    assert choice.kept(8192, 14_000, 14_000, 0) == [13_696]
-    assert choice.marginal(8192, 14_000, 14_000, 0) == [13_824]
+    prompt = choice.of_prompt(14_000, 0)
+    assert choice.kept(8192, 14_000, prompt) == [13_696]
+    assert prompt.marginal == {13_824}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_drafts_need_the_unit_behind_a_boundary():
     ],
 )
 def test_an_answer_has_the_last_boundary_that_it_passes(end, found):
-    assert CHOICE.rolling(14_000, end, 14_000) == found
+    assert CHOICE.rolling(14_000, end, CHOICE.of_prompt(14_000, 0)) == found
 
 
 def test_spare_tails_are_ranked_by_how_round_their_boundary_is():
@@ -79,13 +81,15 @@ def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(prompt, chunks, lea
     choice = TailChoice(128, lookahead=lookahead, least_gain=least_gain)
     ends = [end for end in itertools.accumulate(chunks) if end < prompt]
     pieces = list(itertools.pairwise([0, *ends, prompt]))
-    for of_range in (choice.kept, choice.marginal):
-        whole = of_range(0, prompt, prompt, 0)
-        assert [b for piece in pieces for b in of_range(*piece, prompt, 0)] == whole
-        assert all(boundary % 128 == 0 and 0 < boundary <= prompt for boundary in whole)
+    boundaries = choice.of_prompt(prompt, 0)
+    whole = choice.kept(0, prompt, boundaries)
+    assert [b for piece in pieces for b in choice.kept(*piece, boundaries)] == whole
+    assert all(boundary % 128 == 0 and 0 < boundary <= prompt for boundary in whole)
+    assert boundaries.marginal.isdisjoint(whole)
 
 
 @given(prompt=st.integers(1300, 200_000), least_gain=st.integers(0, 4096))
 def test_no_prompt_loses_more_than_its_end_and_five_units(prompt, least_gain):
-    deepest = max(TailChoice(128, least_gain=least_gain).kept(0, prompt, prompt, 0))
+    choice = TailChoice(128, least_gain=least_gain)
+    deepest = max(choice.kept(0, prompt, choice.of_prompt(prompt, 0)))
     assert prompt - deepest <= 5 * 128 + 1
