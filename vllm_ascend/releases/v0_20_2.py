@@ -82,6 +82,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm.v1.engine.core": {
         "EngineCore._initialize_kv_caches": "be9122ca50566f33",
+        "EngineCore._reset_caches": "e594aabe3e54639e",
         "EngineCore.step": "3bdcb3b9e7445988",
         "EngineCore.step_with_batch_queue": "1a36cf4e14f673fd",
         "EngineCoreProc._handle_client_request": "c1a96ed013195dfa",

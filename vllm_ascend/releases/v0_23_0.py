@@ -202,6 +202,7 @@ class Vllm0230(Release):
         "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
             "the KV cache manager is told the scheduler's block size"
         ),
+        "vllm.v1.engine.core:EngineCore._reset_caches": "it resets the connector as well",
         "vllm.v1.kv_cache_interface:MLAAttentionSpec": OWN_SPECS,
         "vllm.v1.kv_cache_interface:SlidingWindowMLASpec": OWN_SPECS,
         f"{_LAYERS}.attention.mla_attention:MLAAttentionSpec": OWN_SPECS,

@@ -49,7 +49,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         worker_half: A worker's half; ``None`` in the scheduler.
     """
 
-    knows_granules = knows_rows = takes_tails_alone = takes_spare_tails = True
+    knows_granules = knows_rows = takes_tails_alone = takes_spare_tails = is_a_cache = True
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig

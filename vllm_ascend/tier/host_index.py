@@ -214,10 +214,11 @@ class HostIndex:
             self._queues[0][key] = None
             self._queues[0].move_to_end(key, last=False)
 
-    def clear(self) -> None:
-        """Forget everything; what is being used goes with its last user."""
+    def clear(self) -> bool:
+        """Forget everything; what is being used goes with its last user. Return that it is done."""
         for key in list(self._entries):
             self.drop(key)
+        return True
 
     def take_gone(self) -> Gone:
         """Return what has left since the last call."""

@@ -182,11 +182,18 @@ class MooncakeIndex:
         gone, self._gone = Gone(self._gone, 0), []
         return gone
 
-    def clear(self) -> None:
-        """Remove all objects of this layout, whoever has stored them."""
+    def clear(self) -> bool:
+        """Remove all objects of this layout, whoever has stored them; return whether that is done.
+
+        Also those that were asked for lately, which the store keeps if it is not forced. What is
+        being stored meanwhile stays.
+        """
         self._gone += self._known
         self._known.clear()
-        self._client.remove_by_regex(f"^vat-{self._keys.digest}-.*")
+        try:
+            return bool(self._client.remove_by_regex(f"^vat-{self._keys.digest}-.*", True) >= 0)
+        except TypeError:  # an older Mooncake cannot be forced
+            return False
 
     def close(self) -> None:
         """Leave the store."""

@@ -63,6 +63,7 @@ class TierScheduler:
         self._hits: dict[str, tuple[StoredHit, int, bool]] = {}
         self._failed: set[str] = set()
         self._paused_until = 0.0
+        self._must_clear = False
         self._load_ids = count(1)
         self._loads: dict[int, tuple[Load, int]] = {}
         self._orders = Orders()
@@ -114,7 +115,11 @@ class TierScheduler:
         return num_bytes > self._async_above or self._sync_bytes + num_bytes > self._staging_bytes
 
     def _is_paused(self) -> bool:
-        return self._clock() < self._paused_until
+        if self._clock() < self._paused_until:
+            return True
+        if self._must_clear and self._stores.is_idle():
+            self._clear()
+        return self._must_clear
 
     def _pause(self, why: str) -> None:
         self._paused_until = self._clock() + _PAUSE_S
@@ -232,8 +237,17 @@ class TierScheduler:
             self._touch(progress, progress.next_unit)
 
     def reset(self) -> None:
-        """Forget everything that is stored."""
-        self._index.clear()
+        """Forget everything that is stored.
+
+        A shared store is left alone until what is on its way there has arrived, and is removed.
+        """
+        self._clear()
+
+    def _clear(self) -> None:
+        is_done = self._index.clear()
+        self._must_clear = not is_done or (self._index.is_remote and not self._stores.is_idle())
+        if not is_done:
+            self._pause("the store did not remove its objects")
 
     def is_idle(self) -> bool:
         """Whether no load and no store is under way. For tests."""

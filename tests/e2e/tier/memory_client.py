@@ -82,7 +82,9 @@ class MemoryClient:
             results.append(len(data))
         return results
 
-    def remove_by_regex(self, pattern: str) -> int:
+    def remove_by_regex(self, pattern: str, force: bool) -> int:
+        if self.pool.is_dead:
+            return -900
         for name in [name for name in self.pool.objects if re.match(pattern, name)]:
             del self.pool.objects[name]
         return 0

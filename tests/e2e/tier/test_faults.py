@@ -165,6 +165,47 @@ def test_after_a_reset_nothing_of_before_is_hit(switch):
     assert answer(running, "b") == 0
 
 
+def test_what_arrives_in_a_shared_store_behind_a_reset_is_not_hit(pool, switch, monkeypatch):
+    switch(CELL.environment)
+    put = MemoryClient.batch_put_from
+    release = threading.Event()
+    monkeypatch.setattr(
+        MemoryClient, "batch_put_from", lambda *args: release.wait(300) and put(*args)
+    )
+    monkeypatch.setattr("vllm_ascend.tier.worker_side._BUFFERS", 16)
+    running = engine(CELL, 4.0, 1)
+    running.worker.connector.worker_half.waits_for_stores = False
+    answer(running, "a")
+    assert not running.tier.is_idle(), "it is being stored"
+    assert running.scheduler.reset_prefix_cache(reset_connector=True)
+    release.set()
+    _drain(running)
+    assert pool.objects, "the rows of before have arrived"
+    assert answer(running, "b") == 0
+    _drain(running)
+    answer(running, "end", [1, 2, 3])
+    assert running.scheduler.reset_prefix_cache()
+    assert answer(running, "c") == BOUNDARY, "it is used again"
+
+
+def test_a_store_that_does_not_answer_a_reset_is_left_alone_until_it_does(two, pool, monkeypatch):
+    monkeypatch.setattr("vllm_ascend.tier.scheduler_side._PAUSE_S", 0.0)
+    second = two[1]
+    pool.is_dead = True
+    assert second.scheduler.reset_prefix_cache(reset_connector=True)
+    assert second.tier.counts.pauses == 1
+    assert answer(second, "b") == 0
+    assert second.tier.counts.pauses > 1, "it was asked again"
+    pool.is_dead = False
+    assert second.scheduler.reset_prefix_cache()
+    assert answer(second, "c") == 0
+
+
+def _drain(running: TierEngine) -> None:
+    """Wait until everything that the worker was told to store is stored."""
+    running.worker.connector.worker_half._writer.submit(int).result()
+
+
 def test_a_reset_of_the_local_cache_alone_leaves_the_tier(switch):
     running = host(switch)
     answer(running, "a")

@@ -49,6 +49,23 @@ def test_a_master_that_is_killed_costs_hits_and_one_that_comes_back_brings_them_
         second.close()
 
 
+def test_after_a_reset_nothing_of_before_is_hit_although_it_was_just_read(
+    tmp_path: Path, switch, monkeypatch
+):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    switch(CELL.environment)
+    with running_master(tmp_path) as settings:
+        first, second = engine(settings, 1), engine(settings, 2)
+        answer(first, "a")
+        answer(first, "end", [1, 2, 3])
+        # The store keeps what was asked for lately, unless it is told otherwise.
+        assert answer(second, "b") == BOUNDARY
+        assert second.scheduler.reset_prefix_cache(reset_connector=True)
+        assert answer(second, "c") == 0
+        first.close()
+        second.close()
+
+
 def _is_shared(first: TierEngine, second: TierEngine, attempt: int) -> bool:
     """Whether one engine hits what the other one has computed just now."""
     time.sleep(1.0)  # Mooncake's clients look for their master every second

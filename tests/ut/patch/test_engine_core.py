@@ -7,7 +7,7 @@ The executor is a stand-in: it only has to report specs and memory, as workers o
 from types import SimpleNamespace
 
 import pytest
-from vllm.config import CacheConfig, set_current_vllm_config
+from vllm.config import CacheConfig, KVTransferConfig, set_current_vllm_config
 from vllm.v1.engine.core import EngineCore
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
@@ -92,3 +92,32 @@ def test_the_public_function_reads_the_engines_block_size(monkeypatch):
 def test_an_unknown_ratio_is_refused():
     with pytest.raises(ValueError, match=r"compress_ratio \(8\) must be 0, 1, 4 or 128"):
         get_dsv4_compressed_kv_block_size(8)
+
+
+@pytest.mark.parametrize(
+    "connectors, resets",
+    [
+        (["GranuleTierConnector"], 1),
+        (["ExampleConnector", "GranuleTierConnector"], 1),
+        (["ExampleConnector"], 0),
+        ([], 0),
+    ],
+)
+def test_an_engine_that_sleeps_resets_its_tier_and_no_other_connector(connectors, resets):
+    parts = [{"kv_connector": name, "kv_role": "kv_both"} for name in connectors]
+    transfer = KVTransferConfig(**parts[0]) if parts else None
+    if len(parts) > 1:
+        extra = {"connectors": parts}
+        transfer = KVTransferConfig(
+            kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=extra
+        )
+    done: list[str] = []
+    engine = SimpleNamespace(
+        vllm_config=SimpleNamespace(kv_transfer_config=transfer),
+        scheduler=SimpleNamespace(reset_connector_cache=lambda: done.append("connector")),
+        reset_prefix_cache=lambda reset_running_requests: done.append("cache"),
+        reset_mm_cache=lambda: None,
+        reset_encoder_cache=lambda: None,
+    )
+    EngineCore._reset_caches(engine)
+    assert done == ["cache"] + ["connector"] * resets

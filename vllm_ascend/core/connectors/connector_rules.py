@@ -45,6 +45,10 @@ rows), which takes 10 to 25 ms at 4 to 10 GB/s; a rank computes about 10 tokens 
 TAKES_SPARE_TAILS = "takes_spare_tails"
 """It takes the tails, too, of every fourth boundary, while it has room for them."""
 
+IS_A_CACHE = "is_a_cache"
+"""What it holds depends on the weights, and has to go where vLLM empties its own cache for others:
+before it sleeps, and where they are changed."""
+
 CANNOT_BE_USED = "cannot be used with DeepSeek-V4 in Ascend's layout"
 
 Answer = tuple[int | None, bool]
@@ -119,6 +123,14 @@ def brings_tails(config: KVTransferConfig | None) -> bool:
     Raises as :func:`knows_granules` does.
     """
     return _declared(config, BRINGS_TAILS)[0]
+
+
+def is_a_cache(config: KVTransferConfig | None) -> bool:
+    """Whether the configured connector, or one of several, has :data:`IS_A_CACHE`.
+
+    Raises as :func:`knows_granules` does.
+    """
+    return any(_declared(config, IS_A_CACHE))
 
 
 def allows_partial_hits(config: KVTransferConfig | None) -> bool:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``vllm/v1/engine/core.py`` and ``vllm/config/vllm.py``.
 
-The configured block size survives, and a data-parallel rank tells its front ends of its cache.
+The configured block size survives, a data-parallel rank tells its front ends of its cache, and
+other weights leave no rows in a tier.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
+from vllm_ascend.core.connectors.connector_rules import is_a_cache
 from vllm_ascend.core.events.teller import tell, tell_all
-from vllm_ascend.patch.features import BLOCK_SIZE, DP_ROUTING
+from vllm_ascend.patch.features import BLOCK_SIZE, CONNECTORS, DP_ROUTING
 from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
@@ -53,6 +55,27 @@ def wrap_validate_block_size(original: Callable) -> Callable:
         original(self)
 
     return validate_block_size
+
+
+_RESET = "vllm.v1.engine.core:EngineCore._reset_caches"
+_CONNECTOR_RESET = {
+    **CONNECTORS,
+    "upstream": "none: vLLM 0.23.0 does it",
+    "remove_when": "vllm>=0.23",
+    "superseded_by": f"{_RESET}(reset_connector)",
+}
+
+
+@changes(_RESET, _CONNECTOR_RESET)
+def wrap_reset_caches(original: Callable) -> Callable:
+    """An engine that sleeps or changes its weights would load rows of the old ones from a tier."""
+
+    def _reset_caches(self: EngineCore, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        if is_a_cache(self.vllm_config.kv_transfer_config):
+            self.scheduler.reset_connector_cache()
+
+    return _reset_caches
 
 
 def _telling_behind(original: Callable) -> Callable:
@@ -103,6 +126,7 @@ PATCHES: tuple[Patch, ...] = (
     wrap_step,
     wrap_step_with_batch_queue,
     wrap_handle_client_request,
+    wrap_reset_caches,
     Add(
         target="vllm.v1.engine.core:EngineCoreProc.ascend_tell_cache",
         replacement=ascend_tell_cache,
