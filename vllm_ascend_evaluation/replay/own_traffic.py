@@ -50,7 +50,11 @@ def reader_of(path: Path) -> Reader:
 
 @cache
 def store_of(
-    path: Path, tokenizer: str | None, max_requests: int | None, max_output_tokens: int | None
+    path: Path,
+    tokenizer: str | None,
+    max_requests: int | None,
+    max_output_tokens: int | None,
+    uses_times: bool,
 ) -> Path:
     """Read a file whole, and return the index of a store that is there until this process ends.
 
@@ -59,12 +63,13 @@ def store_of(
         tokenizer: Folder of the model's tokenizer; ``None`` will do for token ids.
         max_requests: Take only so many from the start.
         max_output_tokens: Cap on answers, and their length where nothing says it.
+        uses_times: Whether times matter: then all requests must have one, or none.
 
     Raises:
         BadInputError: Names file, line and what is wrong.
     """
     logged = islice(reader_of(path)(path), max_requests)
-    reading = _Reading(path, tokenizer, max_output_tokens)
+    reading = _Reading(path, tokenizer, max_output_tokens, uses_times=uses_times)
     target = Path(_folder().name) / f"{len(list(Path(_folder().name).iterdir()))}.json"
     if not write_store(target, reading.requests(logged), reading.remarks):
         raise BadInputError(f"{path}: no requests")
@@ -80,13 +85,21 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 class _Reading:
     """Turns logged requests into those that are replayed, and notes what it had to assume."""
 
-    def __init__(self, path: Path, tokenizer: str | None, max_output_tokens: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: str | None,
+        max_output_tokens: int | None,
+        *,
+        uses_times: bool,
+    ) -> None:
         self._path = path
         self._folder = tokenizer
         self._tokenizer: Tokenizer | None = None
         self._max_output_tokens = max_output_tokens
         self._sessions: dict[str, int] = {}
         self._assumed: Counter[str] = Counter()
+        self._uses_times = uses_times
         self._has_times: bool | None = None
 
     def requests(self, logged: Iterator[LoggedRequest]) -> Iterator[TraceRequest]:
@@ -106,12 +119,8 @@ class _Reading:
             status.update(f"reading {self._path.name}: {number:,} requests")
 
     def _request(self, logged: LoggedRequest) -> TraceRequest:
-        has_time = logged.time_ms is not None
-        waits_only = logged.think_ms is not None and not has_time
-        if not waits_only and self._has_times not in (None, has_time):
-            raise BadInputError(f"{logged.place}: times must be in all records or in none")
-        if not waits_only:
-            self._has_times = has_time
+        if self._uses_times:
+            self._check_time(logged)
         session = logged.session
         if session is not None:
             self._sessions.setdefault(session, len(self._sessions))
@@ -123,6 +132,14 @@ class _Reading:
             session=None if session is None else self._sessions[session],
             think_ms=logged.think_ms,
         )
+
+    def _check_time(self, logged: LoggedRequest) -> None:
+        has_time = logged.time_ms is not None
+        if logged.think_ms is not None and not has_time:
+            return  # it waits for an answer
+        if self._has_times not in (None, has_time):
+            raise BadInputError(f"{logged.place}: times must be in all records or in none")
+        self._has_times = has_time
 
     def _prompt(self, logged: LoggedRequest) -> list[int]:
         prompt = logged.prompt
