@@ -217,7 +217,7 @@ def _workload_report(
 ) -> WorkloadReport:
     surveyed = survey(workload, sorted({run.alignment_tokens for run in runs}))
     return WorkloadReport(
-        *(workload.name, workload.description, surveyed.digest, surveyed.bounds, tuple(runs)),
+        *(workload.name, workload.in_words(), surveyed.digest, surveyed.bounds, tuple(runs)),
         policy_rates(workload, runs) if with_policies else {},
         workload.num_left_out,
     )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
@@ -71,7 +70,7 @@ def store_of(
     logged = islice(reader_of(path)(path), max_requests)
     reading = _Reading(path, tokenizer, max_output_tokens, uses_times=uses_times)
     target = Path(_folder().name) / f"{len(list(Path(_folder().name).iterdir()))}.json"
-    if not write_store(target, reading.requests(logged), reading.remarks):
+    if not write_store(target, reading.requests(logged)):
         raise BadInputError(f"{path}: no requests")
     return target
 
@@ -83,7 +82,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class _Reading:
-    """Turns logged requests into those that are replayed, and notes what it had to assume."""
+    """Turns logged requests into those that are replayed, with what it had to assume of each."""
 
     def __init__(
         self,
@@ -98,7 +97,6 @@ class _Reading:
         self._tokenizer: Tokenizer | None = None
         self._max_output_tokens = max_output_tokens
         self._sessions: dict[str, int] = {}
-        self._assumed: Counter[str] = Counter()
         self._uses_times = uses_times
         self._has_times: bool | None = None
 
@@ -109,10 +107,6 @@ class _Reading:
             for number, request in enumerate(logged, 1):
                 yield self._request(request)
                 self._show(status, number)
-
-    def remarks(self) -> tuple[str, ...]:
-        """Return what was assumed."""
-        return tuple(f"{count:,} {what}" for what, count in self._assumed.items())
 
     def _show(self, status: Status, number: int) -> None:
         if number % _SHOW_EVERY == 0:
@@ -131,7 +125,17 @@ class _Reading:
             arrival_ms=logged.time_ms,
             session=None if session is None else self._sessions[session],
             think_ms=logged.think_ms,
+            assumed=tuple(self._assumed(logged)),
         )
+
+    def _assumed(self, logged: LoggedRequest) -> Iterator[str]:
+        is_chat = isinstance(logged.prompt, Chat)
+        if is_chat and not self._loaded(logged.place).has_chat_template:
+            yield "prompts without a chat template, which the tokenizer lacks"
+        if isinstance(logged.answer, Cap):
+            yield "answers as long as their max_tokens"
+        elif logged.answer is None:
+            yield "answers as long as --max-output-tokens"
 
     def _check_time(self, logged: LoggedRequest) -> None:
         has_time = logged.time_ms is not None
@@ -149,15 +153,10 @@ class _Reading:
         if isinstance(prompt, str):
             ids = tokenizer.of_text(prompt)
         else:
-            ids = self._of_chat(prompt, tokenizer, logged.place)
+            ids = tokenizer.of_chat(prompt, logged.place)
         if not ids:
             raise BadInputError(f"{logged.place}: the prompt is empty")
         return ids
-
-    def _of_chat(self, chat: Chat, tokenizer: Tokenizer, place: str) -> list[int]:
-        if not tokenizer.has_chat_template:
-            self._assumed["prompts without a chat template, which the tokenizer lacks"] += 1
-        return tokenizer.of_chat(chat, place)
 
     def _output_tokens(self, logged: LoggedRequest) -> int:
         answer = logged.answer
@@ -166,14 +165,12 @@ class _Reading:
         if isinstance(answer, str):
             return self._loaded(logged.place).count(answer)
         if isinstance(answer, Cap):
-            self._assumed["answers as long as their max_tokens"] += 1
             return answer.tokens
         if self._max_output_tokens is None:
             raise BadInputError(
                 f"{logged.place}: nothing says how long the answer is (usage.completion_tokens, "
                 "output_length or max_tokens): give --max-output-tokens"
             )
-        self._assumed["answers as long as --max-output-tokens"] += 1
         return self._max_output_tokens
 
     def _loaded(self, place: str) -> Tokenizer:

@@ -15,7 +15,7 @@ from vllm_ascend_evaluation.replay.readers.jsonl import read_records
 from vllm_ascend_evaluation.replay.readers.mooncake import mooncake_workload
 from vllm_ascend_evaluation.replay.readers.token_ids import token_id_workload
 from vllm_ascend_evaluation.replay.token_store import read_index
-from vllm_ascend_evaluation.replay.trace import Workload
+from vllm_ascend_evaluation.replay.trace import Workload, count_assumed
 from vllm_ascend_evaluation.replay.workloads import (
     MODELS,
     W4,
@@ -137,16 +137,13 @@ class WorkloadSource:
     def _stored(self, path: Path) -> Workload:
         name, concurrency = Path(self.source).name, self.concurrency or _CONCURRENCY
         store = read_index(path)
-        parts = (
-            f"{store.num_requests} requests of {name}, {concurrency} at a time",
-            *store.remarks,
-        )
         return Workload(
             name=name,
-            description="; ".join(parts),
+            description=f"{store.num_requests} requests of {name}, {concurrency} at a time",
             concurrency=concurrency,
             num_requests=store.num_requests,
             requests=store.requests,
+            assumed=count_assumed(row.assumed for row in store.rows),
         )
 
     def _shared_prefix(

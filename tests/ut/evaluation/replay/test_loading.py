@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as a command takes them: with times in all, some or none of their records."""
+"""Files as a command takes them: with times or without, and less than all of them."""
 
 import json
 import re
@@ -8,6 +8,7 @@ import pytest
 
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.replay.commands import load_workloads
+from vllm_ascend_evaluation.replay.http.prompts import PromptShape, fit
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 OWN = {"prompt": [1, 2, 3], "max_tokens": 4}
@@ -49,3 +50,17 @@ def test_times_in_some_records_only_are_refused_where_they_are_used(tmp_path, fo
     path.write_text(path.read_text().replace(', "timestamp": 6', ""))
     with pytest.raises(BadInputError, match=re.escape(f"{path}, line 2: ") + ".*time"):
         load(path, needs_arrivals=True)
+
+
+def test_what_is_assumed_is_counted_in_what_is_replayed(tmp_path):
+    long = {**OWN, "prompt": [1] * 20}
+    told = {**OWN, "usage": {"completion_tokens": 2}}
+    workload = load(write(tmp_path, OWN, long, told, long, OWN), max_model_len=15)
+    assert workload.num_requests == 3
+    assert workload.in_words() == (
+        "5 requests of log.jsonl, 32 at a time; 2 longer than 15 left out; "
+        "2 answers as long as their max_tokens"
+    )
+    sent = fit(load(tmp_path / "log.jsonl"), PromptShape(max_prompt_tokens=10))
+    assert sent.num_dropped == 2
+    assert "2 answers as long as their max_tokens" in sent.workload.in_words()
