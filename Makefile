@@ -129,7 +129,7 @@ test-all: setup other-vllm upstream-sources lint  ## Before a change is called d
 	$(MAKE) test-real VLLM=0.30.0
 
 ifeq ($(VLLM),)
-test-samples: setup upstream-sources  ## Some of what make test leaves to make test-all: an overlay, a server, the real worker, soak (5 minutes).
+test-samples: setup upstream-sources  ## Some of what make test leaves to make test-all, as CI runs it: an overlay, a server, the real worker, soak; VLLM=0.23.0 (5 minutes).
 	$(BIN)/python -m pytest -n $(JOBS) $(OVERLAY_SAMPLES) tests/e2e/server/test_release.py
 	$(BIN)/python -m pytest $(REAL_SAMPLES)
 	$(MAKE) soak MINUTES=1 SEED=$(TEST_SEED)
@@ -140,7 +140,7 @@ test-samples: setup upstream-sources
 	$(if $(filter 0.30.0,$(VLLM)),$(BIN)/python -m pytest $(REAL_SAMPLES))
 endif
 
-test-servers: setup  ## Tests that start whole servers; CI runs them after make test (minutes).
+test-servers: setup  ## Tests that start whole servers, which make test leaves to make test-all (minutes).
 	$(BIN)/python -m pytest -n $(JOBS) $(SERVER_TESTS)
 
 test-real: setup upstream-sources  ## Prove an overlay: all runs of the real vllm-ascend on the CPU (most of an hour).
@@ -164,7 +164,7 @@ lint: setup  ## Check style, types and generated files (a minute).
 	$(BIN)/python -m tools.settings_page --check
 	$(BIN)/python -m tools.drawings --check
 
-docs: setup  ## Build the documentation site into site/; a broken link is an error (half a minute).
+docs: setup  ## Build the documentation site into site/; a broken link is an error (seconds).
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledger (half a minute).

@@ -49,6 +49,11 @@ class Checkout:
         """The ``vllm_ascend`` directory."""
         return self.root / PACKAGE
 
+    @property
+    def needs_allow_unknown(self) -> bool:
+        """Whether the overlay goes over it only if its user says so."""
+        return self.head is None and bool(self.inside)
+
 
 def find_root(path: Path) -> Path:
     """Return the real directory of a checkout.

@@ -19,7 +19,13 @@ from vllm_ascend.overlay.checkout import Checkout
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.inspection import OverlayStatus
 from vllm_ascend.overlay.ownership import command_to_get_back, describe_left_behind
-from vllm_ascend.overlay.plan import OverlayPlan, describe_out_of_force, describe_unknown, make_plan
+from vllm_ascend.overlay.plan import (
+    OverlayPlan,
+    describe_out_of_force,
+    describe_refusal,
+    describe_unknown,
+    make_plan,
+)
 
 app = typer.Typer(
     name="overlay",
@@ -146,6 +152,8 @@ def _as_json(planned: OverlayPlan) -> dict:
             "root": str(checkout.root),
             "release": checkout.release.vllm_ascend,
         },
+        "refuses": bool(describe_refusal(checkout)),
+        "allow_unknown_helps": checkout.needs_allow_unknown and not checkout.problems,
         "files": [asdict(file) for file in planned.files],
         "patches": [asdict(patch) for patch in planned.patches],
     }
@@ -161,6 +169,8 @@ def _print_plan(planned: OverlayPlan) -> None:
         print_line(f"  the overlay rests on what has changed: {what}")
     for path in checkout.changed:
         print_line(f"  differs from {checkout.nearest[:8]}: {path}")
+    if refusal := describe_refusal(checkout):
+        print_line(f"  {refusal}")
     _print_unknown(checkout)
     _print_out_of_force(checkout.out_of_force)
     print_line(f"\n{len(planned.files)} files")

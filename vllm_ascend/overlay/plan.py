@@ -50,8 +50,8 @@ class OverlayPlan:
             raise OverlayError(
                 f"{checkout.root} does not fit, nothing was changed: {'; '.join(checkout.problems)}"
             )
-        inside = checkout.inside
-        if checkout.head is None and inside and not allow_unknown:
+        if checkout.needs_allow_unknown and not allow_unknown:
+            inside = checkout.inside
             names = ", ".join(inside[:_NAMES_SHOWN])
             more = len(inside) - _NAMES_SHOWN
             covered = describe_out_of_force(checkout.out_of_force)
@@ -63,6 +63,15 @@ class OverlayPlan:
                 "--allow-unknown then applies it, and npu-check on a node says whether it works"
                 f"{f'. {covered}' if covered else ''}"
             )
+
+
+def describe_refusal(checkout: Checkout) -> str:
+    """Say that ``apply`` would refuse a checkout, and what would help; empty if it would not."""
+    if checkout.problems:
+        return "apply would refuse this, with --allow-unknown too"
+    if checkout.needs_allow_unknown:
+        return "apply would refuse this; apply --allow-unknown would not: compare these first"
+    return ""
 
 
 def describe_out_of_force(paths: Sequence[str]) -> str:

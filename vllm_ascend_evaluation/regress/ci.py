@@ -7,22 +7,23 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vllm_ascend_evaluation.regress.judge import NOT_COMPARED, REGRESSION, Verdict
+from vllm_ascend_evaluation.regress.judge import NOT_COMPARED, NOT_KNOWN, REGRESSION, Verdict
 from vllm_ascend_evaluation.regress.report import COLUMNS, RegressReport, cells, facts
 from vllm_ascend_evaluation.replay.report.json_file import write_whole
 
 _SUITE = "regress"
+_NOT_JUDGED = (NOT_COMPARED, NOT_KNOWN)
 # XML 1.0 has no form for these, which a server may have put in its model's name.
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_junit(report: RegressReport, path: Path) -> None:
-    """Write a test case per metric: failed if it regressed, skipped if it was not compared.
+    """Write a test case per metric: failed if it regressed, skipped if it was not judged.
 
     Raises:
         OSError: The file cannot be written.
     """
-    skipped = sum(verdict.outcome == NOT_COMPARED for verdict in report.verdicts)
+    skipped = sum(verdict.outcome in _NOT_JUDGED for verdict in report.verdicts)
     counts = {
         "tests": str(len(report.verdicts)),
         "failures": str(len(report.regressions)),
@@ -50,7 +51,7 @@ def _add_case(suite: ElementTree.Element, verdict: Verdict) -> None:
     text = f"{cells(verdict)[0]}: " + ", ".join(f"{column} {cell}" for column, cell in shown)
     if verdict.outcome == REGRESSION:
         ElementTree.SubElement(case, "failure", {"type": REGRESSION, "message": text})
-    elif verdict.outcome == NOT_COMPARED:
+    elif verdict.outcome in _NOT_JUDGED:
         ElementTree.SubElement(case, "skipped", {"message": text})
     else:
         ElementTree.SubElement(case, "system-out").text = text

@@ -123,9 +123,9 @@ def _of_suite(measured: Measured, options: Options) -> Measured:
 def _kept(measured: Measured, options: Options) -> list[str]:
     """Return a note per step that is not measured now."""
     return [
-        f"{step} was measured at {result.finished} and is kept (--restart measures anew)"
+        f"{step} is kept from before (--restart measures anew)"
         for step in options.steps
-        if (result := getattr(measured, step)) is not None
+        if getattr(measured, step) is not None
     ]
 
 

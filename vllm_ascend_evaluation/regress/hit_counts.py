@@ -13,6 +13,7 @@ from vllm_ascend_evaluation.regress.results import (
     ACCEPTED_AT,
     LOOK_UPS,
     OF_DRAFTS,
+    USAGE,
     CacheUse,
     Performance,
 )
@@ -23,7 +24,6 @@ OUR_HITS = "vllm_ascend:prefix_hit_tokens_sum"
 # vLLM 0.20.2 and 0.23.0 note a request with its first token: for one that was preempted before
 # that, what it had computed itself counts as a hit.
 VLLMS_HITS = 'vllm:prompt_tokens_by_source_total{source="local_cache_hit"}'
-USAGE = "usage.prompt_tokens_details"
 # Not judged, but they tell why a hit rate changed. Those of ours exist with our metrics only.
 OTHER_COUNTERS = (
     "vllm:num_preemptions_total",
@@ -84,6 +84,16 @@ def _grown(name: str, before: Mapping[str, float], after: Mapping[str, float]) -
 def sources(step: Performance) -> list[str]:
     """Return how the hits of a step's loads were counted, each way once."""
     return list(dict.fromkeys(load.cache.source for load in step.loads))
+
+
+def why_unknown(step: Performance) -> str:
+    """Return why no hit rate of a step is known."""
+    if step.hit_tokens is not None:
+        return "the server counted no prompt tokens"
+    return (
+        "no answer says how many of its prompt tokens were cached (vLLM says it only with "
+        "--enable-prompt-tokens-details, and only if there are any)"
+    )
 
 
 def in_words(step: Performance) -> str:

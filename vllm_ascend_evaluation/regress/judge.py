@@ -15,6 +15,8 @@ from vllm_ascend_evaluation.regress.results import LOOK_UPS, Load, Measured
 PASS = "pass"
 REGRESSION = "REGRESSION"
 NOT_COMPARED = "not compared"
+# It should have been measured and could not be, now or for the baseline.
+NOT_KNOWN = "not known"
 
 POINTS = "points"
 PERCENT = "%"
@@ -38,6 +40,7 @@ class Metric:
             the difference.
         values: Its values in what was measured, one per load; none if it was not measured.
         can_compare: Whether two runs measured the same thing.
+        is_due: Whether a run without a value should have one.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Metric:
     tolerance_unit: str
     values: Callable[[Measured], tuple[float, ...]]
     can_compare: Callable[[Measured, Measured], bool] = lambda now, baseline: True
+    is_due: Callable[[Measured], bool] = lambda measured: False
 
 
 def _of_loads(read: Callable[[Load], float | None]) -> Callable[[Measured], tuple[float, ...]]:
@@ -68,8 +72,9 @@ def _count_requests(*runs: Measured) -> bool:
 METRICS = (
     Metric(
         *("hit-rate", "hit rate", "% of tokens", True, 0.5, POINTS),
-        _of_loads(lambda load: load.cache.hit_rate_percent),
+        lambda measured: () if measured.performance is None else measured.performance.hit_rates,
         _count_requests,
+        lambda measured: measured.performance is not None,
     ),
     Metric(
         *("acceptance", "drafts accepted", "% of drafts", True, 1.0, POINTS),
@@ -168,15 +173,15 @@ class Verdict:
 
     Attributes:
         metric: The metric.
-        now: What was measured.
+        now: What was measured; ``None`` if it is not known.
         baseline: What was measured then; ``None`` if nothing is compared, as are the next two.
         change: From median to median, in :attr:`change_unit`; ``None`` in percent of nothing, too.
         allowed: The largest change for the worse that passes, with its sign.
-        outcome: ``pass``, ``REGRESSION`` or ``not compared``.
+        outcome: ``pass``, ``REGRESSION``, ``not compared`` or ``not known``.
     """
 
     metric: Metric
-    now: Figure
+    now: Figure | None
     baseline: Figure | None = None
     change: float | None = None
     allowed: float | None = None
@@ -201,7 +206,7 @@ class Verdict:
             "metric": self.metric.name,
             "unit": self.metric.unit,
             "baseline": None if self.baseline is None else self.baseline.to_dict(),
-            "now": self.now.to_dict(),
+            "now": None if self.now is None else self.now.to_dict(),
             "noise": self.noise,
             "change": self.change,
             "allowed": self.allowed,
@@ -211,25 +216,34 @@ class Verdict:
 
 
 def judge(now: Measured, baseline: Measured | None, tolerances: Tolerances) -> list[Verdict]:
-    """Return a verdict for every metric that was measured.
+    """Return a verdict for every metric that was measured or should have been.
 
     Args:
         now: What was measured.
         baseline: What to compare with; with ``None`` nothing is compared.
         tolerances: How much worse each metric may be.
     """
-    verdicts = []
-    for metric in METRICS:
-        new = metric.values(now)
-        old = () if baseline is None else metric.values(baseline)
-        if new and old and baseline is not None and metric.can_compare(now, baseline):
-            tolerance = tolerances.of(metric)
-            if metric.tolerance_unit == ERRORS:
-                tolerance *= _accuracy_error(now, baseline)
-            verdicts.append(_compare(metric, Figure(new), Figure(old), tolerance))
-        elif new:
-            verdicts.append(Verdict(metric, Figure(new)))
-    return verdicts
+    verdicts = (_verdict(metric, now, baseline, tolerances) for metric in METRICS)
+    return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _verdict(
+    metric: Metric, now: Measured, baseline: Measured | None, tolerances: Tolerances
+) -> Verdict | None:
+    """Return the verdict on a metric; ``None`` if it was neither measured nor due."""
+    new = metric.values(now)
+    is_comparable = baseline is not None and metric.can_compare(now, baseline)
+    old = metric.values(baseline) if baseline is not None and is_comparable else ()
+    if not new:
+        before = Figure(old) if old else None
+        return Verdict(metric, None, before, outcome=NOT_KNOWN) if metric.is_due(now) else None
+    if not old or baseline is None:
+        is_missing = baseline is not None and is_comparable and metric.is_due(baseline)
+        return Verdict(metric, Figure(new), outcome=NOT_KNOWN if is_missing else NOT_COMPARED)
+    tolerance = tolerances.of(metric)
+    if metric.tolerance_unit == ERRORS:
+        tolerance *= _accuracy_error(now, baseline)
+    return _compare(metric, Figure(new), Figure(old), tolerance)
 
 
 def _compare(metric: Metric, new: Figure, old: Figure, tolerance: float) -> Verdict:

@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_ascend_evaluation.regress.hit_counts import OUR_HITS, USAGE, VLLMS_HITS, in_words, sources
+from vllm_ascend_evaluation.regress.hit_counts import (
+    OUR_HITS,
+    VLLMS_HITS,
+    in_words,
+    sources,
+    why_unknown,
+)
 from vllm_ascend_evaluation.regress.judge import Verdict
 from vllm_ascend_evaluation.regress.results import (
     LOOK_UPS,
@@ -22,7 +28,9 @@ _MOST_DRIFT = 0.02
 def notes_on(measured: Measured, baseline: Measured | None) -> list[str]:
     """Return the notes on a run and on how far it can be compared."""
     notes = [] if baseline is None else _on_targets(measured, baseline)
+    before = None if baseline is None else baseline.performance
     if measured.performance is not None:
+        notes += _on_unknown_hits(measured.performance, before)
         notes += _on_performance(measured.performance)
     if measured.accuracy is not None:
         notes += _on_accuracy(measured.accuracy)
@@ -62,6 +70,19 @@ def _on_counting(now: Performance, before: Performance) -> list[str]:
     return []
 
 
+def _on_unknown_hits(now: Performance, before: Performance | None) -> list[str]:
+    """Return a note if a run, or the baseline, has no hit rate."""
+    if before is not None and not before.hit_rates:
+        now, what = (now, "both runs") if not now.hit_rates else (before, "the baseline")
+    elif not now.hit_rates:
+        what = "this run"
+    else:
+        return []
+    if before is None:
+        return [f"the hit rate is not known: {why_unknown(now)}"]
+    return [f"the hit rate could not be judged: of {what} it is not known, as {why_unknown(now)}"]
+
+
 def notes_on_noise(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a note if there are verdicts that the noise alone could have made."""
     noisy = [
@@ -89,8 +110,8 @@ def _on_performance(step: Performance) -> list[str]:
             f"the prompts had {sent:,} tokens, {wanted:,} were asked for: the tool's random "
             "texts are cut into tokens anew, and their common beginning may move with it"
         )
-    if not step.total(lambda load: load.cache.hit_tokens):
-        notes.append("nothing was found in the prefix cache: is it on?" + _if_silent(step))
+    if step.hit_rates and not step.hit_tokens:
+        notes.append("nothing was found in the prefix cache: is it on?")
     # Of look-ups nothing follows: a request that waits counts in every step.
     counted = step.total(lambda load: load.cache.prompt_tokens)
     is_of_the_tool = set(sources(step)) <= {OUR_HITS, VLLMS_HITS}
@@ -103,11 +124,6 @@ def _on_performance(step: Performance) -> list[str]:
     if any(load.times.output_tokens != expected for load in step.loads):
         notes.append("not all answers had as many tokens as asked for")
     return notes
-
-
-def _if_silent(step: Performance) -> str:
-    silent = " (vLLM tells hits in its answers only with --enable-prompt-tokens-details)"
-    return silent if USAGE in sources(step) else ""
 
 
 def _on_accuracy(step: Accuracy) -> list[str]:

@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from vllm_ascend.server_access.access import HttpAccess
 from vllm_ascend.server_access.server import Target
-from vllm_ascend_evaluation.regress.hit_counts import USAGE
-from vllm_ascend_evaluation.regress.results import WARM_UPS, CacheUse, PerformanceSettings
+from vllm_ascend_evaluation.regress.results import (
+    USAGE,
+    WARM_UPS,
+    CacheUse,
+    PerformanceSettings,
+)
 from vllm_ascend_evaluation.replay.http.client import Answer, HttpClient
 from vllm_ascend_evaluation.replay.http.player import Played, Player
 from vllm_ascend_evaluation.replay.http.prompts import PromptShape, fit
@@ -45,8 +49,8 @@ def hits_of_answers(
     """
     answers = asyncio.run(_send(target, settings, access, timeout_s, on_answer))
     prompts = sum(answer.prompt_tokens for answer in answers)
-    hits = sum(answer.cached_tokens or 0 for answer in answers)
-    return CacheUse(prompts, hits, dict(counters), USAGE)
+    told = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
+    return CacheUse(prompts, sum(told) if told else None, dict(counters), USAGE)
 
 
 async def _send(

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from vllm_ascend_evaluation.regress.hit_counts import in_words
 from vllm_ascend_evaluation.regress.journal import REPORT_HTML, REPORT_JSON
-from vllm_ascend_evaluation.regress.judge import PASS, REGRESSION, Verdict
+from vllm_ascend_evaluation.regress.judge import NOT_KNOWN, PASS, REGRESSION, Figure, Verdict
 from vllm_ascend_evaluation.regress.results import (
     ACCEPTED,
     ACCEPTED_AT,
@@ -64,8 +64,11 @@ class RegressReport:
         num_judged = len(self.regressions) + sum(v.outcome == PASS for v in self.verdicts)
         if self.regressions:
             names = ", ".join(verdict.metric.title for verdict in self.regressions)
-            return f"{len(self.regressions)} of {num_judged} metrics regressed: {names}"
-        return f"no regression in {num_judged} metrics"
+            found = f"{len(self.regressions)} of {num_judged} metrics regressed: {names}"
+        else:
+            found = f"no regression in {num_judged} metrics"
+        unknown = [v.metric.title for v in self.verdicts if v.outcome == NOT_KNOWN]
+        return "; could not be judged: ".join([found, *unknown])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; it can be a baseline, too."""
@@ -83,8 +86,8 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
     """Return a row of the table."""
     return (
         f"{verdict.metric.title}, {verdict.metric.unit}",
-        "-" if verdict.baseline is None else f"{verdict.baseline.median:,.2f}",
-        f"{verdict.now.median:,.2f}",
+        _median(verdict.baseline),
+        _median(verdict.now),
         _change(verdict.change, verdict.change_unit),
         _change(verdict.allowed, verdict.change_unit),
         "-" if verdict.noise is None else f"{verdict.noise:,.2f}",
@@ -97,6 +100,10 @@ def table_of(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
     rows = [COLUMNS, *map(cells, verdicts)]
     columns = zip(*rows, strict=True)
     return [*zip(*(c for c in columns if any(cell != "-" for cell in c[1:])), strict=True)]
+
+
+def _median(figure: Figure | None) -> str:
+    return "-" if figure is None else f"{figure.median:,.2f}"
 
 
 def _change(value: float | None, unit: str) -> str:
@@ -134,13 +141,13 @@ def _facts_of_load(step: Performance) -> list[tuple[str, str]]:
     )
     times = f"{settings.repeats} (medians are judged), behind {settings.warmup} for warming up"
     seconds = step.total(lambda load: load.times.seconds)
-    hits = step.total(lambda load: load.cache.hit_tokens)
+    hits = "not known" if step.hit_tokens is None else f"{step.hit_tokens:,}"
     prompts = step.total(lambda load: load.cache.prompt_tokens)
     return [
         ("load", load),
         ("loads", times),
         ("loads ended", f"{step.finished}, {seconds:,.1f} s in all"),
-        ("hit tokens", f"{hits:,} of {prompts:,} prompt tokens"),
+        ("hit tokens", f"{hits} of {prompts:,} prompt tokens"),
         ("hits counted", in_words(step)),
         *_facts_of_drafts(step.counters),
         *(

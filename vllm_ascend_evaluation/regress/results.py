@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.server_access.server import Target
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # The steps, by their names in JSON.
 PERFORMANCE = "performance"
 ACCURACY = "accuracy"
@@ -24,6 +24,8 @@ VLLM = "vllm"
 # without it, chance decides how many of the first requests are looked up before it is.
 WARM_UPS = 1
 
+# The usage in the answers to a load.
+USAGE = "usage.prompt_tokens_details"
 # How hits were counted up to schema 2: per look-up, and a request that waits is looked up again.
 LOOK_UPS = "vllm:prefix_cache_hits_total of vllm:prefix_cache_queries_total"
 
@@ -103,20 +105,22 @@ class CacheUse:
 
     Attributes:
         prompt_tokens: Tokens of their prompts.
-        hit_tokens: Those found in the cache.
+        hit_tokens: Those found in the cache; ``None`` if no answer says how many.
         counters: Other counters that grew or could have, by name.
         source: What told the hits: a counter of the server, or the usage in its answers.
     """
 
     prompt_tokens: Count
-    hit_tokens: Count
+    hit_tokens: Count | None
     counters: dict[str, Number]
     source: str
 
     @property
-    def hit_rate_percent(self) -> float:
-        """Hits per prompt token; 0 without any."""
-        return 100.0 * self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+    def hit_rate_percent(self) -> float | None:
+        """Hits per prompt token; ``None`` if either was not counted."""
+        if self.hit_tokens is None or not self.prompt_tokens:
+            return None
+        return 100.0 * self.hit_tokens / self.prompt_tokens
 
     @property
     def acceptance_percent(self) -> float | None:
@@ -155,6 +159,21 @@ class Performance:
     def total(self, value: Callable[[Load], float]) -> float:
         """Return the sum over all loads."""
         return sum(map(value, self.loads))
+
+    @property
+    def hit_tokens(self) -> int | None:
+        """The sum of the hits; ``None`` if no load tells its own."""
+        told = [hits for load in self.loads if (hits := load.cache.hit_tokens) is not None]
+        return sum(told) if told else None
+
+    @property
+    def hit_rates(self) -> tuple[float, ...]:
+        """The hit rate of each load in percent; nothing if no load tells its own.
+
+        Where one does, a load that tells nothing had no hits: vLLM leaves a 0 out of its answers.
+        """
+        rates = [load.cache.hit_rate_percent for load in self.loads]
+        return tuple(rate or 0.0 for rate in rates) if any(r is not None for r in rates) else ()
 
     @property
     def counters(self) -> dict[str, float]:
@@ -286,21 +305,30 @@ def read_measured(path: Path, what: str) -> Measured:
 
 
 def _in_this_schema(data: Any) -> Any:
-    """Return what a file of schema 1 or 2 means in this one.
+    """Return what a file of schema 1 to 3 means in this one.
 
-    Schema 1 knew one load alone; both took the hits from counters of look-ups.
+    Schema 1 knew one load alone; 1 and 2 took the hits from counters of look-ups; up to 3, answers
+    that told nothing counted as no hits.
     """
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in (1, 2):
+    if version not in (1, 2, 3):
         return data
     step = data.get(PERFORMANCE)
     if isinstance(step, dict):
         loads = (
-            step.get("loads") if version == 2 else [{n: step.get(n) for n in ("times", "cache")}]
+            [{n: step.get(n) for n in ("times", "cache")}] if version == 1 else step.get("loads")
         )
         if isinstance(loads, list):
-            step = {**step, "loads": [*map(_counted_by_look_ups, loads)]}
+            read = _without_untold_hits if version == 3 else _counted_by_look_ups
+            step = {**step, "loads": [*map(read, loads)]}
     return {**data, PERFORMANCE: step, "schema_version": SCHEMA_VERSION}
+
+
+def _without_untold_hits(load: Any) -> Any:
+    cache = load.get("cache") if isinstance(load, dict) else None
+    if not isinstance(cache, dict) or cache.get("source") != USAGE or cache.get("hit_tokens") != 0:
+        return load
+    return {**load, "cache": {**cache, "hit_tokens": None}}
 
 
 def _counted_by_look_ups(load: Any) -> Any:

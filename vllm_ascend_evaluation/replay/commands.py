@@ -43,7 +43,7 @@ def load_workloads(
     Args:
         sources: Where they come from.
         max_model_len: What a prompt and its answer may have together, in tokens.
-        needs_arrivals: Whether the time of every request must be known.
+        needs_arrivals: Whether the time of every request must be known; else times mean nothing.
 
     Returns:
         The workloads, by the source from which every run reads its own.
@@ -52,7 +52,7 @@ def load_workloads(
         BadInputError: Names the source and what is wrong with it.
     """
     workloads = {}
-    for source in (source.prepared() for source in dict.fromkeys(sources)):
+    for source in (s.prepared(uses_times=needs_arrivals) for s in dict.fromkeys(sources)):
         workload = source.load().within(max_model_len)
         if needs_arrivals:
             workload.check_arrivals()
@@ -217,7 +217,7 @@ def _workload_report(
 ) -> WorkloadReport:
     surveyed = survey(workload, sorted({run.alignment_tokens for run in runs}))
     return WorkloadReport(
-        *(workload.name, workload.description, surveyed.digest, surveyed.bounds, tuple(runs)),
+        *(workload.name, workload.in_words(), surveyed.digest, surveyed.bounds, tuple(runs)),
         policy_rates(workload, runs) if with_policies else {},
         workload.num_left_out,
     )

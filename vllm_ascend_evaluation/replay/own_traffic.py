@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
@@ -50,7 +49,11 @@ def reader_of(path: Path) -> Reader:
 
 @cache
 def store_of(
-    path: Path, tokenizer: str | None, max_requests: int | None, max_output_tokens: int | None
+    path: Path,
+    tokenizer: str | None,
+    max_requests: int | None,
+    max_output_tokens: int | None,
+    uses_times: bool,
 ) -> Path:
     """Read a file whole, and return the index of a store that is there until this process ends.
 
@@ -59,14 +62,15 @@ def store_of(
         tokenizer: Folder of the model's tokenizer; ``None`` will do for token ids.
         max_requests: Take only so many from the start.
         max_output_tokens: Cap on answers, and their length where nothing says it.
+        uses_times: Whether times matter: then all requests must have one, or none.
 
     Raises:
         BadInputError: Names file, line and what is wrong.
     """
     logged = islice(reader_of(path)(path), max_requests)
-    reading = _Reading(path, tokenizer, max_output_tokens)
+    reading = _Reading(path, tokenizer, max_output_tokens, uses_times=uses_times)
     target = Path(_folder().name) / f"{len(list(Path(_folder().name).iterdir()))}.json"
-    if not write_store(target, reading.requests(logged), reading.remarks):
+    if not write_store(target, reading.requests(logged)):
         raise BadInputError(f"{path}: no requests")
     return target
 
@@ -78,15 +82,22 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class _Reading:
-    """Turns logged requests into those that are replayed, and notes what it had to assume."""
+    """Turns logged requests into those that are replayed, with what it had to assume of each."""
 
-    def __init__(self, path: Path, tokenizer: str | None, max_output_tokens: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: str | None,
+        max_output_tokens: int | None,
+        *,
+        uses_times: bool,
+    ) -> None:
         self._path = path
         self._folder = tokenizer
         self._tokenizer: Tokenizer | None = None
         self._max_output_tokens = max_output_tokens
         self._sessions: dict[str, int] = {}
-        self._assumed: Counter[str] = Counter()
+        self._uses_times = uses_times
         self._has_times: bool | None = None
 
     def requests(self, logged: Iterator[LoggedRequest]) -> Iterator[TraceRequest]:
@@ -97,21 +108,13 @@ class _Reading:
                 yield self._request(request)
                 self._show(status, number)
 
-    def remarks(self) -> tuple[str, ...]:
-        """Return what was assumed."""
-        return tuple(f"{count:,} {what}" for what, count in self._assumed.items())
-
     def _show(self, status: Status, number: int) -> None:
         if number % _SHOW_EVERY == 0:
             status.update(f"reading {self._path.name}: {number:,} requests")
 
     def _request(self, logged: LoggedRequest) -> TraceRequest:
-        has_time = logged.time_ms is not None
-        waits_only = logged.think_ms is not None and not has_time
-        if not waits_only and self._has_times not in (None, has_time):
-            raise BadInputError(f"{logged.place}: times must be in all records or in none")
-        if not waits_only:
-            self._has_times = has_time
+        if self._uses_times:
+            self._check_time(logged)
         session = logged.session
         if session is not None:
             self._sessions.setdefault(session, len(self._sessions))
@@ -122,7 +125,25 @@ class _Reading:
             arrival_ms=logged.time_ms,
             session=None if session is None else self._sessions[session],
             think_ms=logged.think_ms,
+            assumed=tuple(self._assumed(logged)),
         )
+
+    def _assumed(self, logged: LoggedRequest) -> Iterator[str]:
+        is_chat = isinstance(logged.prompt, Chat)
+        if is_chat and not self._loaded(logged.place).has_chat_template:
+            yield "prompts without a chat template, which the tokenizer lacks"
+        if isinstance(logged.answer, Cap):
+            yield "answers as long as their max_tokens"
+        elif logged.answer is None:
+            yield "answers as long as --max-output-tokens"
+
+    def _check_time(self, logged: LoggedRequest) -> None:
+        has_time = logged.time_ms is not None
+        if logged.think_ms is not None and not has_time:
+            return  # it waits for an answer
+        if self._has_times not in (None, has_time):
+            raise BadInputError(f"{logged.place}: times must be in all records or in none")
+        self._has_times = has_time
 
     def _prompt(self, logged: LoggedRequest) -> list[int]:
         prompt = logged.prompt
@@ -132,15 +153,10 @@ class _Reading:
         if isinstance(prompt, str):
             ids = tokenizer.of_text(prompt)
         else:
-            ids = self._of_chat(prompt, tokenizer, logged.place)
+            ids = tokenizer.of_chat(prompt, logged.place)
         if not ids:
             raise BadInputError(f"{logged.place}: the prompt is empty")
         return ids
-
-    def _of_chat(self, chat: Chat, tokenizer: Tokenizer, place: str) -> list[int]:
-        if not tokenizer.has_chat_template:
-            self._assumed["prompts without a chat template, which the tokenizer lacks"] += 1
-        return tokenizer.of_chat(chat, place)
 
     def _output_tokens(self, logged: LoggedRequest) -> int:
         answer = logged.answer
@@ -149,14 +165,12 @@ class _Reading:
         if isinstance(answer, str):
             return self._loaded(logged.place).count(answer)
         if isinstance(answer, Cap):
-            self._assumed["answers as long as their max_tokens"] += 1
             return answer.tokens
         if self._max_output_tokens is None:
             raise BadInputError(
                 f"{logged.place}: nothing says how long the answer is (usage.completion_tokens, "
                 "output_length or max_tokens): give --max-output-tokens"
             )
-        self._assumed["answers as long as --max-output-tokens"] += 1
         return self._max_output_tokens
 
     def _loaded(self, place: str) -> Tokenizer:

@@ -15,7 +15,7 @@ from vllm_ascend_evaluation.replay.readers.jsonl import read_records
 from vllm_ascend_evaluation.replay.readers.mooncake import mooncake_workload
 from vllm_ascend_evaluation.replay.readers.token_ids import token_id_workload
 from vllm_ascend_evaluation.replay.token_store import read_index
-from vllm_ascend_evaluation.replay.trace import Workload
+from vllm_ascend_evaluation.replay.trace import Workload, count_assumed
 from vllm_ascend_evaluation.replay.workloads import (
     MODELS,
     W4,
@@ -46,6 +46,7 @@ class WorkloadSource:
         max_requests: Only so many from the start.
         max_output_tokens: Cap on answers.
         tokenizer: Folder of the model's tokenizer, for a file that holds text.
+        uses_times: Whether requests arrive at a file's times: then all have one, or none has.
         store: What :meth:`prepared` made of a file that is read once only.
     """
 
@@ -55,21 +56,28 @@ class WorkloadSource:
     max_requests: int | None = None
     max_output_tokens: int | None = None
     tokenizer: str | None = None
+    uses_times: bool = True
     store: str | None = None
 
-    def prepared(self) -> WorkloadSource:
+    def prepared(self, *, uses_times: bool = True) -> WorkloadSource:
         """Return a source that costs little to load, in any process while this one lives.
 
         Logs and data sets are read, and their texts tokenized, here and once.
 
+        Args:
+            uses_times: Of a file; see the attribute.
+
         Raises:
             BadInputError: Names the file, the line and what is wrong.
         """
-        is_file = self.store is None and self._generated() is None
-        if not is_file or _native_reader(self._path()) is not None:
+        if self.store is not None or self._generated() is not None:
             return self
+        source = replace(self, uses_times=uses_times)
+        if _native_reader(self._path()) is not None:
+            return source
         limits = (self.max_requests, self.max_output_tokens)
-        return replace(self, store=str(store_of(self._path(), self.tokenizer, *limits)))
+        store = store_of(self._path(), self.tokenizer, *limits, uses_times)
+        return replace(source, store=str(store))
 
     def load(self) -> Workload:
         """Open and check the source.
@@ -117,27 +125,25 @@ class WorkloadSource:
         path = self._path()
         read = _native_reader(path)
         if read is None:
-            return self.prepared()._file()
+            return self.prepared(uses_times=self.uses_times)._file()
         return read(
             path,
             max_requests=self.max_requests,
             max_output_tokens=self.max_output_tokens,
             concurrency=self.concurrency or _CONCURRENCY,
+            uses_times=self.uses_times,
         )
 
     def _stored(self, path: Path) -> Workload:
         name, concurrency = Path(self.source).name, self.concurrency or _CONCURRENCY
         store = read_index(path)
-        parts = (
-            f"{store.num_requests} requests of {name}, {concurrency} at a time",
-            *store.remarks,
-        )
         return Workload(
             name=name,
-            description="; ".join(parts),
+            description=f"{store.num_requests} requests of {name}, {concurrency} at a time",
             concurrency=concurrency,
             num_requests=store.num_requests,
             requests=store.requests,
+            assumed=count_assumed(row.assumed for row in store.rows),
         )
 
     def _shared_prefix(

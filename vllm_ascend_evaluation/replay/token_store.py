@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +27,7 @@ class _Row:
     session: int | None
     think_ms: float | None
     order: float
+    assumed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,10 @@ class Store:
     Attributes:
         prompts: File of their tokens.
         rows: The requests, in order of arrival.
-        remarks: What a reader of the numbers must know.
     """
 
     prompts: Path
     rows: Sequence[_Row]
-    remarks: tuple[str, ...]
 
     @property
     def num_requests(self) -> int:
@@ -59,18 +58,16 @@ class Store:
                 arrival_ms=None if row.arrival_ms is None else row.arrival_ms - first_ms,
                 session=row.session,
                 think_ms=row.think_ms,
+                assumed=tuple(row.assumed),
             )
 
 
-def write_store(
-    path: Path, requests: Iterable[TraceRequest], remarks: Callable[[], Sequence[str]]
-) -> int:
+def write_store(path: Path, requests: Iterable[TraceRequest]) -> int:
     """Write requests in order of their arrival, those without one behind the one before them.
 
     Args:
         path: The index; prompts stand beside it.
         requests: In the order of the log; times need not be ascending.
-        remarks: What is to be said of them, asked for once all are read.
 
     Returns:
         How many there are.
@@ -83,19 +80,16 @@ def write_store(
             file.write(tokens.tobytes())
             order = order if request.arrival_ms is None else request.arrival_ms
             others = (request.output_tokens, request.arrival_ms, request.session, request.think_ms)
-            rows.append(_Row(start, len(tokens), *others, order))
+            rows.append(_Row(start, len(tokens), *others, order, request.assumed))
             start += len(tokens)
     rows.sort(key=attrgetter("order"))
-    index = {"rows": [asdict(row) for row in rows], "remarks": list(remarks())}
-    path.write_text(json.dumps(index))
+    path.write_text(json.dumps([asdict(row) for row in rows]))
     return len(rows)
 
 
 def read_index(path: Path) -> Store:
     """Return what :func:`write_store` wrote."""
-    index = json.loads(path.read_text())
-    rows = tuple(_Row(**row) for row in index["rows"])
-    return Store(_prompts(path), rows, tuple(index["remarks"]))
+    return Store(_prompts(path), tuple(_Row(**row) for row in json.loads(path.read_text())))
 
 
 def _prompts(path: Path) -> Path:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 from vllm_ascend.command_line.bad_input import BadInputError
 
@@ -23,6 +24,7 @@ class TraceRequest:
         think_ms: A user thought so long before sending it, from the answer to the request before
             it in its session; ``None`` if it waits for no answer. Where there is an ``arrival_ms``
             too, that one says when it arrives.
+        assumed: What its reader had to assume of it, as it follows a number of requests.
     """
 
     prompt_token_ids: list[int]
@@ -30,6 +32,7 @@ class TraceRequest:
     arrival_ms: float | None = None
     session: int | None = None
     think_ms: float | None = None
+    assumed: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -48,6 +51,7 @@ class Workload:
         num_requests: How many requests ``requests`` yields.
         requests: Yields the requests in order of arrival, lazily and each time alike.
         num_left_out: Requests that are not among them because they are too long.
+        assumed: What was assumed, and of how many of the requests.
     """
 
     name: str
@@ -56,6 +60,12 @@ class Workload:
     num_requests: int
     requests: Callable[[], Iterator[TraceRequest]]
     num_left_out: int = 0
+    assumed: Mapping[str, int] = field(default_factory=dict)
+
+    def in_words(self) -> str:
+        """Return the shape, and what was assumed."""
+        remarks = (f"{count:,} {what}" for what, count in self.assumed.items())
+        return "; ".join((self.description, *remarks))
 
     def cut(self, max_requests: int | None, max_output_tokens: int | None) -> Workload:
         """Return this workload with only so many requests from its start, and shorter answers.
@@ -98,7 +108,8 @@ class Workload:
         Raises:
             BadInputError: No request is left.
         """
-        lengths = [request.num_tokens for request in self.requests()]
+        read = [(request.num_tokens, request.assumed) for request in self.requests()]
+        lengths = [length for length, _ in read]
         num_long = sum(length > max_model_len for length in lengths)
         if not num_long:
             return self
@@ -117,6 +128,7 @@ class Workload:
             num_requests=len(lengths) - num_long,
             requests=requests,
             num_left_out=self.num_left_out + num_long,
+            assumed=count_assumed(what for length, what in read if length <= max_model_len),
         )
 
     def check_arrivals(self) -> None:
@@ -128,3 +140,8 @@ class Workload:
         for request in self.requests():
             if request.arrival_ms is None and request.think_ms is None:
                 raise BadInputError(f"{self.name} has no timestamps: use --arrivals closed")
+
+
+def count_assumed(assumed: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
+    """Return of how many requests each thing was assumed, given what was of each request."""
+    return Counter(chain.from_iterable(assumed))

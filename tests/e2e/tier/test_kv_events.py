@@ -10,20 +10,17 @@ from zlib import crc32
 import pytest
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.event_follower import over_the_wire
 from tests.e2e.core.workload import Workload
-from tests.e2e.tier.test_random_traffic import cell, small_units
+from tests.e2e.tier.configured import DRAFTS, HOST, MOONCAKE, PLAIN, build
+from tests.e2e.tier.test_random_traffic import small_units
 from tests.e2e.tier.test_shared_pool import pool
-from tests.e2e.tier.tier_engine import TierEngine, transfer_config
-from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from tests.e2e.tier.tier_engine import TierEngine
 from vllm_ascend.tier.layout import ROWS
 
 __all__ = ["pool", "small_units"]
 
-_PLAIN, _DRAFTS = cell("dsv4-rows", "plain", "best"), cell("dsv4-rows", "mtp3", "best")
-_HOST = {"backend": "host", "gib": 0.01}
-_MOONCAKE = {"backend": "mooncake", "mooncake": {"master_server_address": "memory:1"}}
+_EVENTS = {"enable_kv_cache_events": True}
 
 
 class Router:
@@ -68,14 +65,6 @@ class Router:
         self.num_stored += len(event.block_hashes)
 
 
-def build(configuration: Configuration, room: float, seed: int, **tier: Any) -> TierEngine:
-    options = vars(configuration.options(room)) | {"enable_kv_cache_events": True}
-    transfer = transfer_config(**tier)
-    return TierEngine(
-        configuration.layout, SchedulerOptions(**options), transfer, configuration.oracle(seed)
-    )
-
-
 def loadable(engine: TierEngine) -> set[bytes | int]:
     """Return the names of the rows that can be loaded."""
     keys = [key for key in engine.index._entries if key[:1] == ROWS]
@@ -87,10 +76,10 @@ def loadable(engine: TierEngine) -> set[bytes | int]:
 
 @pytest.mark.parametrize("gib", [0.01, 0.001], ids=["all fits", "evicts"])
 def test_what_is_told_is_what_can_be_loaded(switch, gib):
-    switch(_PLAIN.environment)
-    engine = build(_PLAIN, 1.2, crc32(b"%f" % gib), **{**_HOST, "gib": gib})
+    switch(PLAIN.environment)
+    engine = build(PLAIN, 1.2, crc32(b"%f" % gib), {**HOST, "gib": gib}, **_EVENTS)
     router = Router(engine, "CPU")
-    Workload(engine, replace(_PLAIN.traffic, busy_reset=0.0), 1).run(150)
+    Workload(engine, replace(PLAIN.traffic, busy_reset=0.0), 1).run(150)
     engine.scheduler.connector.take_events()
     assert router.tokens.keys() == loadable(engine)
     assert router.num_stored > 50 and bool(router.num_removed) is (gib < 0.01)
@@ -101,8 +90,8 @@ def test_what_is_told_is_what_can_be_loaded(switch, gib):
 
 def test_with_drafts_rows_have_the_name_of_their_own_tokens(switch):
     """Objects are named by the unit behind as well, routers know nothing of that."""
-    switch(_DRAFTS.environment)
-    engine = build(_DRAFTS, 4.0, 1, **_HOST)
+    switch(DRAFTS.environment)
+    engine = build(DRAFTS, 4.0, 1, HOST, **_EVENTS)
     router = Router(engine, "CPU")
     shared = list(range(40))
     for name, behind in (("a", 50), ("b", 51)):
@@ -114,8 +103,8 @@ def test_with_drafts_rows_have_the_name_of_their_own_tokens(switch):
 
 
 def test_a_store_that_is_shared_has_another_medium(switch, pool):
-    switch(_PLAIN.environment)
-    engine = build(_PLAIN, 4.0, 1, **_MOONCAKE)
+    switch(PLAIN.environment)
+    engine = build(PLAIN, 4.0, 1, MOONCAKE, **_EVENTS)
     router = Router(engine, "EXTERNAL")
     engine.add("a", list(range(100)), 1)
     engine.run()
@@ -123,9 +112,8 @@ def test_a_store_that_is_shared_has_another_medium(switch, pool):
 
 
 def test_without_kv_events_none_are_kept(switch):
-    switch(_PLAIN.environment)
-    transfer = transfer_config(**_HOST)
-    engine = TierEngine(_PLAIN.layout, _PLAIN.options(4.0), transfer, _PLAIN.oracle(1))
+    switch(PLAIN.environment)
+    engine = build(PLAIN, 4.0, 1, HOST)
     engine.add("a", list(range(100)), 1)
     engine.run()
     assert not list(engine.scheduler.connector.take_events())

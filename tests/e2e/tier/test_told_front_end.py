@@ -9,21 +9,18 @@ from zlib import crc32
 import pytest
 from vllm.lora.request import LoRARequest
 
-from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.event_follower import Follower
 from tests.e2e.core.test_cache_news import NewsIndex
 from tests.e2e.core.workload import Workload
+from tests.e2e.tier.configured import DRAFTS, HOST, MOONCAKE, PLAIN, build
 from tests.e2e.tier.test_random_traffic import cell, small_units
 from tests.e2e.tier.test_shared_pool import pool
-from tests.e2e.tier.tier_engine import TierEngine, transfer_config
+from tests.e2e.tier.tier_engine import TierEngine
 from vllm_ascend.dp_routing.names import prompt_names
-from vllm_ascend.dry_run.scheduler import SchedulerOptions, make_request
+from vllm_ascend.dry_run.scheduler import make_request
 
 __all__ = ["pool", "small_units"]
 
-_PLAIN, _DRAFTS = cell("dsv4-rows", "plain", "best"), cell("dsv4-rows", "mtp3", "best")
-_HOST = {"backend": "host", "gib": 0.01}
-_MOONCAKE = {"backend": "mooncake", "mooncake": {"master_server_address": "memory:1"}}
 _RANK = 2
 
 
@@ -54,32 +51,26 @@ class TierFollower(Follower):
         self.num_longer += brought > 0
 
 
-def build(configuration: Configuration, room: float, seed: int, **tier) -> TierEngine:
-    options = SchedulerOptions(**vars(configuration.options(room)) | {"is_data_parallel": True})
-    transfer = transfer_config(**tier)
-    return TierEngine(configuration.layout, options, transfer, configuration.oracle(seed))
-
-
 @pytest.mark.parametrize(
     ("configuration", "tier"),
     [
-        (_PLAIN, _HOST),
-        (_PLAIN, {**_HOST, "gib": 0.001}),  # evicts
-        (_DRAFTS, _HOST),
-        (cell("gemma", "plain", "best"), _HOST),
-        (_PLAIN, _MOONCAKE),
+        (PLAIN, HOST),
+        (PLAIN, {**HOST, "gib": 0.001}),  # evicts
+        (DRAFTS, HOST),
+        (cell("gemma", "plain", "best"), HOST),
+        (PLAIN, MOONCAKE),
     ],
     ids=["host", "small", "drafts", "gemma", "mooncake"],
 )
 def test_the_front_end_knows_what_the_tier_brings(configuration, tier, pool, switch):
     switch({**configuration.environment, "VLLM_ASCEND_DP_ROUTING": "cache"})
     seed = crc32(f"{configuration} {tier}".encode())
-    engine = build(configuration, 1.2, seed, **tier)
+    engine = build(configuration, 1.2, seed, tier, is_data_parallel=True)
     follower = TierFollower(engine, seed)
     Workload(engine, replace(configuration.traffic, busy_reset=0.0), seed).run(150)
     assert follower.num_longer, "the probes prove nothing"
     index, log = follower.index.index, engine.manager.block_pool.event_log
-    assert index.rules.tier.is_shared is (tier is _MOONCAKE)
+    assert index.rules.tier.is_shared is (tier is MOONCAKE)
     engine.step()
     follower.index.follow()
     index.apply(_RANK, log.all_news())
@@ -88,8 +79,8 @@ def test_the_front_end_knows_what_the_tier_brings(configuration, tier, pool, swi
 
 
 def test_a_reset_of_the_tier_is_told_and_one_of_the_cache_alone_leaves_it(switch):
-    switch({**_PLAIN.environment, "VLLM_ASCEND_DP_ROUTING": "cache"})
-    engine = build(_PLAIN, 4.0, 1, **_HOST)
+    switch({**PLAIN.environment, "VLLM_ASCEND_DP_ROUTING": "cache"})
+    engine = build(PLAIN, 4.0, 1, HOST, is_data_parallel=True)
     follower = TierFollower(engine, 1)
     prompt = list(range(200))
     for name in ("a", "b"):

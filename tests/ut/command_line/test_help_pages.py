@@ -63,6 +63,13 @@ def test_it_fits_the_terminal(path, columns):
         assert len(line) <= columns or len(line.split()) == 1, (indent, line)
 
 
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_arguments_stand_without_braces(path):
+    """Typer puts what a command must be given into braces, which a reader would type."""
+    usage, _, _ = help_of(path, 300).partition("\n\n")
+    assert not set("{}") & set(usage), usage
+
+
 def test_the_list_of_commands_says_of_each_what_its_own_help_begins_with():
     shown = " ".join(help_of((), 80).split())
     for path, command in ALL.items():

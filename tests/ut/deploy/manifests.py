@@ -16,14 +16,9 @@ from tests.ut.deploy.kustomize import render
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = (
-    "single-node",
-    "single-node-0.23.0",
-    "single-node-0.30.0rc2",
-    "baseline",
-    "canary",
-    "multi-node-pd",
-)
+# One pod per node, on each of the releases.
+SINGLE_NODES = ("single-node", "single-node-0.23.0", "single-node-0.30.0rc2")
+OVERLAYS = (*SINGLE_NODES, "baseline", "canary", "multi-node-pd")
 # Overlays whose flags an earlier vLLM does not have -> the one that has them.
 OF_LATER_VLLM = {"single-node-0.30.0rc2": "0.30.0"}
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.ut.deploy.kustomize import apply_operation, render
-from tests.ut.deploy.manifests import DEPLOY, OVERLAYS, add_component
+from tests.ut.deploy.manifests import DEPLOY, OVERLAYS, SINGLE_NODES, add_component, serve_config
 from vllm_ascend.tier.settings import read_settings
 
 FOLDERS = [f"overlays/{name}" for name in OVERLAYS] + ["monitoring"]
@@ -68,13 +68,9 @@ def test_optional_components_reach_the_engines(overlays_with_component):
         bodies = render(folder / overlay)
         touched = {body["metadata"]["name"] for body in bodies if expected in yaml.safe_dump(body)}
         everyone = {
-            "single-node": {"vllm-dsv4"},
-            "single-node-0.23.0": {"vllm-dsv4"},
-            "single-node-0.30.0rc2": {"vllm-dsv4"},
-            "baseline": {"vllm-dsv4"},
             "canary": {"vllm-dsv4-canary"},
             "multi-node-pd": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
-        }[overlay]
+        }.get(overlay, {"vllm-dsv4"})
         silent: set[str] = {
             # A router chooses where a prompt is computed: by the events of prefill.
             "kv-events": {"vllm-dsv4-decode"},
@@ -85,7 +81,7 @@ def test_optional_components_reach_the_engines(overlays_with_component):
         assert touched == everyone - silent
 
 
-@pytest.mark.parametrize("overlay", ["single-node", "single-node-0.23.0", "single-node-0.30.0rc2"])
+@pytest.mark.parametrize("overlay", SINGLE_NODES)
 def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(overlay, tmp_path):
     folder = add_component("tier-host", tmp_path / "deploy")
     before, after = (_engine(root / overlay) for root in (DEPLOY / "overlays", folder))
@@ -97,7 +93,7 @@ def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(ove
     assert int(flags["--data-parallel-size"]) * gib <= limits[1] - limits[0]
 
 
-@pytest.mark.parametrize("overlay", ["single-node", "single-node-0.23.0", "single-node-0.30.0rc2"])
+@pytest.mark.parametrize("overlay", SINGLE_NODES)
 def test_the_pods_of_a_mooncake_store_find_its_master(overlay, tmp_path, monkeypatch):
     folder = add_component("tier-mooncake", tmp_path / "deploy")
     before, after = (_engine(root / overlay) for root in (DEPLOY / "overlays", folder))
@@ -139,6 +135,16 @@ def test_optional_components_render_as_kustomize_renders_them(overlays_with_comp
     for overlay in OVERLAYS:
         path = folder / overlay
         assert by_identity(render(path)) == by_identity(render_with_kustomize(path))
+
+
+def test_a_releases_serve_yaml_repeats_the_bases_but_for_what_it_is_there_for():
+    """Kustomize cannot merge the text of a file: the component has the whole of it again."""
+    base, release = (
+        yaml.safe_load(serve_config(overlay))
+        for overlay in ("single-node", "single-node-0.30.0rc2")
+    )
+    differ = {name for name in base | release if base.get(name) != release.get(name)}
+    assert differ == {"model", "block-size", "speculative-config", "attention-config"}
 
 
 def test_an_unknown_field_is_refused_instead_of_ignored(tmp_path: Path):

@@ -1,48 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of a built site, run by the program that a browser runs: the theme's own worker."""
+"""The search of a built site in a real browser: the headless Chromium that kaleido brings."""
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import quickjs
-
-# What a browser gives to a worker, as far as this one asks for it.
-_WORKER_SCOPE = """
-var self = globalThis, told = [], hear;
-var console = {warn(text) { throw new Error(text); }};
-function addEventListener(_, listener) { hear = listener; }
-function postMessage(message) { told.push(message); }
-"""
-# Of messages to and from the worker.
-_SETUP, _READY, _QUERY, _RESULT = 0, 1, 2, 3
+_READER = Path(__file__).with_name("search_box.js")
+_FLAGS = (
+    "--disable-gpu",
+    # The reader's own page is another origin than the site that it looks at.
+    "--disable-web-security",
+    # Containers have little of it.
+    "--disable-dev-shm-usage",
+    # Root is refused one.
+    "--no-sandbox",
+)
+_TIMEOUT_S = 240
 
 
 class Search:
-    """A site's search box."""
+    """A site's search box, into which some words were typed."""
 
-    def __init__(self, site: Path) -> None:
-        """Start the worker and hand it the index, as a page does when it is loaded."""
-        (worker,) = site.glob("assets/javascripts/workers/search.*.min.js")
+    def __init__(self, site: Path, words: Sequence[str]) -> None:
+        """Load the site's first page, type one word after the other, and read the pages shown."""
         self.index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
-        self._context = quickjs.Context()
-        self._context.eval(_WORKER_SCOPE)
-        self._context.eval(worker.read_text("utf-8"))
-        told = self._tell(_SETUP, {**self.index, "options": {"suggest": False}})
-        assert told == {"type": _READY}
+        with _served(site) as url:
+            found = _in_chromium({"url": f"{url}/index.html", "words": list(words)})
+        self._pages = dict(zip(words, found, strict=True))
 
     def pages(self, typed: str) -> list[str]:
-        """Return the pages that are shown for what is typed, the best match first."""
-        told = self._tell(_QUERY, typed)
-        assert told["type"] == _RESULT
-        return [group[0]["location"].partition("#")[0] for group in told["data"]["items"]]
+        """Return the pages that were shown for what was typed, the best match first."""
+        return self._pages[typed]
 
-    def _tell(self, kind: int, data: Any) -> dict[str, Any]:
-        message = json.dumps({"data": {"type": kind, "data": data}})
-        self._context.eval(f"told.length = 0; hear({message});")
-        while self._context.execute_pending_job():
-            pass
-        (answer,) = json.loads(self._context.eval("JSON.stringify(told)"))
-        return answer
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Say nothing of what is asked for."""
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    """Serve a folder's files to this machine alone."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _in_chromium(request: dict[str, Any]) -> list[list[str]]:
+    """Have the reader answer a request."""
+    home = Path(str(importlib.resources.files("kaleido"))) / "executable"
+    # kaleido's own script that starts it splits paths at blanks.
+    command = [home / "bin" / "kaleido", "plotly", f"--plotlyjs={_READER.as_uri()}", *_FLAGS]
+    drawing = {"format": "svg", "data": {"data": [request], "layout": {}}}
+    with tempfile.TemporaryDirectory() as scratch:
+        ended = subprocess.run(
+            command,
+            cwd=home,
+            env={
+                **{name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+                "LD_LIBRARY_PATH": str(home / "lib"),
+                "FONTCONFIG_PATH": str(home / "etc" / "fonts"),
+                "XDG_DATA_HOME": str(home / "xdg"),
+                "HOME": scratch,
+                "TMPDIR": scratch,
+            },
+            input=json.dumps(drawing) + "\n",
+            capture_output=True,
+            encoding="utf-8",
+            timeout=_TIMEOUT_S,
+        )
+    started, *answers = [json.loads(line) for line in ended.stdout.splitlines()] or [{}]
+    assert started.get("code") == 0, f"Chromium does not start: {started} {ended.stderr}"
+    (answer,) = answers
+    assert answer["code"] == 0, answer["message"]
+    return json.loads(answer["result"])

@@ -12,10 +12,11 @@ import pytest
 from tests.ut.docs.browser import Search
 
 ENGLISH = (
-    *("granules", "evictions", "metrics", "hits", "retention", "connectors", "preemption"),
-    *("doctor", "overlay", "tails", "VLLM_ASCEND_SPARE_TAILS"),
+    *("granule", "granules", "eviction", "evictions", "hit", "hits", "metrics", "retention"),
+    *("connectors", "preemption", "doctor", "overlay", "tails", "tier", "VLLM_ASCEND_SPARE_TAILS"),
 )
 CHINESE = ("提示", "命中", "前缀", "调度", "驱逐", "缓存", "块", "覆盖", "补丁", "窗口")
+ABSENT = "xylophone"
 
 
 class _Text(HTMLParser):
@@ -36,7 +37,7 @@ class _Text(HTMLParser):
 
 @pytest.fixture(scope="module")
 def search(site: Path) -> Search:
-    return Search(site)
+    return Search(site, (*ENGLISH, *CHINESE, ABSENT))
 
 
 def pages_with(search: Search, word: str) -> set[str]:
@@ -63,7 +64,7 @@ def test_every_page_that_has_a_word_is_found(search, word):
 
 
 def test_what_no_page_has_is_not_found(search):
-    assert search.pages("xylophone") == []
+    assert search.pages(ABSENT) == []
 
 
 def test_the_page_about_a_word_comes_first(search):

@@ -55,7 +55,7 @@ def test_a_change_around_what_the_overlay_rests_on_is_told_and_taken(checkout):
     for command in ("plan", "apply"):
         said = run(command, str(checkout)).output
         assert "no known state of vllm-ascend: 2 files differ from commit 01234567" in said
-        assert "npu-check" in said
+        assert "npu-check" in said and "would refuse" not in said
     assert "nothing to do" in run("apply", str(checkout)).output
 
 
@@ -69,7 +69,12 @@ def test_a_change_inside_what_the_overlay_rests_on_is_refused_unless_told_otherw
     message = refusal(checkout)
     assert "worker/block_table.py: MultiGroupBlockTable differs from commit 01234567" in message
     assert "--allow-unknown" in message
-    assert "worker/block_table.py: MultiGroupBlockTable" in run("plan", str(checkout)).output
+    said = run("plan", str(checkout)).output
+    assert "worker/block_table.py: MultiGroupBlockTable" in said
+    assert "apply would refuse this; apply --allow-unknown would not" in said
+    told = json.loads(run("plan", str(checkout), "--json").output)
+    assert told["refuses"] is True and told["allow_unknown_helps"] is True
+    assert run("apply", str(checkout)).exit_code == 2
     assert "applied:" in run("apply", "--allow-unknown", str(checkout)).output
     # Also under the overlay.
     said = run("plan", str(checkout)).output
@@ -120,6 +125,7 @@ def test_a_checkout_that_does_not_fit_is_always_refused(checkout, misfit):
     edit(checkout, *change)
     before = snapshot(checkout)
     assert message in refusal(checkout, allow_unknown=True)
+    assert "apply would refuse this, with --allow-unknown too" in run("plan", str(checkout)).output
     assert snapshot(checkout) == before
 
 
@@ -174,6 +180,7 @@ def test_the_commands_say_what_they_did(checkout):
     assert run("status", str(checkout)).exit_code == 1
     planned = json.loads(run("plan", str(checkout), "--json").output)
     assert planned["checkout"]["head"] == COMMIT
+    assert planned["refuses"] is False
     assert all(entry["why"] for entry in (*planned["files"], *planned["patches"]))
     text = run("plan", str(checkout)).output
     assert "replaces" in text and "joins" in text and "refresh_block_size" in text

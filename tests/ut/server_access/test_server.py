@@ -75,9 +75,9 @@ def test_the_difference_is_what_happened_in_between():
     assert (use.prompt_tokens, use.hit_tokens, use.counters[EVICTIONS]) == (50_027, 25_184, 6)
 
 
-def test_nothing_sent_is_no_hit():
+def test_where_nothing_was_counted_there_is_no_hit_rate():
     same = parse_metrics(PAGE).counters
-    assert counted_use(same, same).hit_rate_percent == 0
+    assert counted_use(same, same).hit_rate_percent is None
 
 
 def test_a_server_started_anew_in_between_is_noticed():

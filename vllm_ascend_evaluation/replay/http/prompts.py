@@ -13,7 +13,7 @@ import numpy as np
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.server_access.vocabulary import FIRST_ID, MIN_VOCABULARY
 from vllm_ascend_evaluation.replay.readers.mooncake import BLOCK_TOKENS
-from vllm_ascend_evaluation.replay.trace import TraceRequest, Workload
+from vllm_ascend_evaluation.replay.trace import TraceRequest, Workload, count_assumed
 
 # Fewer tokens than this would no longer tell the blocks of a trace apart.
 _MIN_BLOCK_TOKENS = 4
@@ -139,13 +139,16 @@ def fit(workload: Workload, shape: PromptShape) -> FittedWorkload:
             tokens = map_tokens(request.prompt_token_ids).tolist()
             yield replace(request, prompt_token_ids=tokens)
 
-    num_left = sum(1 for _ in short_enough())
+    left = [request.assumed for request in short_enough()]
+    num_left = len(left)
     if not num_left:
         raise BadInputError(
             f"--max-prompt-tokens {limit}: every prompt of {workload.name} has more tokens"
         )
     num_read = min(workload.num_requests, shape.max_requests or workload.num_requests)
-    fitted = replace(workload, num_requests=num_left, requests=requests)
+    fitted = replace(
+        workload, num_requests=num_left, requests=requests, assumed=count_assumed(left)
+    )
     return FittedWorkload(fitted, num_read - num_left)
 
 

@@ -182,7 +182,7 @@ def _run(
 def _workload_report(
     fitted: FittedWorkload, answers: Mapping[int, Answer], run: HttpRun
 ) -> HttpWorkload:
-    name, description = fitted.workload.name, fitted.workload.description
+    name, description = fitted.workload.name, fitted.workload.in_words()
     surveyed = survey(only(fitted.workload, answers.__contains__), ())
     return HttpWorkload(
         name, description, surveyed.digest, surveyed.bounds, fitted.num_dropped, (run,)

@@ -82,18 +82,20 @@ def jsonl_workload(
     max_requests: int | None = None,
     max_output_tokens: int | None = None,
     concurrency: int = 32,
+    uses_times: bool = True,
 ) -> Workload:
     """Check a trace whole and return it as a workload.
 
     Args:
         path: JSONL, gzip'd if it ends in ``.gz``. Every record has ``output_length`` (tokens),
-            and all of them or none a ``timestamp`` (ms); it may have a ``session`` (number), and
+            and perhaps a ``timestamp`` (ms); it may have a ``session`` (number), and
             then a ``delay`` (ms from the answer before in that session) in place of the timestamp.
         prompt_of: Returns a record's prompt; given the record and its place for errors.
         name: What to call it; the file's name by default.
         max_requests: Take only so many from the start.
         max_output_tokens: Cap on ``output_length``.
         concurrency: Requests in flight in a closed loop.
+        uses_times: Whether timestamps matter: then all records must have one, or none.
 
     Raises:
         BadInputError: Names the file, the line and what is wrong.
@@ -106,7 +108,7 @@ def jsonl_workload(
     )
 
     def requests() -> Iterator[TraceRequest]:
-        clock = _Clock()
+        clock = _Clock(may_stop=not uses_times)
         for place, record in read_records(path, max_requests):
             think_ms = _think_ms(record, place)
             has_no_time = think_ms is not None and "timestamp" not in record
@@ -154,14 +156,15 @@ def _check_limits(path: Path, **limits: int | None) -> None:
 class _Clock:
     """Turns a file's timestamps into times since its first record."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_stop: bool) -> None:
+        self._may_stop = may_stop
         self._first: int | None = None
         self._previous = 0
         self._is_timed: bool | None = None
 
     def arrival_ms(self, record: dict, place: str) -> int | None:
         is_timed = "timestamp" in record
-        if self._is_timed not in (None, is_timed):
+        if self._is_timed not in (None, is_timed) and not self._may_stop:
             raise BadInputError(f"{place}: timestamp must be in all records or in none")
         self._is_timed = is_timed
         if not is_timed:

@@ -22,24 +22,30 @@ from vllm_ascend_evaluation.replay.trace import Workload
 BLOCK_TOKENS = 512
 
 
-def mooncake_workload(path: Path, **options) -> Workload:
+def mooncake_workload(path: Path, *, uses_times: bool = True, **options) -> Workload:
     """Check a Mooncake trace and return it as a workload.
 
     Args:
         path: JSONL of ``timestamp`` (ms), ``input_length``, ``output_length`` (tokens) and
             ``hash_ids``.
+        uses_times: Whether timestamps matter: then every record must have one or a ``delay``.
         options: See :func:`jsonl_workload`.
 
     Raises:
         BadInputError: Names the file, the line and what is wrong.
     """
-    return jsonl_workload(path, _prompt, **options)
+    prompt_of = _timed_prompt if uses_times else _prompt
+    return jsonl_workload(path, prompt_of, uses_times=uses_times, **options)
+
+
+def _timed_prompt(record: dict, place: str) -> list[int]:
+    if "timestamp" not in record and "delay" not in record:
+        raise BadInputError(f"{place}: timestamp is missing")
+    return _prompt(record, place)
 
 
 def _prompt(record: dict, place: str) -> list[int]:
     """Give every id 512 tokens of its own; cut the prompt to its length."""
-    if "timestamp" not in record and "delay" not in record:
-        raise BadInputError(f"{place}: timestamp is missing")
     length = integer(record, "input_length", place, minimum=1)
     ids = integers(record, "hash_ids", place, maximum=MAX_INTEGER // BLOCK_TOKENS - 1)
     expected = -(-length // BLOCK_TOKENS)

@@ -189,7 +189,7 @@ def spoil(data, place, value):
         ("performance.loads", [], "at least 1"),
         ("accuracy.correct", 199, "199 of 198 questions are right"),
         ("accuracy.settings.questions", 0, "greater than or equal to 1"),
-        ("schema_version", 9, "schema_version 9, expected 3"),
+        ("schema_version", 9, "schema_version 9, expected 4"),
         ("target", [], "target"),
     ],
 )

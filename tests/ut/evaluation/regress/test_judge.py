@@ -2,6 +2,7 @@
 """Verdicts: what passes, what does not, and how both move with the numbers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +13,7 @@ from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.regress.judge import (
     METRICS,
     NOT_COMPARED,
+    NOT_KNOWN,
     PASS,
     REGRESSION,
     Tolerances,
@@ -19,7 +21,7 @@ from vllm_ascend_evaluation.regress.judge import (
     judge,
     parse_tolerances,
 )
-from vllm_ascend_evaluation.regress.notes import notes_on_noise
+from vllm_ascend_evaluation.regress.notes import notes_on, notes_on_noise
 
 TIMES = {
     "ttft-avg": "ttft_avg_ms",
@@ -162,6 +164,26 @@ def test_what_cannot_be_compared_is_said():
     assert [v.metric.name for v in alone] == [m.name for m in METRICS if m.name not in missing]
     last = judge(now, measured(performance=performance()), Tolerances())[-1]
     assert (last.metric.name, last.outcome) == ("accuracy", NOT_COMPARED)
+
+
+def test_a_server_that_counts_no_prompt_has_no_hit_rate():
+    step = performance()
+    (load,) = step.loads
+    nothing = replace(load, cache=replace(load.cache, prompt_tokens=0, hit_tokens=0))
+    now = measured(performance=replace(step, loads=(nothing,)))
+    verdict = judge(now, measured(performance=step), Tolerances())[0]
+    assert (verdict.metric.name, verdict.now, verdict.outcome) == ("hit-rate", None, NOT_KNOWN)
+    assert verdict.baseline.median == 75
+    (note, *_) = notes_on(now, None)
+    assert note == "the hit rate is not known: the server counted no prompt tokens"
+
+
+def test_a_load_that_tells_no_hits_beside_one_that_does_has_none():
+    """vLLM leaves the number out where it is 0."""
+    step = performance_of({}, {})
+    silent = replace(step.loads[0], cache=replace(step.loads[0].cache, hit_tokens=None))
+    now = measured(performance=replace(step, loads=(silent, step.loads[1])))
+    assert judge(now, None, Tolerances())[0].now.values == (0, 75)
 
 
 def test_more_than_nothing_cannot_be_told_in_percent():

@@ -145,7 +145,7 @@ def test_prompts(tmp_path, tokenizer, hugging_face, wrapped):
 def test_how_long_an_answer_is(tmp_path, says, tokens):
     workload = load(write(tmp_path, {"prompt": [1], **says}))
     assert [request.output_tokens for request in workload.requests()] == [tokens]
-    assert ("1 answers as long as their max_tokens" in workload.description) == (tokens >= 8)
+    assert ("1 answers as long as their max_tokens" in workload.in_words()) == (tokens >= 8)
 
 
 def test_where_nothing_says_it_the_option_does(tmp_path):
@@ -154,7 +154,7 @@ def test_where_nothing_says_it_the_option_does(tmp_path):
         load(path)
     workload = load(path, max_output_tokens=6)
     assert [request.output_tokens for request in workload.requests()] == [6]
-    assert "1 answers as long as --max-output-tokens" in workload.description
+    assert "1 answers as long as --max-output-tokens" in workload.in_words()
     capped = load(write(tmp_path, {"prompt": [1], "max_tokens": 50}), max_output_tokens=6)
     assert [request.output_tokens for request in capped.requests()] == [6]
 
@@ -212,7 +212,7 @@ def test_without_a_chat_template_messages_stand_one_behind_the_other(
     text = f"user: {USER['content']}\nassistant: {ASSISTANT['content']}\n"
     ids = hugging_face.encode(f"{text}user: {LATER['content']}\nassistant:")
     assert second.prompt_token_ids == ids
-    assert "2 prompts without a chat template, which the tokenizer lacks" in workload.description
+    assert "2 prompts without a chat template, which the tokenizer lacks" in workload.in_words()
 
 
 def test_a_file_is_read_once_for_all_runs(tmp_path, tokenizer):
