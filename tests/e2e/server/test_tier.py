@@ -78,8 +78,8 @@ def _let_it_store(server: Server) -> None:
 
 
 def test_an_engine_of_another_block_size_hits_all_but_the_end(folder, store, computed):
-    options = (*store, "--block-size", "32")
-    with serve(folder / "model", folder / "second.log", BEST, *options) as second:
+    options, switches = (*store, "--block-size", "32"), {**BEST, "VLLM_SERVER_DEV_MODE": "1"}
+    with serve(folder / "model", folder / "second.log", switches, *options) as second:
         answer = second.post("/v1/completions", prompt=PROMPT, max_tokens=4, logprobs=1)
         assert cached(answer) == BOUNDARY
         ours, theirs = answer["choices"][0], computed["choices"][0]
@@ -87,3 +87,8 @@ def test_an_engine_of_another_block_size_hits_all_but_the_end(folder, store, com
         assert ours["logprobs"]["token_logprobs"] == pytest.approx(
             theirs["logprobs"]["token_logprobs"], abs=1e-4
         )
+        # As who changes the weights does it. Sleep takes the same way, but a CPU has none.
+        second.post("/pause")
+        second.post("/resume")
+        answer = second.post("/v1/completions", prompt=PROMPT, max_tokens=4)
+        assert cached(answer) == 0, "rows of the former weights"

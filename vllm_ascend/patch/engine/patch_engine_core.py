@@ -68,7 +68,7 @@ _CONNECTOR_RESET = {
 
 @changes(_RESET, _CONNECTOR_RESET)
 def wrap_reset_caches(original: Callable) -> Callable:
-    """An engine that sleeps or changes its weights would load rows of the old ones from a tier."""
+    """After sleep, a tier would bring rows of former weights."""
 
     def _reset_caches(self: EngineCore, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
