@@ -3,8 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import random
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from tests.e2e.server.server import free_port
 from tests.e2e.tier.real_mooncake import needs_mooncake, running_master
@@ -12,11 +21,33 @@ from tests.e2e.tier.test_faults import BOUNDARY, CELL, PROMPT, answer
 from tests.e2e.tier.test_random_traffic import small_units
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
 from vllm_ascend.tier import scheduler_side
+from vllm_ascend.tier.mooncake import MooncakeKeys, MooncakeStore, connect
 from vllm_ascend.tier.mooncake_settings import MooncakeSettings
+from vllm_ascend.tier.objects import HEADER_BYTES
 
 __all__ = ["small_units"]
 
 pytestmark = needs_mooncake
+
+
+OBJECT_BYTES = 8 << 20
+# Stores objects, each full of its own number, until it is killed. Their memory is the other's.
+WORKER = f"""
+import json, sys, time
+import numpy as np
+from vllm_ascend.tier.mooncake import MooncakeKeys, MooncakeStore, connect
+from vllm_ascend.tier.mooncake_settings import MooncakeSettings
+
+client = connect(MooncakeSettings(**json.loads(sys.argv[1])), gives_memory=False)
+store = MooncakeStore(client, MooncakeKeys(sys.argv[2], 1), 0)
+data = np.zeros({OBJECT_BYTES}, np.uint8)
+store.register(data)
+for number in range(40):  # all of them have room
+    data[{HEADER_BYTES}:] = number
+    assert store.write([b"r%d" % number], [0], [data], b"a layout's bytes") == [True]
+    print(number, flush=True)
+time.sleep(1000)
+"""
 
 
 def engine(settings: MooncakeSettings, seed: int) -> TierEngine:
@@ -64,6 +95,42 @@ def test_after_a_reset_nothing_of_before_is_hit_although_it_was_just_read(
         assert answer(second, "c") == 0
         first.close()
         second.close()
+
+
+def test_a_worker_that_dies_while_it_stores_leaves_whole_objects_or_none(tmp_path: Path):
+    chance = random.Random(0)
+    with running_master(tmp_path) as settings:
+        client = connect(settings, gives_memory=True)
+        target = np.zeros(OBJECT_BYTES, np.uint8)
+        for life in ("first", "second"):
+            with _worker(settings, life) as worker:
+                assert worker.stdout is not None
+                assert worker.stdout.readline() == "0\n"
+                time.sleep(chance.uniform(0, 0.1))
+            told = [0, *map(int, worker.stdout)]
+            store = MooncakeStore(client, MooncakeKeys(life, 1), 0)
+            if life == "first":
+                store.register(target)
+            for number in itertools.count():
+                [why] = store.read([b"r%d" % number], [0], [target], b"a layout's bytes")
+                if why is not None:
+                    break
+                assert (target[HEADER_BYTES:] == number).all()
+            assert why == "gone" and number > told[-1], "what was stored is there, and whole"
+            client.remove_by_regex(f"^vat-{life}-.*", True)
+        client.close()
+
+
+@contextlib.contextmanager
+def _worker(settings: MooncakeSettings, digest: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a worker that stores, and kill it."""
+    command = [sys.executable, "-c", WORKER, json.dumps(vars(settings)), digest]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _is_shared(first: TierEngine, second: TierEngine, attempt: int) -> bool:
