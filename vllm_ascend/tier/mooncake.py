@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -185,15 +185,11 @@ class MooncakeIndex:
     def clear(self) -> bool:
         """Remove all objects of this layout, whoever has stored them; return whether that is done.
 
-        Also those that were asked for lately, which the store keeps if it is not forced. What is
-        being stored meanwhile stays.
+        What is being stored meanwhile stays.
         """
         self._gone += self._known
         self._known.clear()
-        try:
-            return bool(self._client.remove_by_regex(f"^vat-{self._keys.digest}-.*", True) >= 0)
-        except TypeError:  # an older Mooncake cannot be forced
-            return False
+        return _removed(self._client.remove_by_regex, f"^vat-{self._keys.digest}-.*")
 
     def close(self) -> None:
         """Leave the store."""
@@ -232,21 +228,38 @@ class MooncakeStore:
     def read(
         self, keys: Sequence[bytes], places: object, targets: Sequence[Bytes], layout: bytes
     ) -> list[str | None]:
-        """Load objects; see the host backend's."""
+        """Load objects; see the host backend's. What is there and unusable is removed, or nobody
+        could store it anew.
+        """
         names = [self._keys.name(key, self._part) for key in keys]
         addresses = [target.ctypes.data for target in targets]
         sizes = [target.nbytes for target in targets]
         for target in targets:
             target[:8] = 0  # what an earlier load has left must not be taken for this one
         received = self._client.batch_get_into(names, addresses, sizes)
-        return [
-            "gone" if count < 0 else why_unusable(target, layout, _short(name))
-            for name, target, count in zip(names, targets, received, strict=True)
-        ]
+        reasons: list[str | None] = []
+        for name, target, count in zip(names, targets, received, strict=True):
+            if count < 0:
+                reasons.append("gone")
+                continue
+            is_whole = count == target.nbytes
+            why = why_unusable(target, layout, _short(name)) if is_whole else "torn"
+            if why is not None:
+                _removed(self._client.remove, name)
+            reasons.append(why)
+        return reasons
 
     def close(self) -> None:
         """Leave the store."""
         self._client.close()
+
+
+def _removed(remove: Callable[[str, bool], int], what: str) -> bool:
+    """Remove objects, also those asked for lately, which the store keeps if it is not forced."""
+    try:
+        return remove(what, True) >= 0
+    except TypeError:  # an older Mooncake cannot be forced
+        return False
 
 
 def _short(name: str) -> bytes:

@@ -82,6 +82,9 @@ class MemoryClient:
             results.append(len(data))
         return results
 
+    def remove(self, name: str, force: bool) -> int:
+        return 0 if self.pool.objects.pop(name, None) else -704
+
     def remove_by_regex(self, pattern: str, force: bool) -> int:
         if self.pool.is_dead:
             return -900

@@ -51,29 +51,19 @@ def test_without_a_fault_another_engine_loads_all_but_the_end(two):
 
 @pytest.mark.parametrize("change", ["gone", "torn", "changed", "short"])
 def test_an_object_that_cannot_be_used_is_computed_and_stored_anew(change, two, pool):
-    name = max(pool.objects, key=lambda key: len(pool.objects[key]))  # a tail
-    data = pool.objects[name]
-    get = pool.get
-
-    def broken(asked):
-        found = get(asked)
-        if asked != name or found is None:
-            return found
-        bad = {
-            "gone": None,
-            "torn": bytes(64) + data[64:],
-            "changed": data[:-1] + bytes([data[-1] ^ 1]),
-            "short": data[:100],
-        }
-        return bad[change]
-
-    for key in [key for key in pool.objects if len(pool.objects[key]) == len(data)]:
-        if key != name:
-            del pool.objects[key]
-    pool.get = broken
-    answer(two[1], "b")
+    size = max(map(len, pool.objects.values()))
+    for name, data in pool.objects.items():
+        if len(data) == size:  # a tail
+            torn, changed = bytes(64) + data[64:], data[:-1] + bytes([data[-1] ^ 1])
+            bad = {"torn": torn, "changed": changed, "short": data[:100], "gone": data}
+            pool.objects[name] = bad[change]
+    pool.vanishes = float(change == "gone")
+    assert answer(two[1], "b") == 0
     counts = two[1].tier.counts
     assert (counts.loads, counts.failed_loads) == (1, 1)
+    _let_stores_end(two[1])
+    pool.vanishes = 0.0
+    assert answer(engine(CELL, 4.0, 3), "c") == BOUNDARY
 
 
 def test_rows_of_another_layout_under_the_same_name_are_not_taken(two):

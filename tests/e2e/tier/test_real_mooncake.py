@@ -121,6 +121,19 @@ def test_a_worker_that_dies_while_it_stores_leaves_whole_objects_or_none(tmp_pat
         client.close()
 
 
+def test_what_is_found_to_be_unusable_gives_way_to_what_is_stored_anew(tmp_path: Path):
+    with running_master(tmp_path) as settings:
+        client = connect(settings, gives_memory=True)
+        store, data = MooncakeStore(client, MooncakeKeys("d", 1), 0), np.zeros(4096, np.uint8)
+        store.register(data)
+        ours, theirs = b"ours, 16 letters", b"somebody else's!"
+        assert store.write([b"r"], [0], [data], theirs) == [True]
+        assert store.read([b"r"], [0], [data], ours) == ["foreign"]
+        assert store.write([b"r"], [0], [data], ours) == [True]
+        assert store.read([b"r"], [0], [data], ours) == [None]
+        client.close()
+
+
 @contextlib.contextmanager
 def _worker(settings: MooncakeSettings, digest: str) -> Iterator[subprocess.Popen[str]]:
     """Run a worker that stores, and kill it."""
