@@ -197,11 +197,15 @@ def _what_connector_declares(asked: LayoutRequest) -> tuple[bool, bool]:
     """
     from vllm.config import KVTransferConfig
 
-    from vllm_ascend.core.connectors.connector_rules import knows_granules, takes_tails_alone
+    from vllm_ascend.core.connectors.connector_rules import (
+        KNOWS_GRANULES,
+        TAKES_TAILS_ALONE,
+        declares,
+    )
 
     try:
         config = KVTransferConfig(**(asked.kv_transfer_config or {}))
-        return knows_granules(config), takes_tails_alone(config)
+        return declares(config, KNOWS_GRANULES), declares(config, TAKES_TAILS_ALONE)
     except (AttributeError, ImportError, TypeError, ValueError) as error:
         if asked.installs_patches:
             return False, False  # it may be vllm-ascend's, whose plugins are not loaded here

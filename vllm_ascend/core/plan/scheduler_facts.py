@@ -12,10 +12,11 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from vllm_ascend.core.connectors.connector_rules import (
-    knows_granules,
-    takes_spare_tails,
-    takes_tails_alone,
-    takes_whole_block_tails,
+    KNOWS_GRANULES,
+    TAKES_SPARE_TAILS,
+    TAKES_TAILS_ALONE,
+    TAKES_WHOLE_BLOCK_TAILS,
+    declares,
 )
 from vllm_ascend.core.plan.vllm_terms import VllmTerms, terms_in_force
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
@@ -90,15 +91,15 @@ def facts_of(
     is_async = vllm_config.scheduler_config.async_scheduling
     connector = vllm_config.kv_transfer_config
     # Asked only where it matters: the answer may have to import the connector.
-    declares = connector if config.changes_caching else None
+    asked = connector if config.changes_caching else None
     return {
         "num_draft_tokens": num_drafts,
         "num_unconfirmed_tokens": num_drafts if is_async else 0,
         "num_in_flight_tokens": terms.max_in_flight_tokens(vllm_config),
         "terms": terms,
         "has_connector": connector is not None,
-        "connector_knows_granules": knows_granules(declares),
-        "connector_takes_tails_alone": takes_tails_alone(declares),
-        "connector_takes_whole_block_tails": takes_whole_block_tails(declares),
-        "connector_takes_spare_tails": takes_spare_tails(declares),
+        "connector_knows_granules": declares(asked, KNOWS_GRANULES),
+        "connector_takes_tails_alone": declares(asked, TAKES_TAILS_ALONE),
+        "connector_takes_whole_block_tails": declares(asked, TAKES_WHOLE_BLOCK_TAILS),
+        "connector_takes_spare_tails": declares(asked, TAKES_SPARE_TAILS),
     }

@@ -17,9 +17,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from vllm_ascend.core.connectors.connector_rules import (
+    BRINGS_TAILS,
     ConnectorQuery,
     bind_kv_cache_manager,
-    brings_tails,
+    declares,
     least_gain,
 )
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
@@ -75,7 +76,7 @@ def wrap_init(original: Callable) -> Callable:
             query = ConnectorQuery(
                 self.connector.get_num_new_matched_tokens,
                 least_gain(transfer),
-                brings_tails=brings_tails(transfer),
+                brings_tails=declares(transfer, BRINGS_TAILS),
             )
             coordinator.ask_connector(query)
             self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens

@@ -27,8 +27,11 @@ from vllm_ascend.core.connectors.connector_rules import (
     KNOWS_ROWS,
     TAKES_TAILS_ALONE,
 )
-from vllm_ascend.core.connectors.contract_decoder import CONTRACT_FIELD, ContractDecoder
-from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
+from vllm_ascend.core.connectors.kv_transfer_contract import (
+    CONTRACT_FIELD,
+    ContractDecoder,
+    KVTransferContract,
+)
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes

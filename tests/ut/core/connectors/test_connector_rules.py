@@ -13,14 +13,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, Sup
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
 from vllm_ascend.core.connectors.connector_rules import (
+    BRINGS_TAILS,
+    KNOWS_GRANULES,
+    TAKES_TAILS_ALONE,
+    TAKES_WHOLE_BLOCK_TAILS,
     ConnectorQuery,
-    brings_tails,
     check_row_layout,
-    knows_granules,
+    declares,
     least_gain,
     look_up_limit,
-    takes_tails_alone,
-    takes_whole_block_tails,
 )
 from vllm_ascend.releases import running_release
 from vllm_ascend.tier.registration import CONNECTOR
@@ -65,11 +66,11 @@ def part(name: str) -> dict[str, Any]:
     return {"kv_connector": name, "kv_connector_module_path": __name__, "kv_role": "kv_both"}
 
 
-@pytest.mark.parametrize("says", [knows_granules, takes_tails_alone])
-def test_a_connector_says_itself_what_it_copes_with(says):
-    assert says(transfer("Knowing"))
-    assert not says(transfer("Plain"))
-    assert not says(None)
+@pytest.mark.parametrize("attribute", [KNOWS_GRANULES, TAKES_TAILS_ALONE])
+def test_a_connector_says_itself_what_it_copes_with(attribute):
+    assert declares(transfer("Knowing"), attribute)
+    assert not declares(transfer("Plain"), attribute)
+    assert not declares(None, attribute)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_a_connector_says_itself_what_it_copes_with(says):
     ],
 )
 def test_several_connectors_cope_only_together(connector, parts, expected):
-    assert knows_granules(transfer(connector, *parts)) is expected
-    assert takes_tails_alone(transfer(connector, *parts)) is expected
+    assert declares(transfer(connector, *parts), KNOWS_GRANULES) is expected
+    assert declares(transfer(connector, *parts), TAKES_TAILS_ALONE) is expected
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,8 @@ def test_several_connectors_cope_only_together(connector, parts, expected):
     [(("Knowing",), False), (("OfPool",), True), (("Several", "Knowing", "OfPool"), True)],
 )
 def test_one_that_takes_tails_of_whole_blocks_is_enough_for_all(told, expected):
-    assert takes_whole_block_tails(transfer(*told)) is expected
-    assert takes_tails_alone(transfer(*told))
+    assert declares(transfer(*told), TAKES_WHOLE_BLOCK_TAILS) is expected
+    assert declares(transfer(*told), TAKES_TAILS_ALONE)
 
 
 def check(config: KVTransferConfig) -> None:
@@ -193,9 +194,9 @@ def test_a_tail_comes_with_what_another_engine_has_computed(declares, params, br
 
 def test_of_several_parts_the_first_must_bring_tails():
     """Another one that is asked first loads rows behind the hit alone."""
-    assert brings_tails(transfer("Several", "Bringing", "Knowing"))
-    assert not brings_tails(transfer("Several", "Knowing", "Bringing"))
-    assert not brings_tails(None)
+    assert declares(transfer("Several", "Bringing", "Knowing"), BRINGS_TAILS)
+    assert not declares(transfer("Several", "Knowing", "Bringing"), BRINGS_TAILS)
+    assert not declares(None, BRINGS_TAILS)
 
 
 def test_a_connector_that_cannot_tell_yet_may_bring_tokens():
