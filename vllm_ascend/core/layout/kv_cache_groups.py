@@ -24,8 +24,12 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO
-from vllm_ascend.core.layout.specs import compress_ratio, counts_rows, unpack_uniform
-from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
+from vllm_ascend.core.layout.specs import (
+    AscendMLATokenSpec,
+    compress_ratio,
+    counts_rows,
+    unpack_uniform,
+)
 
 
 def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
