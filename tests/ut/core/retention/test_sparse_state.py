@@ -16,8 +16,7 @@ from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.core.lookup.successors import SuccessorHashes
-from vllm_ascend.core.plan.cache_plan import plan_cache
-from vllm_ascend.core.plan.planned_groups import describe_groups
+from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
