@@ -16,9 +16,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.utils import CpuGpuBuffer
 
 from vllm_ascend.core.layout.dsv4_layout import C128_RATIO
+from vllm_ascend.core.layout.specs import is_compressor_state
+from vllm_ascend.deployment import is_over_checkout
+from vllm_ascend.prefix_cache_config import load_config
 
 # Where rows may begin: multiples of every ratio and of every state block.
 _UNIT = C128_RATIO
@@ -28,6 +32,18 @@ _TOKENS_BEFORE = 3 * _UNIT
 _TOKENS_BEHIND = 2 * _UNIT
 # A row is moved on at most once in so many tokens.
 _STRIDE = 2048
+
+
+def has_late_rows(groups: Sequence[KVCacheGroupSpec | None]) -> bool:
+    """Whether state rows may begin late: vllm-ascend's metadata has to count from there as well.
+
+    Under context parallelism they never do.
+    """
+    return (
+        is_over_checkout()
+        and load_config().apply_dsv4_patch
+        and any(group is not None and is_compressor_state(group.kv_cache_spec) for group in groups)
+    )
 
 
 class StateWindow:
