@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
@@ -45,8 +45,12 @@ class PatchStatus:
     reason: str
 
 
-def statuses(patches: Sequence[Patch], release: Release) -> list[PatchStatus]:
-    """Return what becomes of each patch on a supported release."""
+def statuses(patches: Sequence[Patch], release: Release, left: Set[str]) -> list[PatchStatus]:
+    """Return what becomes of each patch on a supported release.
+
+    Args:
+        left: Targets that stay as vllm-ascend has put them in the running vLLM's place.
+    """
     rows = []
     for patch in patches:
         status, reason = APPLIED, patch.why
@@ -54,6 +58,8 @@ def statuses(patches: Sequence[Patch], release: Release) -> list[PatchStatus]:
             status, reason = LEFT_TO_VLLM, release.native[patch.target]
         elif patch.target in release.absent:
             status, reason = NOT_AVAILABLE, release.absent[patch.target]
+        elif patch.target in left:
+            status, reason = LEFT_TO_VLLM, "vllm-ascend has put its own in vLLM's place"
         elif not release.takes(patch, patches):
             continue  # its twin has a row
         rows.append(PatchStatus(patch.target, patch.feature, status, reason))
@@ -87,8 +93,12 @@ class Change:
         return f"{self.owner.__name__}.{self.name}"
 
 
-def plan_supported(table: Sequence[Patch], release: Release) -> tuple[list[Change], list[str]]:
+def plan_supported(
+    table: Sequence[Patch], release: Release
+) -> tuple[list[Change], list[str], set[str]]:
     """Return the attributes to set on a supported vLLM, and all that speaks against it.
+
+    Behind them, if nothing does, the targets that stay as vllm-ascend has put them in vLLM's place.
 
     Args:
         table: What the release takes, with the digests of its originals.
@@ -118,7 +128,8 @@ def plan_supported(table: Sequence[Patch], release: Release) -> tuple[list[Chang
             problems += _undeclared(patch, change, known, "keeper")
     for owner, patches in fields.items():
         changes += _plan_fields(owner, patches, problems)
-    return changes, [*_named_twice(table, changes), *problems]
+    left = {patch.target for patch, change in planned if change is None}
+    return changes, [*_named_twice(table, changes), *problems], left
 
 
 def _plan_target(
@@ -134,27 +145,13 @@ def _plan_target(
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         problems.append(f"{patch.target} is not defined on its owner{inherited}")
         return None
-    if _is_left_to_wrapper(patch.target, old, release):
+    wrapper = release.left_to_wrappers.get(patch.target)
+    if wrapper is not None and source_digest(old) == wrapper:
         return None
     mismatches = _check_source(patch, old, release)
     new = replacement(patch, old)
     problems += mismatches or signature_problems(patch, old, new)
     return Change(owner, name, old, new)
-
-
-def _is_left_to_wrapper(target: str, original: Any, release: Release) -> bool:
-    digest = release.left_to_wrappers.get(target)
-    return digest is not None and source_digest(original) == digest
-
-
-def left_to_wrappers(release: Release) -> set[str]:
-    """Return the targets that stay as vllm-ascend has put them in the running vLLM's place."""
-    sites = {target: resolve(target) for target in release.left_to_wrappers}
-    return {
-        target
-        for target, (owner, name) in sites.items()
-        if _is_left_to_wrapper(target, vars(owner)[name], release)
-    }
 
 
 def _plan_fields(owner: Any, patches: Sequence[AddField], problems: list[str]) -> list[Change]:

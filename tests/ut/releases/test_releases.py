@@ -57,6 +57,13 @@ def test_only_who_holds_an_original_is_changed_with_it(release):
     assert not holders & set(release.absent)
 
 
+@each_release
+def test_no_release_lacks_what_a_switch_cannot_do_without(release):
+    """The installer does not ask: whatever is set, the patches behind it are there."""
+    needed = {"dsv4-layout", "partial-hits", "retention-exactness"}
+    assert not needed & {patch.feature for patch in PATCHES if patch.target in release.absent}
+
+
 def test_what_one_release_lacks_another_may_have_to_have_changed():
     target = "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies"
     taken = {
