@@ -31,8 +31,7 @@ from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore, PageAddresses
-from vllm_ascend.patch.upstream.ascend_store_lookup import stored_tokens
-from vllm_ascend.patch.upstream.ascend_store_tables import blocks_of_tails
+from vllm_ascend.patch.upstream.ascend_store_pages import blocks_of_tails, stored_tokens
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 # Attribute of a database of keys: whether requests' blocks may be null blocks.
@@ -336,30 +335,22 @@ def _forget_tables_of_resumed(scheduler: Any, resumed: Iterable[str]) -> None:
             scheduler._request_trackers.pop(request_id, None)
 
 
+_DECLARED = {
+    KNOWS_GRANULES: "Takes hashes of any size; only loads need whole blocks.",
+    KNOWS_ROWS: "Counts the tokens of compressed blocks by their ratio.",
+    TAKES_TAILS_ALONE: "With these patches it is told of tails alone.",
+    TAKES_WHOLE_BLOCK_TAILS: "Its hits end with whole blocks and need all their windows' blocks.",
+}
+
 PATCHES: tuple[Patch, ...] = (
-    Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_GRANULES}",
-        replacement=True,
-        why="Takes hashes of any size; only loads need whole blocks.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_ROWS}",
-        replacement=True,
-        why="Counts the tokens of compressed blocks by their ratio.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{TAKES_TAILS_ALONE}",
-        replacement=True,
-        why="With these patches it is told of tails alone.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{TAKES_WHOLE_BLOCK_TAILS}",
-        replacement=True,
-        why="Its hits end with whole blocks and need all their windows' blocks.",
-        **UPSTREAM_CONNECTORS,
+    *(
+        Add(
+            target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{attribute}",
+            replacement=True,
+            why=why,
+            **UPSTREAM_CONNECTORS,
+        )
+        for attribute, why in _DECLARED.items()
     ),
     Add(
         target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.{_HAS_NULL_BLOCKS}",
