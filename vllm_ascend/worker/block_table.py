@@ -24,9 +24,8 @@ from vllm_ascend.core.layout.specs import compress_ratio, is_compressor_state
 from vllm_ascend.worker.block_rows import BlockRows
 from vllm_ascend.worker.state_window import (
     ShiftedRows,
-    StateWindow,
-    has_late_rows,
     set_current_state_window,
+    state_window_of,
 )
 
 
@@ -239,19 +238,14 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
                 raise ValueError(
                     f"{name} length ({len(values)}) must match block_sizes length ({num_groups})"
                 )
-        self.state_window = None
-        if _num_context_parallel_ranks() == 1 and has_late_rows(groups):
-            window = StateWindow(
-                max_num_reqs, max_num_batched_tokens, torch.device(device), pin_memory
-            )
-            self.state_window = window if window.span_tokens < max_model_len else None
-        set_current_state_window(self.state_window)
+        batch = (max_num_reqs, max_num_batched_tokens, torch.device(device), pin_memory)
+        is_whole = _num_context_parallel_ranks() == 1
+        window = state_window_of(groups, max_model_len, *batch) if is_whole else None
+        self.state_window = window
+        set_current_state_window(window)
         # Of the state tables' rows; all 0 where they begin at a request's first token.
-        self._first_tokens = (
-            np.zeros(max_num_reqs, dtype=np.int32)
-            if self.state_window is None
-            else self.state_window.first_tokens.np
-        )
+        zeros = np.zeros(max_num_reqs, dtype=np.int32)
+        self._first_tokens = window.first_tokens.np if window is not None else zeros
         self.block_tables = [
             BlockTable(
                 block_size,

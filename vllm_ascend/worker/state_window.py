@@ -13,6 +13,7 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +33,6 @@ _TOKENS_BEFORE = 3 * _UNIT
 _TOKENS_BEHIND = 2 * _UNIT
 # A row is moved on at most once in so many tokens.
 _STRIDE = 2048
-
-
-def has_late_rows(groups: Sequence[KVCacheGroupSpec | None]) -> bool:
-    """Whether state rows may begin late: vllm-ascend's metadata has to count from there as well.
-
-    Under context parallelism they never do.
-    """
-    return (
-        is_over_checkout()
-        and load_config().apply_dsv4_patch
-        and any(group is not None and is_compressor_state(group.kv_cache_spec) for group in groups)
-    )
 
 
 class StateWindow:
@@ -114,6 +103,25 @@ class ShiftedRows:
     def end_token(self, row: int, num_new_blocks: int) -> int:
         """Return the token behind a row's last block once blocks are appended."""
         return int(self.num_blocks[row] + num_new_blocks) * self.block_size
+
+
+def state_window_of(
+    groups: Sequence[KVCacheGroupSpec | None], max_model_len: int, *sizes: Any
+) -> StateWindow | None:
+    """Return the window of a batch's state rows; ``None``: they begin at their requests' starts.
+
+    They may begin late only where vllm-ascend's metadata counts from there as well.
+
+    Args:
+        groups: One for each block table.
+        max_model_len: Tokens of the longest request.
+        *sizes: The arguments of :class:`StateWindow`.
+    """
+    has_state = any(group and is_compressor_state(group.kv_cache_spec) for group in groups)
+    if not (has_state and is_over_checkout() and load_config().apply_dsv4_patch):
+        return None
+    window = StateWindow(*sizes)
+    return window if window.span_tokens < max_model_len else None
 
 
 _CURRENT: list[StateWindow] = []
