@@ -19,7 +19,6 @@ from vllm_ascend.patch.signatures import call_mismatches, show_signature
 from vllm_ascend.patch.table import (
     Add,
     AddField,
-    Override,
     Patch,
     Rebind,
     Wrap,
@@ -140,7 +139,6 @@ def _plan_target(
         if old is not _ABSENT:
             problems.append(f"{patch.target} exists already")
         return Change(owner, name, _ABSENT, patch.replacement)
-    assert isinstance(patch, Override)
     if old is _ABSENT:
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         problems.append(f"{patch.target} is not defined on its owner{inherited}")
@@ -204,12 +202,12 @@ def resolve(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _check_source(patch: Override, original: Any, release: Release) -> list[str]:
+def _check_source(patch: Patch, original: Any, release: Release) -> list[str]:
     try:
         digest = source_digest(original)
     except (OSError, TypeError) as error:
         return [f"the source of {patch.target} cannot be read ({error})"]
-    if digest not in patch.known_digests:
+    if digest not in patch.upstream_sha256:
         return [f"{patch.target} is not vLLM {release.vllm}'s (digest {digest})"]
     # A wrapper made with functools.wraps answers with the source of what it wraps.
     layers: list[Any] = []
@@ -228,7 +226,7 @@ def _check_source(patch: Override, original: Any, release: Release) -> list[str]
     return [f"{patch.target} is wrapped already, by {stranger}" for stranger in strangers]
 
 
-def replacement(patch: Override, original: Any) -> Any:
+def replacement(patch: Patch, original: Any) -> Any:
     """Return what takes the original's place; a changed method stays of the kind that it was."""
     if not isinstance(patch, Wrap):
         return patch.replacement
@@ -239,7 +237,7 @@ def replacement(patch: Override, original: Any) -> Any:
     return type(original)(new) if isinstance(original, classmethod | staticmethod) else new
 
 
-def signature_problems(patch: Override, original: Any, new: Any) -> list[str]:
+def signature_problems(patch: Patch, original: Any, new: Any) -> list[str]:
     """Return in which calls of the original a changed function would fail; none of a new class."""
     if not isinstance(patch, Wrap):
         return []

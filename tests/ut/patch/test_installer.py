@@ -86,7 +86,7 @@ def wrap(target: str, factory=None, **kwargs) -> Wrap:
     for part in owners:
         owner = getattr(owner, part)
     digest = source_digest(getattr(owner, name))
-    arguments = {**COMMON, "upstream_sha256": digest, "aliases": (), **kwargs}
+    arguments = {**COMMON, "upstream_sha256": (digest,), "aliases": (), **kwargs}
     factory = factory or (lambda original: lambda *args, **kw: ("wrapped", original(*args, **kw)))
     return Wrap(target=f"{module}:{path}", replacement=factory, **arguments)
 
@@ -175,7 +175,10 @@ def test_planning_changes_nothing(fake):
         (lambda: [add("Pool.size")], "Pool.size exists already"),
         (lambda: [add("Gone.size")], "Gone.size does not exist"),
         (lambda: [wrap("Pool.inherited")], r"not defined on its owner \(it is inherited\)"),
-        (lambda: [wrap("Pool.size", upstream_sha256="0" * 16)], "Pool.size is not vLLM 0.20.2's"),
+        (
+            lambda: [wrap("Pool.size", upstream_sha256=("0" * 16,))],
+            "Pool.size is not vLLM 0.20.2's",
+        ),
         (lambda: [add("Pool.extra"), add("Pool.extra")], "Pool.extra is named twice"),
         (lambda: [wrap("free")], "fakevllm.user:free holds fakevllm.core:free and is not declared"),
         (
@@ -183,7 +186,7 @@ def test_planning_changes_nothing(fake):
             "fakevllm.user:other does not hold fakevllm.core:free",
         ),
         (
-            lambda: [wrap("Pool.size", upstream_sha256="0" * 16), add("free")],
+            lambda: [wrap("Pool.size", upstream_sha256=("0" * 16,)), add("free")],
             "Pool.size is not vLLM.*; .*free exists already",
         ),
     ],
@@ -250,7 +253,7 @@ def test_another_table_for_the_same_targets_is_refused(fake):
     with pytest.raises(PatchError, match=r"Pool\.extra exists already"):
         do_install(add("Pool.extra", 2))
     with pytest.raises(PatchError, match=r"Pool\.size is not vLLM"):
-        do_install(wrap("Pool.size", upstream_sha256="0" * 16))
+        do_install(wrap("Pool.size", upstream_sha256=("0" * 16,)))
     installation.undo()
 
 

@@ -48,7 +48,7 @@ def wrap(target: str, digest: str, **kwargs) -> Wrap:
         "aliases": (),
         **kwargs,
     }
-    return Wrap(target=target, upstream_sha256=digest, **COMMON, **arguments)
+    return Wrap(target=target, upstream_sha256=(digest,), **COMMON, **arguments)
 
 
 def wrap_size() -> Wrap:
@@ -101,7 +101,7 @@ def rebind(target: str, keepers: tuple[str, ...] = ()) -> Rebind:
     return Rebind(
         target=target,
         replacement=lambda blocks: "ours",
-        upstream_sha256=FREE,
+        upstream_sha256=(FREE,),
         keepers=keepers,
         **COMMON,
     )
