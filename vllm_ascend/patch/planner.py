@@ -147,8 +147,8 @@ def _plan_target(
     if wrapper is not None and source_digest(old) == wrapper:
         return None
     mismatches = _check_source(patch, old, release)
-    new = replacement(patch, old)
-    problems += mismatches or signature_problems(patch, old, new)
+    new, misfits = replacement(patch, old)
+    problems += mismatches or misfits
     return Change(owner, name, old, new)
 
 
@@ -226,23 +226,23 @@ def _check_source(patch: Patch, original: Any, release: Release) -> list[str]:
     return [f"{patch.target} is wrapped already, by {stranger}" for stranger in strangers]
 
 
-def replacement(patch: Patch, original: Any) -> Any:
-    """Return what takes the original's place; a changed method stays of the kind that it was."""
+def replacement(patch: Patch, original: Any) -> tuple[Any, list[str]]:
+    """Return what takes the original's place, and in which calls of the original it would fail.
+
+    A changed method stays of the kind that it was. Of a new class nothing is said.
+    """
     if not isinstance(patch, Wrap):
-        return patch.replacement
-    function = plain_function(original)
+        return patch.replacement, []
+    function, problems = plain_function(original), []
     new = patch.replacement(function)
     if callable(function):
         show_signature(new, function)
-    return type(original)(new) if isinstance(original, classmethod | staticmethod) else new
-
-
-def signature_problems(patch: Patch, original: Any, new: Any) -> list[str]:
-    """Return in which calls of the original a changed function would fail; none of a new class."""
-    if not isinstance(patch, Wrap):
-        return []
-    mismatches = call_mismatches(plain_function(new), plain_function(original))
-    return [f"{patch.target} is changed into something else: {what}" for what in mismatches]
+        problems = [
+            f"{patch.target} is changed into something else: {what}"
+            for what in call_mismatches(new, function)
+        ]
+    is_method = isinstance(original, classmethod | staticmethod)
+    return type(original)(new) if is_method else new, problems
 
 
 def _plan_aliases(patch: Wrap, change: Change, problems: list[str]) -> list[Change]:

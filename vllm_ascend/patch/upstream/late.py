@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend.patch.planner import replacement, resolve, signature_problems
+from vllm_ascend.patch.planner import replacement, resolve
 from vllm_ascend.patch.table import Add, Patch, PatchError, Wrap, source_digest
 
 # Module -> what of it is changed -> how, once it has been imported.
@@ -101,8 +101,8 @@ def _set_target(patch: Patch, _module: ModuleType) -> None:
         digest = source_digest(original)
         if digest not in patch.upstream_sha256:
             raise PatchError(f"{patch.target} was replaced by somebody else (digest {digest})")
-        new = replacement(patch, original)
-        if problems := signature_problems(patch, original, new):
+        new, problems = replacement(patch, original)
+        if problems:
             raise PatchError("; ".join(problems))
     setattr(owner, name, new)
     _SET[patch.target] = (original, new)
