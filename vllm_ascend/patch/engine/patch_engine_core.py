@@ -55,8 +55,8 @@ def wrap_validate_block_size(original: Callable) -> Callable:
     return validate_block_size
 
 
-def _telling_behind(original: Callable) -> Callable:
-    """Return a step that tells of the cache before its outputs are sent."""
+def _tell_behind(original: Callable) -> Callable:
+    """Front ends hear of a step's changes before its answers."""
 
     def step(self: EngineCore):
         outputs = original(self)
@@ -64,18 +64,6 @@ def _telling_behind(original: Callable) -> Callable:
         return outputs
 
     return step
-
-
-@changes("vllm.v1.engine.core:EngineCore.step", DP_ROUTING)
-def wrap_step(original: Callable) -> Callable:
-    """Front ends hear of a step's changes before its answers."""
-    return _telling_behind(original)
-
-
-@changes("vllm.v1.engine.core:EngineCore.step_with_batch_queue", DP_ROUTING)
-def wrap_step_with_batch_queue(original: Callable) -> Callable:
-    """Front ends hear of a step's changes before its answers."""
-    return _telling_behind(original)
 
 
 @changes("vllm.v1.engine.core:EngineCoreProc._handle_client_request", DP_ROUTING)
@@ -100,8 +88,8 @@ def ascend_tell_cache(self: EngineCoreProc, client_index: int) -> bool:
 PATCHES: tuple[Patch, ...] = (
     wrap_initialize_kv_caches,
     wrap_validate_block_size,
-    wrap_step,
-    wrap_step_with_batch_queue,
+    changes("vllm.v1.engine.core:EngineCore.step", DP_ROUTING)(_tell_behind),
+    changes("vllm.v1.engine.core:EngineCore.step_with_batch_queue", DP_ROUTING)(_tell_behind),
     wrap_handle_client_request,
     Add(
         target="vllm.v1.engine.core:EngineCoreProc.ascend_tell_cache",

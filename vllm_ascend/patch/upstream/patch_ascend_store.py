@@ -34,6 +34,7 @@ from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore, PageAddr
 from vllm_ascend.patch.upstream.ascend_store_pages import blocks_of_tails, stored_tokens
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+_DATABASE = "config_data:ChunkedTokenDatabase"
 # Attribute of a database of keys: whether requests' blocks may be null blocks.
 _HAS_NULL_BLOCKS = "has_null_blocks"
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
@@ -165,23 +166,11 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
     return BlockHash(hashlib.sha256(_PLACE_DOMAIN + content + suffix).digest())
 
 
-@_change("config_data:ChunkedTokenDatabase.process_tokens_with_block_ids")
-def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
+def _leave_out_null_blocks(original: Callable) -> Callable:
     """After a hit it stores windows' null blocks under wrong keys."""
-    return _without_null_blocks(original)
-
-
-@_change("config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids")
-def wrap_process_token_key_strings_with_block_ids(original: Callable) -> Callable:
-    """After a hit it stores windows' null blocks under wrong keys."""
-    return _without_null_blocks(original)
-
-
-def _without_null_blocks(original: Callable) -> Callable:
-    """Leave out what ends with the id of the null block, where there is one."""
 
     def process(self, *args, **kwargs) -> Iterator[Any]:
-        for chunk in original(self, *args, **kwargs):
+        for chunk in original(self, *args, **kwargs):  # each ends with the id of its block
             if chunk[-1] > NULL_BLOCK_ID or not getattr(self, _HAS_NULL_BLOCKS):
                 yield chunk
 
@@ -207,7 +196,7 @@ def wrap_lookup_scheduler(original: Callable) -> Callable:
     return lookup_scheduler
 
 
-@_change("config_data:ChunkedTokenDatabase.prepare_value")
+@_change(f"{_DATABASE}.prepare_value")
 def wrap_prepare_value(original: Callable) -> Callable:
     """Addresses do not tell which block lost its page."""
 
@@ -353,7 +342,7 @@ PATCHES: tuple[Patch, ...] = (
         for attribute, why in _DECLARED.items()
     ),
     Add(
-        target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.{_HAS_NULL_BLOCKS}",
+        target=f"{_PACKAGE}.{_DATABASE}.{_HAS_NULL_BLOCKS}",
         replacement=False,
         why="Leaves null blocks out where the worker knows its groups.",
         **UPSTREAM_CONNECTORS,
@@ -361,8 +350,8 @@ PATCHES: tuple[Patch, ...] = (
     wrap_scheduler_init,
     wrap_worker_init,
     wrap_get_block_hashes,
-    wrap_process_tokens_with_block_ids,
-    wrap_process_token_key_strings_with_block_ids,
+    _change(f"{_DATABASE}.process_tokens_with_block_ids")(_leave_out_null_blocks),
+    _change(f"{_DATABASE}.process_token_key_strings_with_block_ids")(_leave_out_null_blocks),
     wrap_lookup_scheduler,
     wrap_prepare_value,
     wrap_connector_init,
