@@ -80,11 +80,6 @@ def wrap_handle_client_request(original: Callable) -> Callable:
     return _handle_client_request
 
 
-def ascend_tell_cache(self: EngineCoreProc, client_index: int) -> bool:
-    """Tell one front end all that is cached; return whether this rank tells anything at all."""
-    return tell_all(self, client_index)
-
-
 PATCHES: tuple[Patch, ...] = (
     wrap_initialize_kv_caches,
     wrap_validate_block_size,
@@ -93,7 +88,7 @@ PATCHES: tuple[Patch, ...] = (
     wrap_handle_client_request,
     Add(
         target="vllm.v1.engine.core:EngineCoreProc.ascend_tell_cache",
-        replacement=ascend_tell_cache,
+        replacement=tell_all,
         **DP_ROUTING,
         why="A late front end, or one that missed a message, asks for everything.",
     ),
