@@ -18,7 +18,7 @@ from tests.upstream.store_client import StoreClient
 from vllm_ascend.core.connectors.connector_rules import (
     KNOWS_GRANULES,
     check_row_layout,
-    declares,
+    declared,
 )
 from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
     config_data,
@@ -79,7 +79,7 @@ def both_halves(rows: int, hash_block_size: int | None = None) -> tuple[Any, Any
 
 
 def test_the_connector_knows_granules():
-    assert declares(_TRANSFER, KNOWS_GRANULES)
+    assert KNOWS_GRANULES in declared(_TRANSFER)
 
 
 @pytest.mark.parametrize("rows", [128, 32])

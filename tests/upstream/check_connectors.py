@@ -12,7 +12,7 @@ from vllm_ascend.core.connectors.connector_rules import (
     KNOWS_GRANULES,
     TAKES_TAILS_ALONE,
     check_row_layout,
-    declares,
+    declared,
 )
 from vllm_ascend.distributed.kv_transfer import (  # type: ignore[import-not-found]
     register_connector,
@@ -58,7 +58,7 @@ def test_those_that_were_examined_are_let_in():
 def test_several_in_one_are_judged_by_their_parts():
     both = config("MultiConnector", "MooncakeHybridConnector", "GranuleTierConnector")
     assert is_let_in(both)
-    assert declares(both, KNOWS_GRANULES) and declares(both, TAKES_TAILS_ALONE)
+    assert {KNOWS_GRANULES, TAKES_TAILS_ALONE} <= declared(both)
 
 
 @pytest.mark.parametrize("part", ["MooncakeLayerwiseConnector", "NixlConnector"])

@@ -82,26 +82,30 @@ def connectors(config: KVTransferConfig) -> Iterator[tuple[type, KVTransferConfi
         yield from connectors(KVTransferConfig(**part))
 
 
-def declares(config: KVTransferConfig | None, attribute: str) -> bool:
-    """Whether the class of the configured connector declares that it copes with something.
+def declared(config: KVTransferConfig | None) -> frozenset[str]:
+    """Return the attributes with which the configured connector's class says what it copes with.
 
-    Of several connectors each must, or one, or the first; see ``_OF_SEVERAL``.
+    Of several connectors each must have one, or some, or the first; see ``_OF_SEVERAL``.
 
     Raises:
         ValueError: There is no connector of that name.
     """
     if config is None or config.kv_connector is None:
-        return False
-    declared = [bool(getattr(connector, attribute, False)) for connector, _ in connectors(config)]
-    return _OF_SEVERAL[attribute](declared)
+        return frozenset()
+    parts = [connector for connector, _ in connectors(config)]
+    return frozenset(
+        attribute
+        for attribute, of_several in _OF_SEVERAL.items()
+        if of_several([bool(getattr(part, attribute, False)) for part in parts])
+    )
 
 
 def allows_partial_hits(config: KVTransferConfig | None) -> bool:
     """Whether a KV connector, if there is one, leaves it to us where hits end, and how hashes are.
 
-    Raises as :func:`declares` does.
+    Raises as :func:`declared` does.
     """
-    return config is None or declares(config, KNOWS_GRANULES)
+    return config is None or KNOWS_GRANULES in declared(config)
 
 
 def check_row_layout(

@@ -16,6 +16,10 @@ from typing import Any
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_ascend.core.connectors.connector_rules import (
+    TAKES_SPARE_TAILS,
+    TAKES_WHOLE_BLOCK_TAILS,
+)
 from vllm_ascend.core.layout.block_sizes import Granularity
 from vllm_ascend.core.layout.groups import Group, Groups, hits_end_inside, tail_length, tail_spec
 from vllm_ascend.core.layout.specs import (
@@ -115,12 +119,12 @@ class CachePlan:
     @property
     def connector_tails_every(self) -> int:
         """Tokens between the boundaries whose tails a connector takes by vLLM's rule; 0: none."""
-        return self.whole_blocks if self.facts.connector_takes_whole_block_tails else 0
+        return self.whole_blocks if self.facts.connector_takes(TAKES_WHOLE_BLOCK_TAILS) else 0
 
     @property
     def connector_spares_every(self) -> int:
         """Tokens between the boundaries whose tails a connector takes as spare ones; 0: none."""
-        is_asked = self.facts.connector_takes_spare_tails
+        is_asked = self.facts.connector_takes(TAKES_SPARE_TAILS)
         return CONNECTOR_SPARE_SPACING * self.alignment if is_asked else 0
 
     @property

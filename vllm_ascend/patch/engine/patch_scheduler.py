@@ -20,7 +20,7 @@ from vllm_ascend.core.connectors.connector_rules import (
     BRINGS_TAILS,
     ConnectorQuery,
     bind_kv_cache_manager,
-    declares,
+    declared,
     least_gain,
 )
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
@@ -76,7 +76,7 @@ def wrap_init(original: Callable) -> Callable:
             query = ConnectorQuery(
                 self.connector.get_num_new_matched_tokens,
                 least_gain(transfer),
-                brings_tails=declares(transfer, BRINGS_TAILS),
+                brings_tails=BRINGS_TAILS in declared(transfer),
             )
             coordinator.ask_connector(query)
             self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
