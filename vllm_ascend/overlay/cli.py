@@ -29,6 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _console = Console()
+# Fields of a patch in JSON.
+_TOLD_OF_PATCHES = ("target", "feature", "why", "digests")
 
 CheckoutArgument = Annotated[
     Path, typer.Argument(help="The checkout, e.g. /vllm-workspace/vllm-ascend.", metavar="CHECKOUT")
@@ -147,7 +149,9 @@ def _as_json(planned: OverlayPlan) -> dict:
             "release": checkout.release.vllm_ascend,
         },
         "files": [asdict(file) for file in planned.files],
-        "patches": [asdict(patch) for patch in planned.patches],
+        "patches": [
+            {name: getattr(patch, name) for name in _TOLD_OF_PATCHES} for patch in planned.patches
+        ],
     }
 
 

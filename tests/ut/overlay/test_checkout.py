@@ -175,6 +175,8 @@ def test_the_commands_say_what_they_did(checkout):
     planned = json.loads(run("plan", str(checkout), "--json").output)
     assert planned["checkout"]["head"] == COMMIT
     assert all(entry["why"] for entry in (*planned["files"], *planned["patches"]))
+    told = ["target", "feature", "why", "digests"]
+    assert all([*entry] == told for entry in planned["patches"])
     text = run("plan", str(checkout)).output
     assert "replaces" in text and "joins" in text and "refresh_block_size" in text
     assert "applied:" in run("apply", str(checkout)).output
