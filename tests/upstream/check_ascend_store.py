@@ -15,7 +15,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core.conftest import switch  # noqa: F401
 from tests.upstream.store_client import StoreClient
-from vllm_ascend.core.connectors.connector_rules import check_row_layout, knows_granules
+from vllm_ascend.core.connectors.connector_rules import (
+    KNOWS_GRANULES,
+    check_row_layout,
+    declared,
+)
 from vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store import (  # type: ignore[import-not-found]
     config_data,
     pool_scheduler,
@@ -75,7 +79,7 @@ def both_halves(rows: int, hash_block_size: int | None = None) -> tuple[Any, Any
 
 
 def test_the_connector_knows_granules():
-    assert knows_granules(_TRANSFER)
+    assert KNOWS_GRANULES in declared(_TRANSFER)
 
 
 @pytest.mark.parametrize("rows", [128, 32])

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from vllm_ascend.__main__ import COMMANDS, app
 from vllm_ascend.doctor import cli as doctor_cli
 from vllm_ascend.kv_events import relay
-from vllm_ascend_evaluation.port_report import patch_table
+from vllm_ascend.overlay import patch_list
 from vllm_ascend_evaluation.replay import commands
 from vllm_ascend_evaluation.replay.runs.runner import Outcome
 
@@ -104,7 +104,7 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(commands, "Runner", NothingRuns)
     monkeypatch.setattr(doctor_cli, "_diagnose", diagnose)
     monkeypatch.setattr(relay, "relay_events", lambda *_, **__: None)
-    monkeypatch.setattr(patch_table, "read_patch_table", lambda: ())
+    monkeypatch.setattr(patch_list, "all_patches", lambda: ())
     monkeypatch.chdir(tmp_path)
     # vLLM's handlers keep the stream that they were made with, which ends with its test.
     monkeypatch.setattr(logging, "raiseExceptions", False)

@@ -25,8 +25,7 @@ from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
 from vllm_ascend.core.lookup.prefix_lookup import CacheView
 from vllm_ascend.core.lookup.successors import SuccessorHashes
-from vllm_ascend.core.plan.cache_plan import plan_cache
-from vllm_ascend.core.plan.planned_groups import describe_groups
+from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
 from vllm_ascend.core.policy.units import GroupId, KVCacheBlockCopy
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool

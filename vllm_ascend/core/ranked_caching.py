@@ -18,7 +18,6 @@ from vllm.v1.request import Request
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.events.announcement import announced_groups
-from vllm_ascend.core.events.kv_event_queue import HitRules
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import is_compressed
 from vllm_ascend.core.lookup.hit_search import Blocks, Hit
@@ -46,6 +45,7 @@ from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import TailCache
 from vllm_ascend.core.stock_caching import enter_full_blocks
+from vllm_ascend.kv_events.layout import EngineRules
 
 _NEVER = 1 << 62
 
@@ -104,7 +104,8 @@ class RankedCaching:
         plan, log = self._plan, self._pool.event_log
         if log is None:
             return
-        rules = HitRules(
+        rules = EngineRules(
+            num_groups=len(self._groups.all),
             alignment=plan.alignment,
             hash_tokens=plan.hash_tokens,
             whole_blocks=plan.whole_blocks,

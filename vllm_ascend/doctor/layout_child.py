@@ -197,11 +197,16 @@ def _what_connector_declares(asked: LayoutRequest) -> tuple[bool, bool]:
     """
     from vllm.config import KVTransferConfig
 
-    from vllm_ascend.core.connectors.connector_rules import knows_granules, takes_tails_alone
+    from vllm_ascend.core.connectors.connector_rules import (
+        KNOWS_GRANULES,
+        TAKES_TAILS_ALONE,
+        declared,
+    )
 
     try:
         config = KVTransferConfig(**(asked.kv_transfer_config or {}))
-        return knows_granules(config), takes_tails_alone(config)
+        told = declared(config)
+        return KNOWS_GRANULES in told, TAKES_TAILS_ALONE in told
     except (AttributeError, ImportError, TypeError, ValueError) as error:
         if asked.installs_patches:
             return False, False  # it may be vllm-ascend's, whose plugins are not loaded here
@@ -217,10 +222,11 @@ def _plan(scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int
     coordinator = scheduler.kv_cache_manager.coordinator
     if hasattr(coordinator, "plan"):
         return coordinator.plan
+    transfer = scheduler.vllm_config.kv_transfer_config
     plan = plan_cache(
         specs,
         load_config(),
-        SchedulerFacts(has_connector=scheduler.vllm_config.kv_transfer_config is not None),
+        SchedulerFacts(connector=None if transfer is None else frozenset()),
         max_model_len=max_model_len,
         max_num_batched_tokens=scheduler.scheduler_config.max_num_batched_tokens,
         enable_caching=False,

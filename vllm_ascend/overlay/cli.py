@@ -35,6 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _console = Console()
+# Fields of a patch in JSON.
+_TOLD_OF_PATCHES = ("target", "feature", "why", "digests")
 
 CheckoutArgument = Annotated[
     Path, typer.Argument(help="The checkout, e.g. /vllm-workspace/vllm-ascend.", metavar="CHECKOUT")
@@ -155,7 +157,9 @@ def _as_json(planned: OverlayPlan) -> dict:
         "refuses": bool(describe_refusal(checkout)),
         "allow_unknown_helps": checkout.needs_allow_unknown and not checkout.problems,
         "files": [asdict(file) for file in planned.files],
-        "patches": [asdict(patch) for patch in planned.patches],
+        "patches": [
+            {name: getattr(patch, name) for name in _TOLD_OF_PATCHES} for patch in planned.patches
+        ],
     }
 
 

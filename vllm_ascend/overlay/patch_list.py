@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Add, AddField, Patch, Rebind
-from vllm_ascend.patch.upstream.source import PACKAGE
-from vllm_ascend.releases import Release
+from vllm_ascend.releases import SUPPORTED, Release
 
 PATCH_LIST = Path(__file__).with_name("patches.json")
 ADDED, ADDED_FIELD, CHANGED, REPLACED = "added", "added field", "changed", "replaced"
@@ -21,39 +20,61 @@ ADDED, ADDED_FIELD, CHANGED, REPLACED = "added", "added field", "changed", "repl
 
 @dataclass(frozen=True)
 class ListedPatch:
-    """What a report says of a patch, and what it needs to be judged by source.
+    """What reports say of a patch, and what they need to judge it by source.
 
     Attributes:
-        target: As in :class:`~vllm_ascend.patch.table.Patch`.
+        target: As in :class:`~vllm_ascend.patch.table.Patch`; so are the others.
         feature: What it belongs to.
+        kind: One of the four above.
+        superseded_by: What a release has that makes the patch superfluous.
         why: The reason, in a sentence.
-        digests: Those that the original may have in a release; none if it must not exist.
+        digests: Those that the original may have; none if it must not exist.
+        aliases: Who else holds the original and is changed with it.
+        keepers: Who else holds the original and keeps it.
     """
 
     target: str
     feature: str
-    why: str
-    digests: tuple[str, ...]
+    kind: str
+    superseded_by: str | None = None
+    why: str = ""
+    digests: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    keepers: tuple[str, ...] = ()
 
     @property
-    def is_of_checkout(self) -> bool:
-        """Whether it changes a module of vllm-ascend, not of vLLM."""
-        return self.target.startswith(f"{PACKAGE}.")
+    def package(self) -> str:
+        """Name of the package that is patched."""
+        return self.target.partition(".")[0]
+
+    @property
+    def adds(self) -> bool:
+        """Whether it brings something, instead of changing it."""
+        return self.kind in (ADDED, ADDED_FIELD)
 
 
-def read_rows() -> list[dict[str, Any]]:
-    """Return every patch as data; :func:`render` says with which fields."""
-    return json.loads(PATCH_LIST.read_text(encoding="utf-8"))
+@cache
+def all_patches() -> tuple[ListedPatch, ...]:
+    """Return every patch, with the digests that its original has in any supported release."""
+    return tuple(
+        ListedPatch(
+            digests=tuple(dict.fromkeys(d for r in SUPPORTED for d in r.digests_of(row["target"]))),
+            aliases=tuple(row.pop("aliases", ())),
+            keepers=tuple(row.pop("keepers", ())),
+            **row,
+        )
+        for row in json.loads(PATCH_LIST.read_text(encoding="utf-8"))
+    )
 
 
 @cache
 def listed_patches(release: Release) -> tuple[ListedPatch, ...]:
-    """Return every patch that is in force over a checkout of a release."""
+    """Return every patch that is in force over a checkout of a release, with its digests there."""
     left = release.native.keys() | release.absent.keys()
     return tuple(
-        ListedPatch(row["target"], row["feature"], row["why"], release.digests_of(row["target"]))
-        for row in read_rows()
-        if row["target"] not in left and row["feature"] != DSV4_ON_CPU["feature"]
+        replace(patch, digests=release.digests_of(patch.target))
+        for patch in all_patches()
+        if patch.target not in left and patch.feature != DSV4_ON_CPU["feature"]
     )
 
 

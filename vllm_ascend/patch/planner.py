@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
@@ -19,7 +19,6 @@ from vllm_ascend.patch.signatures import call_mismatches, show_signature
 from vllm_ascend.patch.table import (
     Add,
     AddField,
-    Override,
     Patch,
     Rebind,
     Wrap,
@@ -45,8 +44,12 @@ class PatchStatus:
     reason: str
 
 
-def statuses(patches: Sequence[Patch], release: Release) -> list[PatchStatus]:
-    """Return what becomes of each patch on a supported release."""
+def statuses(patches: Sequence[Patch], release: Release, left: Set[str]) -> list[PatchStatus]:
+    """Return what becomes of each patch on a supported release.
+
+    Args:
+        left: Targets that stay as vllm-ascend has put them in the running vLLM's place.
+    """
     rows = []
     for patch in patches:
         status, reason = APPLIED, patch.why
@@ -54,6 +57,8 @@ def statuses(patches: Sequence[Patch], release: Release) -> list[PatchStatus]:
             status, reason = LEFT_TO_VLLM, release.native[patch.target]
         elif patch.target in release.absent:
             status, reason = NOT_AVAILABLE, release.absent[patch.target]
+        elif patch.target in left:
+            status, reason = LEFT_TO_VLLM, "vllm-ascend has put its own in vLLM's place"
         elif not release.takes(patch, patches):
             continue  # its twin has a row
         rows.append(PatchStatus(patch.target, patch.feature, status, reason))
@@ -87,8 +92,12 @@ class Change:
         return f"{self.owner.__name__}.{self.name}"
 
 
-def plan_supported(table: Sequence[Patch], release: Release) -> tuple[list[Change], list[str]]:
+def plan_supported(
+    table: Sequence[Patch], release: Release
+) -> tuple[list[Change], list[str], set[str]]:
     """Return the attributes to set on a supported vLLM, and all that speaks against it.
+
+    Behind them, if nothing does, the targets that stay as vllm-ascend has put them in vLLM's place.
 
     Args:
         table: What the release takes, with the digests of its originals.
@@ -118,7 +127,8 @@ def plan_supported(table: Sequence[Patch], release: Release) -> tuple[list[Chang
             problems += _undeclared(patch, change, known, "keeper")
     for owner, patches in fields.items():
         changes += _plan_fields(owner, patches, problems)
-    return changes, [*_named_twice(table, changes), *problems]
+    left = {patch.target for patch, change in planned if change is None}
+    return changes, [*_named_twice(table, changes), *problems], left
 
 
 def _plan_target(
@@ -129,32 +139,17 @@ def _plan_target(
         if old is not _ABSENT:
             problems.append(f"{patch.target} exists already")
         return Change(owner, name, _ABSENT, patch.replacement)
-    assert isinstance(patch, Override)
     if old is _ABSENT:
         inherited = " (it is inherited)" if hasattr(owner, name) else ""
         problems.append(f"{patch.target} is not defined on its owner{inherited}")
         return None
-    if _is_left_to_wrapper(patch.target, old, release):
+    wrapper = release.left_to_wrappers.get(patch.target)
+    if wrapper is not None and source_digest(old) == wrapper:
         return None
     mismatches = _check_source(patch, old, release)
-    new = replacement(patch, old)
-    problems += mismatches or signature_problems(patch, old, new)
+    new, misfits = replacement(patch, old)
+    problems += mismatches or misfits
     return Change(owner, name, old, new)
-
-
-def _is_left_to_wrapper(target: str, original: Any, release: Release) -> bool:
-    digest = release.left_to_wrappers.get(target)
-    return digest is not None and source_digest(original) == digest
-
-
-def left_to_wrappers(release: Release) -> set[str]:
-    """Return the targets that stay as vllm-ascend has put them in the running vLLM's place."""
-    sites = {target: resolve(target) for target in release.left_to_wrappers}
-    return {
-        target
-        for target, (owner, name) in sites.items()
-        if _is_left_to_wrapper(target, vars(owner)[name], release)
-    }
 
 
 def _plan_fields(owner: Any, patches: Sequence[AddField], problems: list[str]) -> list[Change]:
@@ -207,12 +202,12 @@ def resolve(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _check_source(patch: Override, original: Any, release: Release) -> list[str]:
+def _check_source(patch: Patch, original: Any, release: Release) -> list[str]:
     try:
         digest = source_digest(original)
     except (OSError, TypeError) as error:
         return [f"the source of {patch.target} cannot be read ({error})"]
-    if digest not in patch.known_digests:
+    if digest not in patch.upstream_sha256:
         return [f"{patch.target} is not vLLM {release.vllm}'s (digest {digest})"]
     # A wrapper made with functools.wraps answers with the source of what it wraps.
     layers: list[Any] = []
@@ -231,23 +226,23 @@ def _check_source(patch: Override, original: Any, release: Release) -> list[str]
     return [f"{patch.target} is wrapped already, by {stranger}" for stranger in strangers]
 
 
-def replacement(patch: Override, original: Any) -> Any:
-    """Return what takes the original's place; a changed method stays of the kind that it was."""
+def replacement(patch: Patch, original: Any) -> tuple[Any, list[str]]:
+    """Return what takes the original's place, and in which calls of the original it would fail.
+
+    A changed method stays of the kind that it was. Of a new class nothing is said.
+    """
     if not isinstance(patch, Wrap):
-        return patch.replacement
-    function = plain_function(original)
+        return patch.replacement, []
+    function, problems = plain_function(original), []
     new = patch.replacement(function)
     if callable(function):
         show_signature(new, function)
-    return type(original)(new) if isinstance(original, classmethod | staticmethod) else new
-
-
-def signature_problems(patch: Override, original: Any, new: Any) -> list[str]:
-    """Return in which calls of the original a changed function would fail; none of a new class."""
-    if not isinstance(patch, Wrap):
-        return []
-    mismatches = call_mismatches(plain_function(new), plain_function(original))
-    return [f"{patch.target} is changed into something else: {what}" for what in mismatches]
+        problems = [
+            f"{patch.target} is changed into something else: {what}"
+            for what in call_mismatches(new, function)
+        ]
+    is_method = isinstance(original, classmethod | staticmethod)
+    return type(original)(new) if is_method else new, problems
 
 
 def _plan_aliases(patch: Wrap, change: Change, problems: list[str]) -> list[Change]:

@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Digests = str | tuple[str, ...]
-"""Source digests (see :func:`source_digest`), any of which will do."""
-
 
 class PatchError(RuntimeError):
     """The running vLLM is not what the patches were written for; nothing was changed."""
@@ -34,16 +31,14 @@ class Patch:
     # "module:Class.name(parameter)". None: no vLLM is known to have such a thing. Whether the
     # patch is left out there, a release says (vllm_ascend/releases).
     superseded_by: str | None = None
+    # Every digest that the original's source may have in the release whose table this is
+    # (vllm_ascend/releases; its heads may differ). None: it must not exist, or is not known.
+    upstream_sha256: tuple[str, ...] = ()
 
     @property
     def package(self) -> str:
         """Name of the top-level package that is patched."""
         return self.target.partition(".")[0]
-
-    @property
-    def known_digests(self) -> tuple[str, ...]:
-        """Every digest that the original may have; none: it must not exist."""
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +59,7 @@ class AddField(Add):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Override(Patch):
-    """Something of vLLM's, or of vllm-ascend's, that is replaced."""
-
-    # Of the original's source in the release whose table this is (vllm_ascend/releases); several
-    # where the heads of one release differ. None: not told yet, or nowhere.
-    upstream_sha256: Digests = ()
-
-    @property
-    def known_digests(self) -> tuple[str, ...]:
-        """Every digest that the original may have."""
-        digests = self.upstream_sha256
-        return (digests,) if isinstance(digests, str) else digests
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wrap(Override):
+class Wrap(Patch):
     """A changed function; ``replacement`` takes the original and returns the new one."""
 
     # "module:name" of others that hold the function by ``from ... import``; they are changed, too.
@@ -87,7 +67,7 @@ class Wrap(Override):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rebind(Override):
+class Rebind(Patch):
     """A class or function replaced at one name."""
 
     # "module:name" of others that hold the original and are known to work with it. Whoever else

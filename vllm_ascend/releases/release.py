@@ -14,7 +14,10 @@ if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no 
     from vllm.v1.request import Request
 
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
-from vllm_ascend.patch.table import Digests, Override, Patch, Wrap
+from vllm_ascend.patch.table import Add, Patch, Wrap
+
+Digests = str | tuple[str, ...]
+"""Source digests (see :func:`~vllm_ascend.patch.table.source_digest`), any of which will do."""
 
 
 class Release(VllmTerms, ABC):
@@ -82,10 +85,8 @@ class Release(VllmTerms, ABC):
         if isinstance(patch, Wrap):
             holders = tuple(alias for alias in patch.aliases if alias not in self.absent)
             patch = replace(patch, aliases=holders)
-        if isinstance(patch, Override):
-            digests = self.digests_of(patch.target) or patch.upstream_sha256
-            patch = replace(patch, upstream_sha256=digests)
-        return patch
+        digests = self.digests_of(patch.target) or patch.upstream_sha256
+        return replace(patch, upstream_sha256=digests)
 
     def takes(self, patch: Patch, patches: Sequence[Patch]) -> bool:
         """Whether the release takes one of ``patches``.
@@ -99,7 +100,7 @@ class Release(VllmTerms, ABC):
         twins = {type(p) for p in patches if p.target == target}
         if len(twins) == 1:
             return True
-        return isinstance(patch, Override) == bool(self.digests_of(target))
+        return isinstance(patch, Add) != bool(self.digests_of(target))
 
     def digests_of(self, target: str) -> tuple[str, ...]:
         """Return the digests that the original of ``"module:name"`` may have; none: unknown."""

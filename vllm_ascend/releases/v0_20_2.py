@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm_ascend.core.plan.vllm_terms import NeededSetting
-from vllm_ascend.patch.table import Digests
-from vllm_ascend.releases.release import Release
+from vllm_ascend.releases.release import Digests, Release
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheSpec

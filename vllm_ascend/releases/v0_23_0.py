@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.deployment import is_over_checkout
-from vllm_ascend.patch.table import Digests
-from vllm_ascend.releases.release import Release
+from vllm_ascend.releases.release import Digests, Release
 from vllm_ascend.releases.v0_20_2 import ASCEND_STORE_SETTINGS, GROUPED_BY_KIND, KERNELS_BY_NAME
 
 if TYPE_CHECKING:

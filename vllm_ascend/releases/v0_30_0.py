@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.core.plan.vllm_terms import NeededSetting
-from vllm_ascend.patch.table import Digests
+from vllm_ascend.releases.release import Digests
 from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
 from vllm_ascend.releases.v0_23_0 import (
     DSA,

@@ -21,13 +21,11 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.worker import block_table as vllm_block_table
 
 from vllm_ascend.core.layout.specs import compress_ratio, is_compressor_state
-from vllm_ascend.deployment import is_over_checkout
-from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.worker.block_rows import BlockRows
 from vllm_ascend.worker.state_window import (
     ShiftedRows,
-    StateWindow,
     set_current_state_window,
+    state_window_of,
 )
 
 
@@ -87,7 +85,7 @@ class BlockTable(BlockRows):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.kernel_sizes = kernel_sizes
         self.cp_kv_cache_interleave_size = cp_kv_cache_interleave_size
-        self._find_place_among_ranks()
+        (self.pcp_world_size, self.pcp_rank), (self.dcp_world_size, self.dcp_rank) = _cp_places()
 
         self.physical_block_size = block_size
         self.block_size = self.logical_block_size = _kernel_block_size(block_size, kernel_sizes)
@@ -105,17 +103,6 @@ class BlockTable(BlockRows):
             # vLLM's slot kernel for the CPU writes int64; the NPU's operators read int32.
             dtype=torch.int64 if self.device.type == "cpu" else torch.int32,
         )
-
-    def _find_place_among_ranks(self) -> None:
-        try:
-            pcp, dcp = get_pcp_group(), get_dcp_group()
-        except AssertionError:  # outside of an engine there are no groups
-            self.pcp_world_size = self.dcp_world_size = 1
-            self.pcp_rank = self.dcp_rank = 0
-            return
-        self.pcp_world_size, self.dcp_world_size = pcp.world_size, dcp.world_size
-        self.pcp_rank = pcp.rank_in_group if pcp.world_size > 1 else 0
-        self.dcp_rank = dcp.rank_in_group
 
     @property
     def _num_ranks(self) -> int:
@@ -251,13 +238,14 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
                 raise ValueError(
                     f"{name} length ({len(values)}) must match block_sizes length ({num_groups})"
                 )
-        self.state_window = None
-        if _can_shift(groups):
-            window = StateWindow(
-                max_num_reqs, max_num_batched_tokens, torch.device(device), pin_memory
-            )
-            self.state_window = window if window.span_tokens < max_model_len else None
-        set_current_state_window(self.state_window)
+        batch = (max_num_reqs, max_num_batched_tokens, torch.device(device), pin_memory)
+        is_whole = _num_context_parallel_ranks() == 1
+        window = state_window_of(groups, max_model_len, *batch) if is_whole else None
+        self.state_window = window
+        set_current_state_window(window)
+        # Of the state tables' rows; all 0 where they begin at a request's first token.
+        zeros = np.zeros(max_num_reqs, dtype=np.int32)
+        self._first_tokens = window.first_tokens.np if window is not None else zeros
         self.block_tables = [
             BlockTable(
                 block_size,
@@ -291,15 +279,13 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
         """Fill a request's row anew, of every group."""
         for table in self.block_tables:
             table.begin_row(row_idx)
-        if self.state_window is not None:
-            self.state_window.first_tokens.np[row_idx] = 0
+        self._first_tokens[row_idx] = 0
         self.append_row(block_ids, row_idx)
 
     def clear_row(self, row_idx: int) -> None:
         """Empty a row, of every group."""
         super().clear_row(row_idx)
-        if self.state_window is not None:
-            self.state_window.first_tokens.np[row_idx] = 0
+        self._first_tokens[row_idx] = 0
 
     def move_row(self, src: int, tgt: int) -> None:
         """Copy a row over another one, of every group, and empty it.
@@ -308,18 +294,14 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
         step reach behind them: what were left there would be blocks of the request that moved.
         """
         super().move_row(src, tgt)
-        if self.state_window is not None:
-            first_tokens = self.state_window.first_tokens.np
-            first_tokens[tgt] = first_tokens[src]
+        self._first_tokens[tgt] = self._first_tokens[src]
         if src != tgt:
             self.clear_row(src)
 
     def swap_row(self, src: int, tgt: int) -> None:
         """Exchange two rows, of every group."""
         super().swap_row(src, tgt)
-        if self.state_window is not None:
-            first_tokens = self.state_window.first_tokens.np
-            first_tokens[[src, tgt]] = first_tokens[[tgt, src]]
+        self._first_tokens[[src, tgt]] = self._first_tokens[[tgt, src]]
 
     def commit_block_table(self, num_reqs: int) -> None:
         """Bring the device's tables up to date for the first ``num_reqs`` rows."""
@@ -339,8 +321,8 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
         ]
         end = max(rows.end_token(row_idx, num_new) for _, rows, num_new in shifted)
         first = window.first_token_for(row_idx, end)
-        if first != window.first_tokens.np[row_idx]:
-            window.first_tokens.np[row_idx] = first
+        if first != self._first_tokens[row_idx]:
+            self._first_tokens[row_idx] = first
             for table, _, _ in shifted:
                 table.move_on(row_idx, first)
 
@@ -383,21 +365,18 @@ class MultiGroupBlockTable(vllm_block_table.MultiGroupBlockTable):
             table.compute_slot_mapping_draft(requests, rows)
 
 
-def _num_context_parallel_ranks() -> int:
+def _cp_places() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (ranks, own rank) of the prefill and of the decode context-parallel group."""
     try:
-        return get_pcp_group().world_size * get_dcp_group().world_size
+        pcp, dcp = get_pcp_group(), get_dcp_group()
     except AssertionError:  # outside of an engine there are no groups
-        return 1
+        return (1, 0), (1, 0)
+    return (pcp.world_size, pcp.rank_in_group), (dcp.world_size, dcp.rank_in_group)
 
 
-def _can_shift(groups: Sequence[KVCacheGroupSpec | None]) -> bool:
-    """Whether state rows may begin late: vllm-ascend's metadata has to count from there as well."""
-    return (
-        is_over_checkout()
-        and load_config().apply_dsv4_patch
-        and _num_context_parallel_ranks() == 1
-        and any(group is not None and is_compressor_state(group.kv_cache_spec) for group in groups)
-    )
+def _num_context_parallel_ranks() -> int:
+    (pcp_world_size, _), (dcp_world_size, _) = _cp_places()
+    return pcp_world_size * dcp_world_size
 
 
 def _kernel_block_size(block_size: int, kernel_sizes: list[int] | None) -> int:

@@ -13,12 +13,17 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.utils import CpuGpuBuffer
 
 from vllm_ascend.core.layout.dsv4_layout import C128_RATIO
+from vllm_ascend.core.layout.specs import is_compressor_state
+from vllm_ascend.deployment import is_over_checkout
+from vllm_ascend.prefix_cache_config import load_config
 
 # Where rows may begin: multiples of every ratio and of every state block.
 _UNIT = C128_RATIO
@@ -98,6 +103,25 @@ class ShiftedRows:
     def end_token(self, row: int, num_new_blocks: int) -> int:
         """Return the token behind a row's last block once blocks are appended."""
         return int(self.num_blocks[row] + num_new_blocks) * self.block_size
+
+
+def state_window_of(
+    groups: Sequence[KVCacheGroupSpec | None], max_model_len: int, *sizes: Any
+) -> StateWindow | None:
+    """Return the window of a batch's state rows; ``None``: they begin at their requests' starts.
+
+    They may begin late only where vllm-ascend's metadata counts from there as well.
+
+    Args:
+        groups: One for each block table.
+        max_model_len: Tokens of the longest request.
+        *sizes: The arguments of :class:`StateWindow`.
+    """
+    has_state = any(group and is_compressor_state(group.kv_cache_spec) for group in groups)
+    if not (has_state and is_over_checkout() and load_config().apply_dsv4_patch):
+        return None
+    window = StateWindow(*sizes)
+    return window if window.span_tokens < max_model_len else None
 
 
 _CURRENT: list[StateWindow] = []

@@ -22,8 +22,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_ascend.core.layout.specs import compress_ratio, rows_per_block
-from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
+from vllm_ascend.core.layout.specs import AscendMLATokenSpec, compress_ratio, rows_per_block
 
 _DIMS_WITH_HEADS = 4  # [num_blocks, heads, rows per block, row size]
 

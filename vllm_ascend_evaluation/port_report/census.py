@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm_ascend.overlay.known_heads import known_heads
+from vllm_ascend.overlay.patch_list import ListedPatch
 from vllm_ascend.patch.upstream.source import Definition, definition_digest
 from vllm_ascend.releases import Release, find_release
 from vllm_ascend_evaluation.port_report.definitions import (
@@ -30,7 +31,6 @@ from vllm_ascend_evaluation.port_report.modules import (
     Modules,
 )
 from vllm_ascend_evaluation.port_report.moves import find_moved
-from vllm_ascend_evaluation.port_report.patch_table import PatchEntry
 
 NATIVE = "NATIVE"
 ABSENT = "absent"
@@ -109,7 +109,7 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-_Named = TypeVar("_Named", PatchEntry, Row)
+_Named = TypeVar("_Named", ListedPatch, Row)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class PortReport:
 
 
 def make_section(
-    entries: Sequence[PatchEntry], base: PackageFiles | None, trees: Sequence[PackageFiles]
+    entries: Sequence[ListedPatch], base: PackageFiles | None, trees: Sequence[PackageFiles]
 ) -> Section:
     """Look up every patch of the trees' package in each of them.
 
@@ -188,8 +188,8 @@ def make_section(
     )
 
 
-def _judge(entry: PatchEntry, modules: Modules, base: Modules | None) -> Cell:
-    has = entry.evidence or ""
+def _judge(entry: ListedPatch, modules: Modules, base: Modules | None) -> Cell:
+    has = entry.superseded_by or ""
     if has and not _is_present(has, modules):
         has = ""
     found = modules.look_up(entry.target)
@@ -206,7 +206,7 @@ def _judge(entry: PatchEntry, modules: Modules, base: Modules | None) -> Cell:
     return Cell(**asdict(comparison), has=has)
 
 
-def _judge_imported(entry: PatchEntry, modules: Modules) -> Cell:
+def _judge_imported(entry: ListedPatch, modules: Modules) -> Cell:
     origin = modules.resolve(entry.target)
     is_attribute = "." in entry.target.partition(":")[2]
     if is_attribute and origin.how == GONE:  # its class is imported, and does not have it
@@ -214,7 +214,7 @@ def _judge_imported(entry: PatchEntry, modules: Modules) -> Cell:
     return Cell(IMPORTED, imported_from=origin.origin or origin.where)
 
 
-def _judge_added(entry: PatchEntry, found: Found, modules: Modules, has: str) -> Cell:
+def _judge_added(entry: ListedPatch, found: Found, modules: Modules, has: str) -> Cell:
     """Say whether the tree brings it itself; without its owner it could not be added either."""
     if found.how == IMPORTED:
         found = modules.resolve(entry.target)
@@ -240,7 +240,7 @@ def _release_of(files: PackageFiles) -> Release | None:
 
 
 def _undecided(
-    entries: Iterable[PatchEntry], modules: Modules, release: Release | None
+    entries: Iterable[ListedPatch], modules: Modules, release: Release | None
 ) -> Iterator[str]:
     left_out = {*release.native, *release.absent} if release is not None else ()
     for entry in entries:
@@ -267,7 +267,7 @@ def _by_module(named: Sequence[_Named]) -> list[_Named]:
     return sorted(named, key=lambda one: first[one.target.partition(":")[0]])
 
 
-def _column(entries: Sequence[PatchEntry], modules: Modules, base: Modules | None) -> list[Cell]:
+def _column(entries: Sequence[ListedPatch], modules: Modules, base: Modules | None) -> list[Cell]:
     cells = [_judge(entry, modules, base) for entry in entries]
     gone = [e.target for cell, e in zip(cells, entries, strict=True) if cell.status in MISSING]
     moved = find_moved(modules, gone, base)
@@ -277,7 +277,7 @@ def _column(entries: Sequence[PatchEntry], modules: Modules, base: Modules | Non
     ]
 
 
-def _holders(entries: Iterable[PatchEntry], package: str) -> Iterator[Row]:
+def _holders(entries: Iterable[ListedPatch], package: str) -> Iterator[Row]:
     """Yield every alias and keeper in a package once, without cells."""
     seen = set()
     for entry in entries:

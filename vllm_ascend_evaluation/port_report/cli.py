@@ -88,9 +88,9 @@ def _make_report(
     results: dict[str, Path | None],
 ) -> PortReport:
     """Check all that was given, then look up every patch."""
+    from vllm_ascend.overlay.patch_list import all_patches
     from vllm_ascend_evaluation.port_report.census import PortReport, make_section
     from vllm_ascend_evaluation.port_report.files import open_files
-    from vllm_ascend_evaluation.port_report.patch_table import read_patch_table
 
     trees = _open(vllm, vllm_ascend)
     bases: dict[str, PackageFiles | None] = {_VLLM: None, _VLLM_ASCEND: None}
@@ -102,7 +102,7 @@ def _make_report(
         bases[_VLLM_ASCEND] = open_files("--base-vllm-ascend", base_vllm_ascend, _VLLM_ASCEND)
     _prepare_results(results)
     with _stderr().status("looking up the targets ..."):
-        entries = read_patch_table()
+        entries = all_patches()
         return PortReport(
             tuple(
                 make_section(entries, bases[package], found)

@@ -69,14 +69,14 @@ def _bytes_per_block() -> int:
     """Return the bytes of one block of the A3 pool at block size 128, its MTP layer included."""
     # Here, not above: the commands start without the seconds that importing vLLM takes.
     from vllm_ascend.core.layout.kv_cache_groups import (
+        bytes_per_block,
         group_specs_by_kind,
-        plan_tensors,
         split_into_groups,
     )
     from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 
     layout = dsv4_flash_a3(BOUND_BLOCK_SIZE)
-    return plan_tensors(split_into_groups(group_specs_by_kind(layout.specs))).bytes_per_block
+    return bytes_per_block(split_into_groups(group_specs_by_kind(layout.specs)))
 
 
 def _table(measured: Sequence[TrafficStatistics], capacities: Mapping[float, int]) -> Table:

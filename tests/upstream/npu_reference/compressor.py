@@ -88,11 +88,7 @@ def compressor(
                 _closed(states[first:end], state_cache, block_table, index, start, cmp_ratio, coff)
             )
     for index, (first, end, start) in enumerate(bounds):
-        stop = start + end - first
-        blocks, rows = places(state_block_table[index], start, stop, state_cache.shape[1])
-        kept = blocks != 0
-        state_cache[blocks[kept], rows[kept]] = states[first:end][kept]
-        tags.wrote(state_cache, blocks[kept], rows[kept], torch.arange(first, end)[kept])
+        _write(states, state_cache, state_block_table[index], first, end, start)
     result = x.new_full((len(rope_sin), width), float("nan"))
     if closed:
         pooled = npu_rms_norm(torch.cat(closed), norm_weight, norm_eps)[0]
@@ -101,6 +97,21 @@ def compressor(
         turned.copy_(npu_rotary_mul(turned, rope_cos[:count], rope_sin[:count], "interleave"))
         result[:count] = pooled.to(x.dtype)
     return result
+
+
+def _write(
+    states: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    first: int,
+    end: int,
+    start: int,
+) -> None:
+    """Write the states of a request's tokens ``[first, end)``, but what belongs in block 0."""
+    blocks, rows = places(block_table, start, start + end - first, cache.shape[1])
+    kept = blocks != 0
+    cache[blocks[kept], rows[kept]] = states[first:end][kept]
+    tags.wrote(cache, blocks[kept], rows[kept], torch.arange(first, end)[kept])
 
 
 def _closed(

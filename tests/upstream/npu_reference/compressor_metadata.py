@@ -57,15 +57,7 @@ def compressor_metadata(
     sin = torch.zeros_like(cos)
     slots = torch.tensor([[-1, kv_block_size - 1]], dtype=torch.int32)
     slots = slots.repeat(num_compressed_tokens, 1)
-    bounds = cu_seqlens.tolist()
-    closed = [
-        (index, ordinal)
-        for index, start in enumerate(start_pos[:num_reqs_actual].tolist())
-        for ordinal in range(
-            start // compress_ratio,
-            (start + bounds[index + 1] - bounds[index]) // compress_ratio,
-        )
-    ]
+    closed = _closed(cu_seqlens.tolist(), start_pos[:num_reqs_actual].tolist(), compress_ratio)
     for row, (index, ordinal) in enumerate(closed[:num_compressed_tokens]):
         place, position = ordinal // kv_block_size, ordinal * compress_ratio
         if place >= kv_block_table.shape[1] or position >= len(rope_cos):
@@ -75,6 +67,15 @@ def compressor_metadata(
             cos[row], sin[row] = rope_cos[position], rope_sin[position]
             slots[row] = torch.tensor([block, ordinal % kv_block_size], dtype=torch.int32)
     return cos[:, None, None], sin[:, None, None], slots
+
+
+def _closed(bounds: list[int], starts: list[int], ratio: int) -> list[tuple[int, int]]:
+    """Return (request, ordinal) of every row that is closed."""
+    return [
+        (index, ordinal)
+        for index, start in enumerate(starts)
+        for ordinal in range(start // ratio, (start + bounds[index + 1] - bounds[index]) // ratio)
+    ]
 
 
 def compressor_metadata_out(

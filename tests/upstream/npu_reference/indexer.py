@@ -90,13 +90,18 @@ def npu_quant_lightning_indexer(
         num_rows = length // cmp_ratio if end > first else 0
         keys = _keys(key, key_dequant_scale, block_table[index], index, num_rows, cmp_ratio)
         queries = query[first:end].float() * query_dequant_scale[first:end].float()[..., None]
-        scores = torch.einsum("qhd,rd->qhr", queries, keys).relu()
-        scores = (scores * weights[first:end].float()[..., None]).sum(1)
+        scores = _scores(queries, keys, weights[first:end])
         positions = torch.arange(length - (end - first), length)
         best = _best(scores, (positions + 1) // cmp_ratio, sparse_count)
         chosen[first:end, 0, : best.shape[1]] = best.int()
         first = end
     return chosen, query.new_empty(0, dtype=torch.float32)
+
+
+def _scores(queries: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return ``[queries, rows]``: the weighted sum over the heads."""
+    scores = torch.einsum("qhd,rd->qhr", queries, keys).relu()
+    return (scores * weights.float()[..., None]).sum(1)
 
 
 def npu_quant_lightning_indexer_v2(

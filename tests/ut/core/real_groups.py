@@ -15,8 +15,7 @@ from vllm_ascend.core.group_managers import get_manager_for_kv_cache_spec
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import tokens_per_block
-from vllm_ascend.core.plan.cache_plan import CachePlan
-from vllm_ascend.core.plan.planned_groups import describe_groups
+from vllm_ascend.core.plan.cache_plan import CachePlan, describe_groups
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.releases import running_release

@@ -16,7 +16,7 @@ from vllm_ascend.overlay import functions as overlay_functions
 from vllm_ascend.overlay import known_heads as overlay_heads
 from vllm_ascend.overlay import plan as overlay_plan
 from vllm_ascend.overlay.known_heads import KnownHead, digest_files
-from vllm_ascend.overlay.patch_list import ListedPatch
+from vllm_ascend.overlay.patch_list import CHANGED, ListedPatch
 from vllm_ascend.patch.upstream.source import source_digest_in_file
 from vllm_ascend.releases import SUPPORTED, Release, find_release
 
@@ -84,7 +84,7 @@ def know(root: Path, patch: pytest.MonkeyPatch, vllm: str = SUPPORTED[0].vllm) -
     target = "vllm_ascend.utils:refresh_block_size"
     digest = source_digest_in_file(package / "utils.py", "refresh_block_size")
     assert digest is not None
-    patches = (ListedPatch(target, "block-size", "It forces 128.", (digest,)),)
+    patches = (ListedPatch(target, "block-size", CHANGED, why="It forces 128.", digests=(digest,)),)
     for listing in (overlay_functions, overlay_checkout, overlay_plan):
         patch.setattr(listing, "listed_patches", lambda release: patches)
     release = find_release(vllm)

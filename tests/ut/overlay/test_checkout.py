@@ -182,6 +182,8 @@ def test_the_commands_say_what_they_did(checkout):
     assert planned["checkout"]["head"] == COMMIT
     assert planned["refuses"] is False
     assert all(entry["why"] for entry in (*planned["files"], *planned["patches"]))
+    told = ["target", "feature", "why", "digests"]
+    assert all([*entry] == told for entry in planned["patches"])
     text = run("plan", str(checkout)).output
     assert "replaces" in text and "joins" in text and "refresh_block_size" in text
     assert "applied:" in run("apply", str(checkout)).output
@@ -198,7 +200,7 @@ each_with_overlay = pytest.mark.parametrize("release", WITH_OVERLAY, ids=lambda 
 @each_with_overlay
 def test_every_patch_says_why(release):
     patches = listed_patches(release)
-    assert any(patch.is_of_checkout for patch in patches)
+    assert any(patch.package == "vllm_ascend" for patch in patches)
     assert all(patch.why and patch.feature for patch in patches)
     assert not {patch.target for patch in patches} & {*release.native, *release.absent}
 

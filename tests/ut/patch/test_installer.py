@@ -4,12 +4,14 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from vllm_ascend.patch.installer import install, plan, refuse_unknown_vllm
+from vllm_ascend.patch.installer import Plan, plan, require_supported_vllm
 from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE
 from vllm_ascend.patch.table import Add, PatchError, Wrap, source_digest
 from vllm_ascend.releases import find_release, supported
@@ -84,17 +86,26 @@ def wrap(target: str, factory=None, **kwargs) -> Wrap:
     for part in owners:
         owner = getattr(owner, part)
     digest = source_digest(getattr(owner, name))
-    arguments = {**COMMON, "upstream_sha256": digest, "aliases": (), **kwargs}
+    arguments = {**COMMON, "upstream_sha256": (digest,), "aliases": (), **kwargs}
     factory = factory or (lambda original: lambda *args, **kw: ("wrapped", original(*args, **kw)))
     return Wrap(target=f"{module}:{path}", replacement=factory, **arguments)
 
 
-def do_install(*patches, version: str = "0.20.2", **kwargs):
-    return install(patches, vllm_version=version, **kwargs)
+@contextmanager
+def running(version: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vllm.__version__", version)
+        yield
 
 
-def do_plan(*patches, version: str = "0.20.2", **kwargs):
-    return plan(patches, vllm_version=version, **kwargs)
+def do_install(*patches, version: str = "0.20.2") -> Plan:
+    with running(version):
+        return plan(patches).install()
+
+
+def do_plan(*patches, version: str = "0.20.2") -> Plan:
+    with running(version):
+        return plan(patches)
 
 
 def snapshot() -> dict[str, dict]:
@@ -164,7 +175,10 @@ def test_planning_changes_nothing(fake):
         (lambda: [add("Pool.size")], "Pool.size exists already"),
         (lambda: [add("Gone.size")], "Gone.size does not exist"),
         (lambda: [wrap("Pool.inherited")], r"not defined on its owner \(it is inherited\)"),
-        (lambda: [wrap("Pool.size", upstream_sha256="0" * 16)], "Pool.size is not vLLM 0.20.2's"),
+        (
+            lambda: [wrap("Pool.size", upstream_sha256=("0" * 16,))],
+            "Pool.size is not vLLM 0.20.2's",
+        ),
         (lambda: [add("Pool.extra"), add("Pool.extra")], "Pool.extra is named twice"),
         (lambda: [wrap("free")], "fakevllm.user:free holds fakevllm.core:free and is not declared"),
         (
@@ -172,7 +186,7 @@ def test_planning_changes_nothing(fake):
             "fakevllm.user:other does not hold fakevllm.core:free",
         ),
         (
-            lambda: [wrap("Pool.size", upstream_sha256="0" * 16), add("free")],
+            lambda: [wrap("Pool.size", upstream_sha256=("0" * 16,)), add("free")],
             "Pool.size is not vLLM.*; .*free exists already",
         ),
     ],
@@ -239,7 +253,7 @@ def test_another_table_for_the_same_targets_is_refused(fake):
     with pytest.raises(PatchError, match=r"Pool\.extra exists already"):
         do_install(add("Pool.extra", 2))
     with pytest.raises(PatchError, match=r"Pool\.size is not vLLM"):
-        do_install(wrap("Pool.size", upstream_sha256="0" * 16))
+        do_install(wrap("Pool.size", upstream_sha256=("0" * 16,)))
     installation.undo()
 
 
@@ -275,14 +289,14 @@ def test_what_a_release_has_itself_is_left_to_it(fake, release):
     installation = do_install(
         add("Pool.extra"), wrap("free"), add("Pool.other", feature="ours"), version=release.vllm
     )
-    assert [row.status for row in installation.plan.rows] == [
+    assert [row.status for row in installation.rows] == [
         LEFT_TO_VLLM,
         LEFT_TO_VLLM,
         NOT_AVAILABLE,
     ]
-    assert [row.reason for row in installation.plan.rows][1:] == ["it has it", "it has no pools"]
+    assert [row.reason for row in installation.rows][1:] == ["it has it", "it has no pools"]
     assert snapshot() == before
-    assert installation.plan.summary() == "vLLM 0.98.0: patches 2 left to vLLM, 1 not available"
+    assert installation.summary() == "vLLM 0.98.0: patches 2 left to vLLM, 1 not available"
     installation.undo()
 
 
@@ -295,22 +309,11 @@ def test_what_vllm_ascend_has_put_in_vllms_place_can_be_left_to_it(fake, release
     before = snapshot()
     installation = do_install(known, version=release.vllm)
     assert snapshot() == before
-    assert [row.status for row in installation.plan.rows] == [LEFT_TO_VLLM]
+    assert [row.status for row in installation.rows] == [LEFT_TO_VLLM]
     installation.undo()
     monkeypatch.setattr(type(release), "left_to_wrappers", {"fakevllm.core:free": "another"})
     installation = do_install(known, version=release.vllm)
     assert core.free is not before["core"]["free"]
-    installation.undo()
-
-
-def test_a_required_feature_that_is_not_available_is_refused(fake, release):
-    table = add("Pool.extra"), add("Pool.other", feature="ours")
-    complaint = r"required but not available on vLLM 0\.98\.0: ours"
-    with pytest.raises(PatchError, match=complaint):
-        do_plan(*table, version="0.98.0", required_features={"ours"})
-    installation = do_install(*table, version="0.98.0")
-    with pytest.raises(PatchError, match=complaint):
-        do_install(*table, version="0.98.0", required_features={"ours"})
     installation.undo()
 
 
@@ -321,13 +324,14 @@ def test_a_vllm_that_is_not_supported_is_refused(fake, version):
     complaint = rf"written for vLLM 0\.20\.2.* running vLLM {version}; nothing was changed$"
     with pytest.raises(PatchError, match=complaint):
         do_plan(add("Pool.extra"), version=version)
-    with pytest.raises(PatchError, match=complaint):
-        refuse_unknown_vllm(vllm_version=version)
+    with pytest.raises(PatchError, match=complaint), running(version):
+        require_supported_vllm()
 
 
-def test_a_supported_vllm_is_not_refused(fake):
-    refuse_unknown_vllm(vllm_version="0.20.2+cpu")
-    refuse_unknown_vllm(vllm_version="0.23.0")
+@pytest.mark.parametrize("version", ["0.20.2+cpu", "0.23.0"])
+def test_a_supported_vllm_is_not_refused(version):
+    with running(version):
+        require_supported_vllm()
 
 
 def test_the_digest_ignores_where_a_function_is_indented(tmp_path):

@@ -41,7 +41,7 @@ def table() -> tuple:
     @changes(
         "fakelate.core:shape",
         FEATURE,
-        upstream_sha256=source_digest(shape),
+        upstream_sha256=(source_digest(shape),),
         aliases=("fakelate.user:shape",),
     )
     def wrap_shape(original):

@@ -37,7 +37,7 @@ try:
 except PatchError as error:
     told = {"error": str(error)}
 else:
-    rows = platform.install_all().plan.rows
+    rows = platform.install_all().rows
     told = {"rows": [[row.target, row.feature, row.status] for row in rows]}
 import vllm.v1.core.sched.scheduler
 print("ANSWER", json.dumps(told | {"version": vllm.__version__, "ours": sorted(set(ours()))}))

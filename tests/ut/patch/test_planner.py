@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from vllm_ascend.patch.installer import Plan, install, plan
+from vllm_ascend.patch.installer import Plan, plan
 from vllm_ascend.patch.table import AddField, Patch, PatchError, Rebind, Wrap
 from vllm_ascend.releases import Release
 
@@ -48,7 +48,7 @@ def wrap(target: str, digest: str, **kwargs) -> Wrap:
         "aliases": (),
         **kwargs,
     }
-    return Wrap(target=target, upstream_sha256=digest, **COMMON, **arguments)
+    return Wrap(target=target, upstream_sha256=(digest,), **COMMON, **arguments)
 
 
 def wrap_size() -> Wrap:
@@ -56,7 +56,9 @@ def wrap_size() -> Wrap:
 
 
 def do_plan(*patches: Patch) -> Plan:
-    return plan(patches, vllm_version="0.20.2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vllm.__version__", "0.20.2")
+        return plan(patches)
 
 
 @pytest.mark.parametrize("late", ["target", "factory"])
@@ -75,7 +77,7 @@ def test_a_holder_that_planning_itself_imports_is_rebound(fake, late):
         if late == "target"
         else wrap("fakeplan.core:Pool.size", SIZE, replacement=import_user)
     )
-    installation = install((first, second), vllm_version="0.20.2")
+    installation = do_plan(first, second).install()
     assert sys.modules["fakeplan.user"].free is sys.modules["fakeplan.core"].free
     assert sys.modules["fakeplan.core"].free([]) == "ours"
     installation.undo()
@@ -99,7 +101,7 @@ def rebind(target: str, keepers: tuple[str, ...] = ()) -> Rebind:
     return Rebind(
         target=target,
         replacement=lambda blocks: "ours",
-        upstream_sha256=FREE,
+        upstream_sha256=(FREE,),
         keepers=keepers,
         **COMMON,
     )
@@ -111,7 +113,7 @@ def test_whoever_else_holds_what_is_replaced_must_be_known_to(fake):
     with pytest.raises(PatchError, match=r"fakeplan\.user:free holds fakeplan\.core:free and is "):
         do_plan(rebind("fakeplan.core:free"))
     known = (rebind("fakeplan.core:free", ("fakeplan.user:free", "fakeplan.later:free")),)
-    installation = install(known, vllm_version="0.20.2")
+    installation = do_plan(*known).install()
     assert sys.modules["fakeplan.core"].free([]) == "ours"
     assert fakeplan.user.free([]) == []
     installation.undo()
@@ -157,7 +159,7 @@ def test_a_wrapper_that_the_release_names_is_wrapped_in_turn(fake, monkeypatch):
 
     Pool.size = by_function(Pool.size)
     monkeypatch.setattr(Release, "wrappers", frozenset({__name__}))
-    install((wrap_size(),), vllm_version="0.20.2")
+    do_plan(wrap_size()).install()
     assert Pool().size() == "ours"
 
 
@@ -204,7 +206,7 @@ def test_a_new_field_is_sent_and_received(fake):
     from fakeplan.user import Message  # type: ignore[import-not-found]
 
     before = dict(vars(Message))
-    installation = install((add_field(),), vllm_version="0.20.2")
+    installation = do_plan(add_field()).install()
     message = Message(2)
     assert message.note is None
     message.note = "new"
@@ -223,7 +225,7 @@ def test_a_dataclass_takes_several_new_fields(fake):
     from fakeplan.user import Message  # type: ignore[import-not-found]
 
     fields = (add_field(), add_field("fakeplan.user:Message.more"))
-    installation = install(fields, vllm_version="0.20.2")
+    installation = do_plan(*fields).install()
     message = Message(2)
     message.note, message.more = "new", "newer"
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message)

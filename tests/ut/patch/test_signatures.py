@@ -76,7 +76,7 @@ def test_what_is_shown_does_not_hide_what_is_taken():
 
 def changed_functions() -> list[Change]:
     tables = (vllm_ascend.patch.platform, vllm_ascend.patch.worker, vllm_ascend.patch.cpu)
-    changes = [change for table in tables for change in table.install_all().plan.changes]
+    changes = [change for table in tables for change in table.install_all().changes]
     return [change for change in changes if callable(plain_function(change.old))]
 
 

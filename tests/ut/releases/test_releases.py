@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from vllm_ascend.patch.ledger import collect_patches
-from vllm_ascend.patch.table import Add, Override, Wrap
+from vllm_ascend.patch.table import Add, Wrap
 from vllm_ascend.patch.upstream.source import PACKAGE
 from vllm_ascend.releases import (
     SUPPORTED,
@@ -36,7 +36,7 @@ def test_a_release_says_what_becomes_of_every_patch(release):
     """Of what is added it may say nothing, nor of what is changed elsewhere: it is not there."""
     added = {patch.target for patch in PATCHES if isinstance(patch, Add)}
     known = {*added, *named_originals(release), *release.native, *release.absent}
-    unsaid = [p.target for p in PATCHES if isinstance(p, Override) and p.target not in known]
+    unsaid = [p.target for p in PATCHES if not isinstance(p, Add) and p.target not in known]
     if not release.takes_overlay:
         unsaid = [target for target in unsaid if not target.startswith(f"{PACKAGE}.")]
     assert unsaid == []
@@ -47,14 +47,21 @@ def test_the_table_has_what_is_taken_with_its_digests(release):
     table = {patch.target: patch for patch in release.table(PATCHES)}
     assert not table.keys() & {*release.native, *release.absent}
     for target in named_originals(release):
-        assert table[target].known_digests
-    assert all(patch.known_digests == () for patch in table.values() if isinstance(patch, Add))
+        assert table[target].upstream_sha256
+    assert all(patch.upstream_sha256 == () for patch in table.values() if isinstance(patch, Add))
 
 
 @each_release
 def test_only_who_holds_an_original_is_changed_with_it(release):
     holders = {a for p in release.table(PATCHES) if isinstance(p, Wrap) for a in p.aliases}
     assert not holders & set(release.absent)
+
+
+@each_release
+def test_no_release_lacks_what_a_switch_cannot_do_without(release):
+    """The installer does not ask: whatever is set, the patches behind it are there."""
+    needed = {"dsv4-layout", "partial-hits", "retention-exactness"}
+    assert not needed & {patch.feature for patch in PATCHES if patch.target in release.absent}
 
 
 def test_what_one_release_lacks_another_may_have_to_have_changed():

@@ -23,7 +23,7 @@ def flash_groups(rows: int) -> list[KVCacheGroupSpec]:
 def flash_config(num_blocks: int) -> KVCacheConfig:
     """Return what a worker is told to allocate, at block size 128."""
     groups = flash_groups(128)
-    tensors = running_release().tensors(kv_cache_groups.plan_tensors(groups).tensors, num_blocks)
+    tensors = running_release().tensors(kv_cache_groups.plan_tensors(groups), num_blocks)
     return KVCacheConfig(num_blocks, tensors, groups)
 
 

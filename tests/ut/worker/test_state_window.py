@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from tests.ut.worker.flash import block_tables, flash_groups
-from vllm_ascend.worker import block_table
+from vllm_ascend.worker import state_window
 from vllm_ascend.worker.block_table import MultiGroupBlockTable
 from vllm_ascend.worker.state_window import current_state_window, set_current_state_window
 
@@ -22,7 +22,7 @@ CHUNK = 512
 @pytest.fixture
 def over_checkout(monkeypatch):
     """Only vllm-ascend's metadata can count from where a short row begins."""
-    monkeypatch.setattr(block_table, "is_over_checkout", lambda: True)
+    monkeypatch.setattr(state_window, "is_over_checkout", lambda: True)
     monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
     yield
     set_current_state_window(None)
@@ -100,7 +100,7 @@ STEPS = st.lists(
 def test_what_a_step_reads_and_writes_is_found_where_the_kernel_looks(steps, rows):
     """From a window before its first token to its last one, with positions shifted alike."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(block_table, "is_over_checkout", lambda: True)
+    patch.setattr(state_window, "is_over_checkout", lambda: True)
     patch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
     try:
         check(steps, rows)

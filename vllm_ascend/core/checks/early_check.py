@@ -10,7 +10,6 @@ from __future__ import annotations
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from vllm_ascend.core.checks.model_runner_rules import check_model_runner
 from vllm_ascend.core.connectors.connector_rules import (
     CANNOT_BE_USED,
     allows_partial_hits,
@@ -23,6 +22,8 @@ from vllm_ascend.core.policy.boundaries import resolve_retention_interval
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.retention.interval_option import agreed_interval
 from vllm_ascend.deployment import is_over_checkout
+
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: VllmTerms) -> None:
@@ -102,3 +103,30 @@ def _check_groups(vllm_config: VllmConfig, terms: VllmTerms) -> None:
                 f"{option} {size} {CANNOT_BE_USED}, whose sliding windows and prefix cache do not "
                 "spread over ranks: set it to 1"
             )
+
+
+def check_model_runner(*, is_v2: bool, counts_rows: bool, copies_blocks: bool) -> None:
+    """Refuse vLLM's second model runner where it would compute wrong rows without a word.
+
+    Its own block tables take every token for a row, which is wrong where the layout counts rows,
+    and it ignores the copies in a ``SchedulerOutput``, of blocks that hits end inside.
+
+    Args:
+        is_v2: It will serve, in a release where it makes no block copies.
+
+    Raises:
+        ValueError: It cannot be used.
+    """
+    if not is_v2:
+        return
+    if counts_rows:
+        raise ValueError(
+            f"{_RUNNER}=1 cannot be used with the KV cache layout of DeepSeek-V4 on Ascend "
+            "(VLLM_ASCEND_APPLY_DSV4_PATCH=1), whose block tables it does not know: set it to 0"
+        )
+    if copies_blocks:
+        raise ValueError(
+            f"{_RUNNER}=1 cannot be used with hits that end inside blocks "
+            "(VLLM_ASCEND_DSV4_PARTIAL_HITS=1, also set by the profile 'best'), because it does "
+            f"not copy blocks: set {_RUNNER}=0 or VLLM_ASCEND_DSV4_PARTIAL_HITS=0"
+        )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from vllm_ascend.core.connectors.connector_rules import TAKES_TAILS_ALONE
 from vllm_ascend.core.layout.specs import (
     compress_ratio,
     counts_rows,
@@ -96,7 +97,8 @@ def warnings(plan: CachePlan) -> Iterator[str]:
 
 def _cost_of_dense_state(plan: CachePlan) -> str:
     """Return why a connector keeps compressor state from being sparse, and the cost; "" if none."""
-    sparse = replace(plan, facts=replace(plan.facts, connector_takes_tails_alone=True))
+    declared = (plan.facts.connector or frozenset()) | {TAKES_TAILS_ALONE}
+    sparse = replace(plan, facts=replace(plan.facts, connector=declared))
     if not any(sparse.is_sparse(spec) > plan.is_sparse(spec) for spec in plan.specs):
         return ""
     now, then = (

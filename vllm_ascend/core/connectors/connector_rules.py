@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from vllm.config import KVTransferConfig
@@ -49,6 +50,18 @@ IS_A_CACHE = "is_a_cache"
 """What it holds depends on the weights, and has to go where vLLM empties its own cache for others:
 before it sleeps, and where they are changed."""
 
+# Which of several connectors must declare it.
+_OF_SEVERAL: Mapping[str, Callable[[list[bool]], bool]] = {
+    KNOWS_GRANULES: all,
+    TAKES_TAILS_ALONE: all,
+    TAKES_WHOLE_BLOCK_TAILS: any,
+    TAKES_SPARE_TAILS: any,
+    IS_A_CACHE: any,
+    # The first one that has something loads it. Another one would leave out the rows of a block
+    # that a hit ends inside, although nobody copies them.
+    BRINGS_TAILS: itemgetter(0),
+}
+
 CANNOT_BE_USED = "cannot be used with DeepSeek-V4 in Ascend's layout"
 
 Answer = tuple[int | None, bool]
@@ -74,71 +87,30 @@ def connectors(config: KVTransferConfig) -> Iterator[tuple[type, KVTransferConfi
         yield from connectors(KVTransferConfig(**part))
 
 
-def _declared(config: KVTransferConfig | None, attribute: str) -> list[bool]:
-    """Return what the class of the configured connector, or of each of several, declares."""
-    if config is None or config.kv_connector is None:
-        return [False]
-    return [bool(getattr(connector, attribute, False)) for connector, _ in connectors(config)]
+def declared(config: KVTransferConfig | None) -> frozenset[str]:
+    """Return the attributes with which the configured connector's class says what it copes with.
 
-
-def knows_granules(config: KVTransferConfig | None) -> bool:
-    """Whether the configured connector, or each of several, has :data:`KNOWS_GRANULES`.
+    Of several connectors each must have one, or some, or the first; see ``_OF_SEVERAL``.
 
     Raises:
         ValueError: There is no connector of that name.
     """
-    return all(_declared(config, KNOWS_GRANULES))
-
-
-def takes_tails_alone(config: KVTransferConfig | None) -> bool:
-    """Whether the configured connector, or each of several, has :data:`TAKES_TAILS_ALONE`.
-
-    Raises as :func:`knows_granules` does.
-    """
-    return all(_declared(config, TAKES_TAILS_ALONE))
-
-
-def takes_whole_block_tails(config: KVTransferConfig | None) -> bool:
-    """Whether the configured connector, or one of several, has :data:`TAKES_WHOLE_BLOCK_TAILS`.
-
-    Raises as :func:`knows_granules` does.
-    """
-    return any(_declared(config, TAKES_WHOLE_BLOCK_TAILS))
-
-
-def takes_spare_tails(config: KVTransferConfig | None) -> bool:
-    """Whether the configured connector, or one of several, has :data:`TAKES_SPARE_TAILS`.
-
-    Raises as :func:`knows_granules` does.
-    """
-    return any(_declared(config, TAKES_SPARE_TAILS))
-
-
-def brings_tails(config: KVTransferConfig | None) -> bool:
-    """Whether the configured connector, or the first of several, has :data:`BRINGS_TAILS`.
-
-    The first one that has something loads it. Another one would leave out the rows of a block that
-    a hit ends inside, although nobody copies them.
-
-    Raises as :func:`knows_granules` does.
-    """
-    return _declared(config, BRINGS_TAILS)[0]
-
-
-def is_a_cache(config: KVTransferConfig | None) -> bool:
-    """Whether the configured connector, or one of several, has :data:`IS_A_CACHE`.
-
-    Raises as :func:`knows_granules` does.
-    """
-    return any(_declared(config, IS_A_CACHE))
+    if config is None or config.kv_connector is None:
+        return frozenset()
+    parts = [connector for connector, _ in connectors(config)]
+    return frozenset(
+        attribute
+        for attribute, of_several in _OF_SEVERAL.items()
+        if of_several([bool(getattr(part, attribute, False)) for part in parts])
+    )
 
 
 def allows_partial_hits(config: KVTransferConfig | None) -> bool:
     """Whether a KV connector, if there is one, leaves it to us where hits end, and how hashes are.
 
-    Raises as :func:`knows_granules` does.
+    Raises as :func:`declared` does.
     """
-    return config is None or knows_granules(config)
+    return config is None or KNOWS_GRANULES in declared(config)
 
 
 def check_row_layout(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 from vllm.config import VllmConfig
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -23,6 +24,9 @@ from vllm_ascend.core.layout.specs import (
     kind_in_words,
     tokens_per_block,
 )
+
+# The field of a prefill side's metadata that describes its layout.
+CONTRACT_FIELD = "kv_transfer_contract"
 
 # The groups are compared one by one; the rest names blocks.
 _NOT_COMPARED = ("groups", "hash_block_size", "hash_algorithm")
@@ -129,3 +133,53 @@ def _unequal_fields(where: str, local: Any, remote: Any) -> Iterator[str]:
         here, there = getattr(local, name), getattr(remote, name)
         if here != there:
             yield f"{where}{name} {here} here, {there} there"
+
+
+class ContractDecoder:
+    """Decodes a prefill side's metadata, only if both sides lay their KV cache out alike.
+
+    vllm-ascend's own decoder passes over the field that it does not know, so a decode side
+    without this patch still understands.
+    """
+
+    def __init__(
+        self, decoder: Any, contract: KVTransferContract, page_bytes: list[int] | None
+    ) -> None:
+        """Take vllm-ascend's decoder, and of this side the contract and the tensors.
+
+        ``page_bytes`` are the bytes of a block in every registered tensor, in order; ``None`` where
+        the other side holds only some of the layers.
+        """
+        self._decoder = decoder
+        self._contract = contract
+        self._page_bytes = page_bytes
+
+    def decode(self, encoded: bytes) -> Any:
+        """Return the metadata.
+
+        Raises:
+            ContractError: The other side lays its KV cache out differently.
+        """
+        metadata = self._decoder.decode(encoded)
+        remote_name = f"prefill engine {metadata.engine_id} on {metadata.local_ip}"
+        described = msgspec.msgpack.decode(encoded).get(CONTRACT_FIELD)
+        if described is None:
+            self._check_what_it_says(metadata, remote_name)
+        else:
+            remote = KVTransferContract.from_dict(described)
+            check(self._contract, remote, remote_name=remote_name)
+        if self._page_bytes is not None and list(metadata.block_lens) != self._page_bytes:
+            raise ContractError(
+                f"KV transfer refused: {remote_name} holds other tensors: bytes of a block in each "
+                f"{self._page_bytes} here, {list(metadata.block_lens)} there"
+            )
+        return metadata
+
+    def _check_what_it_says(self, metadata: Any, remote_name: str) -> None:
+        """The other side runs without this patch: it tells its block size only."""
+        here, there = self._contract.block_size, metadata.block_size
+        if here != there:
+            raise ContractError(
+                f"KV transfer refused: {remote_name} has block_size {there}, here it is {here}. "
+                "Start both sides with the same --block-size"
+            )

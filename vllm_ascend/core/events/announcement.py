@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.kv_events.layout import EngineRules
 
 PREFIX, TAIL, OTHER = "prefix", "tail", "other"
 
@@ -48,18 +49,8 @@ class AnnouncedGroup:
     window: int | None  # the spec's, if it has one
 
 
-@dataclass(frozen=True)
-class HitRules:
-    """Where hits may end, in tokens."""
-
-    alignment: int  # hits are multiples of this
-    hash_tokens: int  # per hash of a request
-    whole_blocks: int  # hits at multiples of this end with whole blocks in every group
-    least_gain: int  # of a hit inside a block over the last one that ends with whole blocks
-
-
 def announced_groups(
-    groups: Sequence[Group], specs: Sequence[KVCacheSpec], rules: HitRules
+    groups: Sequence[Group], specs: Sequence[KVCacheSpec], rules: EngineRules
 ) -> list[AnnouncedGroup]:
     """Return how the events of every group, whose unpacked specs are given, are to be read."""
     announced = []

@@ -16,7 +16,7 @@ import msgspec
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
-from vllm_ascend.core.events.announcement import AnnouncedGroup, HitRules
+from vllm_ascend.core.events.announcement import AnnouncedGroup
 from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.dp_routing.names import extend_names, extra_key_of, names_check, placed_name
 from vllm_ascend.dp_routing.news import CacheNews, CacheRules, TierRules, pack_names
@@ -57,20 +57,14 @@ class CacheNewsQueue:
 
     # What is heard, in the words of KV events
 
-    def describe(self, groups: Sequence[AnnouncedGroup], rules: HitRules) -> None:
+    def describe(self, groups: Sequence[AnnouncedGroup], rules: EngineRules) -> None:
         """Hear how the names are to be read. Called once, before anything is stored."""
         self._rules = CacheRules(
             groups=tuple(
                 GroupRule(group.rule, group.unit_tokens, group.tail_tokens, group.is_draft)
                 for group in groups
             ),
-            engine=EngineRules(
-                num_groups=len(groups),
-                alignment=rules.alignment,
-                hash_tokens=rules.hash_tokens,
-                whole_blocks=rules.whole_blocks,
-                least_gain=rules.least_gain,
-            ),
+            engine=rules,
             check=names_check(rules.hash_tokens),
         )
         self._begins_anew = True

@@ -24,11 +24,12 @@ from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.request import Request
 
-from vllm_ascend.core.events.announcement import AnnouncedGroup, HitRules
+from vllm_ascend.core.events.announcement import AnnouncedGroup
 from vllm_ascend.core.events.cache_news import CacheNewsQueue
 from vllm_ascend.core.events.kv_event_queue import KVEventQueue
 from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.dp_routing.news import CacheNews
+from vllm_ascend.kv_events.layout import EngineRules
 
 # By block id: an index in the events, and the names that are told because of the block.
 _Holders = dict[int, tuple[int, list[BlockHash]]]
@@ -77,7 +78,7 @@ class KVEventLog:
         assert self.news is not None
         return self.news.everything(self._copies)
 
-    def describe(self, groups: Sequence[AnnouncedGroup], rules: HitRules) -> None:
+    def describe(self, groups: Sequence[AnnouncedGroup], rules: EngineRules) -> None:
         """Say how to read the events. Called once, before anything is stored."""
         self._groups = {group.group_id: group for group in groups}
         for queue in self._queues:

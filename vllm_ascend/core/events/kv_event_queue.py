@@ -23,11 +23,9 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
-from vllm_ascend.core.events.announcement import AnnouncedGroup, HitRules
+from vllm_ascend.core.events.announcement import AnnouncedGroup
 from vllm_ascend.core.layout.block_names import BlockNames
-
-DESCRIPTION_TAG = "kv_cache_group"
-
+from vllm_ascend.kv_events.layout import DESCRIPTION_TAG, EngineRules
 
 if TYPE_CHECKING or "kv_cache_spec_kind" not in BlockStored.__struct_fields__:
 
@@ -58,18 +56,18 @@ class KVEventQueue:
         events, self._events = self._events, []
         return events
 
-    def describe(self, groups: Sequence[AnnouncedGroup], rules: HitRules) -> None:
+    def describe(self, groups: Sequence[AnnouncedGroup], rules: EngineRules) -> None:
         """Tell how to read the events, now and after every clearing."""
         self.groups = {group.group_id: group for group in groups}
         self._descriptions = [self._describe(group, rules) for group in groups]
         self._events += self._descriptions
 
-    def _describe(self, group: AnnouncedGroup, rules: HitRules) -> BlockStored:
+    def _describe(self, group: AnnouncedGroup, rules: EngineRules) -> BlockStored:
         facts = {
             "rule": group.rule,
             "tail_tokens": group.tail_tokens,
             "draft": int(group.is_draft),
-            "groups": len(self.groups),
+            "groups": rules.num_groups,
             "alignment_tokens": rules.alignment,
             "hash_tokens": rules.hash_tokens,
             "whole_block_tokens": rules.whole_blocks,

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout import dsv4_layout as layout
-from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
+from vllm_ascend.core.layout.specs import AscendMLATokenSpec
 from vllm_ascend.deployment import is_over_checkout
 
 _MODEL_VERSION = "deepseek_v4"

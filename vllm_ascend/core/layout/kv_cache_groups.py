@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm.config import VllmConfig
 from vllm.utils.math_utils import cdiv
@@ -24,8 +24,12 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO
-from vllm_ascend.core.layout.specs import compress_ratio, counts_rows, unpack_uniform
-from vllm_ascend.core.layout.token_spec import AscendMLATokenSpec
+from vllm_ascend.core.layout.specs import (
+    AscendMLATokenSpec,
+    compress_ratio,
+    counts_rows,
+    unpack_uniform,
+)
 
 
 def has_row_layout(specs: Iterable[KVCacheSpec]) -> bool:
@@ -88,20 +92,8 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
     return [KVCacheGroupSpec(list(specs), _uniform(specs)) for specs in parts]
 
 
-@dataclass(frozen=True)
-class TensorPlan:
-    """The tensors of a pool, each with the layers that share it."""
-
-    tensors: tuple[tuple[int, tuple[str, ...]], ...]  # bytes of one page, and its layers
-
-    @property
-    def bytes_per_block(self) -> int:
-        """One page in every tensor."""
-        return sum(page_bytes for page_bytes, _ in self.tensors)
-
-
-def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> TensorPlan:
-    """Lay the groups' layers over shared tensors.
+def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> list[tuple[int, tuple[str, ...]]]:
+    """Lay the groups' layers over shared tensors: of each the bytes of a page, and its layers.
 
     The k-th layer of a page size in every group shares the k-th tensor of that size, over all
     groups. Draft (MTP) layers get tensors of their own, as the NPU model runner expects.
@@ -118,13 +110,18 @@ def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> TensorPlan:
                 shared[used[page_bytes], page_bytes].append(name)
                 used[page_bytes] += 1
     by_slot = [(page_bytes, tuple(names)) for (_, page_bytes), names in sorted(shared.items())]
-    return TensorPlan(tensors=(*by_slot, *drafts))
+    return by_slot + drafts
+
+
+def bytes_per_block(groups: Sequence[KVCacheGroupSpec]) -> int:
+    """Return the bytes of one page in every tensor."""
+    return sum(page_bytes for page_bytes, _ in plan_tensors(groups))
 
 
 def max_memory_usage_bytes(vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]) -> int:
     """Return the bytes that one request of the longest length takes from the pool."""
     num_blocks = sum(group.kv_cache_spec.max_memory_usage_pages(vllm_config) for group in groups)
-    return num_blocks * plan_tensors(groups).bytes_per_block
+    return num_blocks * bytes_per_block(groups)
 
 
 def _page_bytes(kind: UniformTypeKVCacheSpecs) -> list[int]:

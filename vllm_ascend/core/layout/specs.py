@@ -22,6 +22,15 @@ from vllm.v1.kv_cache_interface import (
 from vllm_ascend.deployment import is_over_checkout
 
 
+@dataclass(frozen=True, kw_only=True)
+class AscendMLATokenSpec(MLAAttentionSpec):
+    """Ascend's spec of compressed rows where ``block_size`` counts tokens, as in vLLM's own.
+
+    The class says whose layout it is. Source: vllm-ascend 0.30.0rc2
+    ``DSAAttention.get_kv_cache_spec``.
+    """
+
+
 def unpack_uniform(spec: KVCacheSpec) -> KVCacheSpec:
     """Return one layer's spec of a group that packs several, any other spec as it is.
 

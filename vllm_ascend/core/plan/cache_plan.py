@@ -7,21 +7,36 @@ they cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
+from typing import Any
 
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_ascend.core.connectors.connector_rules import (
+    TAKES_SPARE_TAILS,
+    TAKES_WHOLE_BLOCK_TAILS,
+)
 from vllm_ascend.core.layout.block_sizes import Granularity
-from vllm_ascend.core.layout.specs import is_compressor_state, is_windowed
+from vllm_ascend.core.layout.groups import Group, Groups, hits_end_inside, tail_length, tail_spec
+from vllm_ascend.core.layout.specs import (
+    is_compressor_state,
+    is_downward_closed,
+    is_windowed,
+    read_span,
+    tokens_per_block,
+    window_span,
+)
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.core.policy.boundaries import resolve_retention_interval
 from vllm_ascend.core.policy.pinning import check_pinning
 from vllm_ascend.core.policy.ranks import CONNECTOR_SPARE_SPACING
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.core.policy.units import GroupId
 
 
 @dataclass(frozen=True)
@@ -104,12 +119,12 @@ class CachePlan:
     @property
     def connector_tails_every(self) -> int:
         """Tokens between the boundaries whose tails a connector takes by vLLM's rule; 0: none."""
-        return self.whole_blocks if self.facts.connector_takes_whole_block_tails else 0
+        return self.whole_blocks if self.facts.connector_takes(TAKES_WHOLE_BLOCK_TAILS) else 0
 
     @property
     def connector_spares_every(self) -> int:
         """Tokens between the boundaries whose tails a connector takes as spare ones; 0: none."""
-        is_asked = self.facts.connector_takes_spare_tails
+        is_asked = self.facts.connector_takes(TAKES_SPARE_TAILS)
         return CONNECTOR_SPARE_SPACING * self.alignment if is_asked else 0
 
     @property
@@ -172,4 +187,39 @@ def plan_cache(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         leaves_room_for_loads=not facts.terms.leaves_room_for_loads,
+    )
+
+
+def describe_groups(
+    managers: Sequence[SingleTypeKVCacheManager], draft_groups: Set[int], plan: CachePlan
+) -> Groups:
+    """Return one description per group; ``draft_groups`` may hold layers of a draft model."""
+
+    def tails(spec: KVCacheSpec, manager: SingleTypeKVCacheManager) -> dict[str, Any]:
+        if plan.is_stock or not is_windowed(spec):
+            return {"tail_start": manager.get_num_skipped_tokens}
+        read, span = tail_spec(spec, plan.specs, plan.alignment), read_span(spec, plan.specs)
+        return {
+            "tail_start": span.start,
+            "tail_length": tail_length(read),
+            "tail_spec": read,
+            "window": spec.sliding_window,
+            "held": span if plan.is_sparse(spec) else window_span(spec),
+        }
+
+    return Groups(
+        tuple(
+            Group(
+                id=GroupId(i),
+                manager=manager,
+                block_tokens=tokens_per_block(spec),
+                is_downward_closed=is_downward_closed(spec),
+                is_retained=is_windowed(spec),
+                is_compressor_state=is_compressor_state(spec),
+                is_eagle=i in draft_groups,
+                ends_inside=plan.ends_inside_blocks and hits_end_inside(spec, plan.alignment),
+                **tails(spec, manager),
+            )
+            for i, (manager, spec) in enumerate(zip(managers, plan.specs, strict=True))
+        )
     )

@@ -12,10 +12,9 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from vllm_ascend.core.connectors.connector_rules import (
-    knows_granules,
-    takes_spare_tails,
-    takes_tails_alone,
-    takes_whole_block_tails,
+    KNOWS_GRANULES,
+    TAKES_TAILS_ALONE,
+    declared,
 )
 from vllm_ascend.core.plan.vllm_terms import VllmTerms, terms_in_force
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
@@ -31,12 +30,9 @@ class SchedulerFacts:
         num_unconfirmed_tokens: Tokens that the scheduler may count as computed although they are
             drafts of a step still in flight (async scheduling with speculation).
         num_in_flight_tokens: Tokens of steps in flight for which requests go on holding windows.
-        has_connector: Blocks may be written and read by a KV connector.
-        connector_knows_granules: It copes with requests that start inside a block.
-        connector_takes_tails_alone: Of windows it takes what requests need to go on at boundaries.
-        connector_takes_whole_block_tails: Also at boundaries where whole blocks of all groups end.
+        connector: What the KV connector that may write and read blocks declares, in the words of
+            :mod:`~vllm_ascend.core.connectors.connector_rules`; ``None``: there is none.
         tells_front_end: The front end chooses between data-parallel ranks by what they have cached.
-        connector_takes_spare_tails: Also at every fourth boundary.
         terms: What differs between releases of vLLM.
     """
 
@@ -44,23 +40,28 @@ class SchedulerFacts:
     num_draft_tokens: int = 0
     num_unconfirmed_tokens: int = 0
     num_in_flight_tokens: int = 0
-    has_connector: bool = False
-    connector_knows_granules: bool = False
-    connector_takes_tails_alone: bool = False
-    connector_takes_whole_block_tails: bool = False
+    connector: frozenset[str] | None = None
     tells_front_end: bool = False
-    connector_takes_spare_tails: bool = False
     terms: VllmTerms = field(default_factory=terms_in_force)
+
+    @property
+    def has_connector(self) -> bool:
+        """Whether blocks may be written and read by a KV connector."""
+        return self.connector is not None
+
+    def connector_takes(self, attribute: str) -> bool:
+        """Whether there is a connector that declares an attribute."""
+        return attribute in (self.connector or ())
 
     @property
     def hits_may_end_inside_blocks(self) -> bool:
         """Whether nothing outside the scheduler stands against it."""
-        return self.connector_knows_granules or not self.has_connector
+        return self.connector is None or KNOWS_GRANULES in self.connector
 
     @property
     def state_may_be_sparse(self) -> bool:
         """Whether nothing outside the scheduler reads compressor state that no request reads."""
-        return self.connector_takes_tails_alone or not self.has_connector
+        return self.connector is None or TAKES_TAILS_ALONE in self.connector
 
 
 _SCHEDULER_FACTS: ContextVar[SchedulerFacts | None] = ContextVar("scheduler_facts", default=None)
@@ -89,16 +90,12 @@ def facts_of(
     num_drafts = 0 if speculative_config is None else speculative_config.num_speculative_tokens
     is_async = vllm_config.scheduler_config.async_scheduling
     connector = vllm_config.kv_transfer_config
-    # Asked only where it matters: the answer may have to import the connector.
-    declares = connector if config.changes_caching else None
+    asked = connector if config.changes_caching else None
     return {
         "num_draft_tokens": num_drafts,
         "num_unconfirmed_tokens": num_drafts if is_async else 0,
         "num_in_flight_tokens": terms.max_in_flight_tokens(vllm_config),
         "terms": terms,
-        "has_connector": connector is not None,
-        "connector_knows_granules": knows_granules(declares),
-        "connector_takes_tails_alone": takes_tails_alone(declares),
-        "connector_takes_whole_block_tails": takes_whole_block_tails(declares),
-        "connector_takes_spare_tails": takes_spare_tails(declares),
+        # Asked only where it matters: the answer may have to import the connector.
+        "connector": None if connector is None else declared(asked),
     }

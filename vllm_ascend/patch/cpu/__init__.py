@@ -10,7 +10,7 @@ from vllm_ascend.patch.cpu import (
     patch_cpu_platform,
     patch_cpu_triton_utils,
 )
-from vllm_ascend.patch.installer import Installation, install
+from vllm_ascend.patch.installer import Plan, plan
 from vllm_ascend.patch.table import Patch
 
 PATCHES: tuple[Patch, ...] = (
@@ -20,9 +20,9 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
-def install_all() -> Installation:
-    """Install the patches for the CPU; return the live installation if they are in force."""
-    return install(PATCHES)
+def install_all() -> Plan:
+    """Install the patches for the CPU, unless they are in force; return their plan."""
+    return plan(PATCHES).install()
 
 
 install_all()

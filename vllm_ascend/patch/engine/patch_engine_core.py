@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
-from vllm_ascend.core.connectors.connector_rules import is_a_cache
+from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, declared
 from vllm_ascend.core.events.teller import tell, tell_all
 from vllm_ascend.patch.features import BLOCK_SIZE, CONNECTORS, DP_ROUTING
 from vllm_ascend.patch.table import Add, Patch, changes
@@ -72,14 +72,14 @@ def wrap_reset_caches(original: Callable) -> Callable:
 
     def _reset_caches(self: EngineCore, *args, **kwargs) -> None:
         original(self, *args, **kwargs)
-        if is_a_cache(self.vllm_config.kv_transfer_config):
+        if IS_A_CACHE in declared(self.vllm_config.kv_transfer_config):
             self.scheduler.reset_connector_cache()
 
     return _reset_caches
 
 
-def _telling_behind(original: Callable) -> Callable:
-    """Return a step that tells of the cache before its outputs are sent."""
+def _tell_behind(original: Callable) -> Callable:
+    """Front ends hear of a step's changes before its answers."""
 
     def step(self: EngineCore):
         outputs = original(self)
@@ -87,18 +87,6 @@ def _telling_behind(original: Callable) -> Callable:
         return outputs
 
     return step
-
-
-@changes("vllm.v1.engine.core:EngineCore.step", DP_ROUTING)
-def wrap_step(original: Callable) -> Callable:
-    """Front ends hear of a step's changes before its answers."""
-    return _telling_behind(original)
-
-
-@changes("vllm.v1.engine.core:EngineCore.step_with_batch_queue", DP_ROUTING)
-def wrap_step_with_batch_queue(original: Callable) -> Callable:
-    """Front ends hear of a step's changes before its answers."""
-    return _telling_behind(original)
 
 
 @changes("vllm.v1.engine.core:EngineCoreProc._handle_client_request", DP_ROUTING)
@@ -115,21 +103,16 @@ def wrap_handle_client_request(original: Callable) -> Callable:
     return _handle_client_request
 
 
-def ascend_tell_cache(self: EngineCoreProc, client_index: int) -> bool:
-    """Tell one front end all that is cached; return whether this rank tells anything at all."""
-    return tell_all(self, client_index)
-
-
 PATCHES: tuple[Patch, ...] = (
     wrap_initialize_kv_caches,
     wrap_validate_block_size,
-    wrap_step,
-    wrap_step_with_batch_queue,
+    changes("vllm.v1.engine.core:EngineCore.step", DP_ROUTING)(_tell_behind),
+    changes("vllm.v1.engine.core:EngineCore.step_with_batch_queue", DP_ROUTING)(_tell_behind),
     wrap_handle_client_request,
     wrap_reset_caches,
     Add(
         target="vllm.v1.engine.core:EngineCoreProc.ascend_tell_cache",
-        replacement=ascend_tell_cache,
+        replacement=tell_all,
         **DP_ROUTING,
         why="A late front end, or one that missed a message, asks for everything.",
     ),

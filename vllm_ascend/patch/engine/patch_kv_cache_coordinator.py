@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_coordinator import (
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 from vllm_ascend.core.checks import startup_report
-from vllm_ascend.core.checks.model_runner_rules import check_model_runner
+from vllm_ascend.core.checks.early_check import check_model_runner
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed

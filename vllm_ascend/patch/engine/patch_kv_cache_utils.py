@@ -117,10 +117,9 @@ def _for_row_layouts(name: str, ours: Callable, specs_of: Callable, why: str) ->
 def _plan_tensors(
     vllm_config: VllmConfig, groups: list[KVCacheGroupSpec], available_memory: int
 ) -> tuple[int, list[KVCacheTensor]]:
-    plan = ascend_layout.plan_tensors(groups)
-    num_blocks = available_memory // plan.bytes_per_block
+    num_blocks = available_memory // ascend_layout.bytes_per_block(groups)
     num_blocks = kv_cache_utils.may_override_num_blocks(vllm_config, num_blocks)
-    return num_blocks, running_release().tensors(plan.tensors, num_blocks)
+    return num_blocks, running_release().tensors(ascend_layout.plan_tensors(groups), num_blocks)
 
 
 def _group_packed(
@@ -225,7 +224,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _for_row_layouts(
         "_pool_bytes_per_block",
-        lambda groups: ascend_layout.plan_tensors(groups).bytes_per_block,
+        ascend_layout.bytes_per_block,
         _specs_of,
         "The bytes counted must be those of the planned tensors.",
     ),

@@ -17,12 +17,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import LoggingStatLogger, PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
 
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.dp_routing.client import process_stats
 from vllm_ascend.metrics.prometheus import PrefixCacheProm, unregister
 from vllm_ascend.metrics.routing import RoutingProm
 from vllm_ascend.metrics.summary import PrefixCacheSummary
+from vllm_ascend.patch.engine.patch_scheduler import our_coordinator
 from vllm_ascend.patch.features import DP_ROUTING, METRICS
 from vllm_ascend.patch.table import Add, AddField, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
@@ -41,8 +41,8 @@ def wrap_make_stats(original: Callable) -> Callable:
 
     def make_stats(self: Scheduler, *args, **kwargs) -> SchedulerStats | None:
         stats = original(self, *args, **kwargs)
-        coordinator = self.kv_cache_manager.coordinator
-        if stats is not None and isinstance(coordinator, AscendHybridKVCacheCoordinator):
+        coordinator = our_coordinator(self)
+        if stats is not None and coordinator is not None:
             stats.ascend_prefix_cache = coordinator.take_stats()
         return stats
 

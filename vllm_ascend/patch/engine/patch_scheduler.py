@@ -17,9 +17,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from vllm_ascend.core.connectors.connector_rules import (
+    BRINGS_TAILS,
     ConnectorQuery,
     bind_kv_cache_manager,
-    brings_tails,
+    declared,
     least_gain,
 )
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
@@ -43,7 +44,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
 
 
-def _our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:
+def our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:
     """Return the project's coordinator where it is in force; all else is left as vLLM has it."""
     coordinator = scheduler.kv_cache_manager.coordinator
     return coordinator if isinstance(coordinator, AscendHybridKVCacheCoordinator) else None
@@ -64,7 +65,7 @@ def wrap_init(original: Callable) -> Callable:
             **facts_of(arguments["vllm_config"], config, running_release()),
         ):
             original(self, *args, **kwargs)
-        coordinator = _our_coordinator(self)
+        coordinator = our_coordinator(self)
         if coordinator is not None:
             manager = self.kv_cache_manager
             if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):
@@ -75,7 +76,7 @@ def wrap_init(original: Callable) -> Callable:
             query = ConnectorQuery(
                 self.connector.get_num_new_matched_tokens,
                 least_gain(transfer),
-                brings_tails=brings_tails(transfer),
+                brings_tails=BRINGS_TAILS in declared(transfer),
             )
             coordinator.ask_connector(query)
             self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
@@ -96,7 +97,7 @@ def wrap_handle_invalid_blocks(original: Callable) -> Callable:
         at: those behind it are gone. So the request starts anew, with whatever it hits.
         """
         specs = group_specs(self.kv_cache_config)
-        coordinator = _our_coordinator(self)
+        coordinator = our_coordinator(self)
         is_stock = len(specs) == 1 and not is_windowed(specs[0])
         if is_stock or coordinator is None:
             return original(self, invalid_block_ids, num_scheduled_tokens)
@@ -162,7 +163,7 @@ def wrap_select_waiting_queue(original: Callable) -> Callable:
 
         It holds memory that a request in front of it may be waiting for, for ever.
         """
-        if self.running or not self.skipped_waiting or _our_coordinator(self) is None:
+        if self.running or not self.skipped_waiting or our_coordinator(self) is None:
             return original(self)
         chosen = original(self)
         if chosen is None or _is_loaded(self, chosen.peek_request()):
@@ -201,7 +202,7 @@ def wrap_preempt_request(original: Callable) -> Callable:
     """A request's entries in the step of its preemption are never written."""
 
     def _preempt_request(self: Scheduler, request: Request, *args, **kwargs) -> None:
-        coordinator = _our_coordinator(self)
+        coordinator = our_coordinator(self)
         if coordinator is None:
             original(self, request, *args, **kwargs)
             return
@@ -216,7 +217,7 @@ def wrap_update_after_schedule(original: Callable) -> Callable:
     """The one call that every scheduler makes on its output."""
 
     def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> None:
-        coordinator = _our_coordinator(self)
+        coordinator = our_coordinator(self)
         if coordinator is not None:
             if copies := coordinator.take_block_copies():
                 scheduler_output.kv_cache_block_copies = copies
@@ -258,7 +259,7 @@ def wrap_update_from_output(original: Callable) -> Callable:
     def update_from_output(
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        coordinator = _our_coordinator(self)
+        coordinator = our_coordinator(self)
         if coordinator is not None:
             reported = model_runner_output.kv_connector_output
             lost = lost_blocks(reported.invalid_block_ids) if reported is not None else set()
@@ -294,7 +295,7 @@ def wrap_update_request_as_session(original: Callable) -> Callable:
     def _update_request_as_session(
         self: Scheduler, session: Request, update: StreamingUpdate
     ) -> None:
-        coordinator = _our_coordinator(self)
+        coordinator = our_coordinator(self)
         if coordinator is None:
             original(self, session, update)
             return

@@ -20,51 +20,34 @@ _BASE = f"{_MODULE}:SingleTypeKVCacheManager"
 _WINDOW = f"{_MODULE}:SlidingWindowManager"
 
 
-def _of_manager(manager: str) -> Callable[[Callable], Wrap]:
+def _wrap_cache_blocks(manager: str, why: str, *, is_thinned_out: bool = False) -> Wrap:
+    """Return the patch by which a manager's ``cache_blocks`` takes retention's arguments."""
+
+    def wrap(original: Callable) -> Callable:
+        def cache_blocks(
+            self: SingleTypeKVCacheManager,
+            request: Request,
+            num_tokens: int,
+            retention_interval: int | None = None,
+            alignment_tokens: int | None = None,
+        ) -> None:
+            """Enter what ``num_tokens`` tokens fill; with an alignment, only what can serve a hit.
+
+            Retention thins out no Mamba states, and encoder states are refused, as in vLLM. See
+            :func:`~vllm_ascend.core.single_type_kv_cache_manager.cache_reachable_blocks`.
+            """
+            if alignment_tokens is None or not is_thinned_out:
+                original(self, request, num_tokens)
+            else:
+                managers.cache_reachable_blocks(
+                    self, request, num_tokens, retention_interval, alignment_tokens
+                )
+
+        return cache_blocks
+
     target = f"{_MODULE}:{manager}.cache_blocks"
     evidence = f"{target}(retention_interval)"
-    return changes(target, RETENTION, superseded_by=evidence)
-
-
-@_of_manager("SingleTypeKVCacheManager")
-def wrap_cache_blocks(original: Callable) -> Callable:
-    """Enters only blocks that can serve a hit at a kept boundary."""
-
-    def cache_blocks(
-        self: SingleTypeKVCacheManager,
-        request: Request,
-        num_tokens: int,
-        retention_interval: int | None = None,
-        alignment_tokens: int | None = None,
-    ) -> None:
-        """Enter what ``num_tokens`` tokens fill; with an alignment, only what can serve a hit.
-
-        See :func:`~vllm_ascend.core.single_type_kv_cache_manager.cache_reachable_blocks`.
-        """
-        if alignment_tokens is None:
-            original(self, request, num_tokens)
-        else:
-            managers.cache_reachable_blocks(
-                self, request, num_tokens, retention_interval, alignment_tokens
-            )
-
-    return cache_blocks
-
-
-def _wrap_override(original: Callable) -> Callable:
-    """Takes the base method's arguments."""
-
-    def cache_blocks(
-        self: SingleTypeKVCacheManager,
-        request: Request,
-        num_tokens: int,
-        retention_interval: int | None = None,
-        alignment_tokens: int | None = None,
-    ) -> None:
-        """Do what vLLM does: retention thins out no Mamba states, encoder states are refused."""
-        original(self, request, num_tokens)
-
-    return cache_blocks
+    return changes(target, RETENTION, superseded_by=evidence, why=why)(wrap)
 
 
 @changes(
@@ -99,9 +82,13 @@ PATCHES: tuple[Patch, ...] = (
         why="Managers say which of their blocks can serve a hit.",
         superseded_by=f"{_BASE}.reachable_block_mask",
     ),
-    wrap_cache_blocks,
-    _of_manager("MambaManager")(_wrap_override),
-    _of_manager("CrossAttentionManager")(_wrap_override),
+    _wrap_cache_blocks(
+        "SingleTypeKVCacheManager",
+        "Enters only blocks that can serve a hit at a kept boundary.",
+        is_thinned_out=True,
+    ),
+    _wrap_cache_blocks("MambaManager", "Takes the base method's arguments."),
+    _wrap_cache_blocks("CrossAttentionManager", "Takes the base method's arguments."),
     Add(
         target=f"{_WINDOW}._contiguous_blocks_for_hit",
         replacement=classmethod(managers.sliding_window_contiguous_blocks_for_hit),

@@ -12,11 +12,10 @@ Raises:
 # ruff: noqa: E402 - the version is judged before the patch modules are imported
 from vllm.logger import init_logger
 
-from vllm_ascend.core.policy.switches import PrefixCacheConfig
-from vllm_ascend.patch.installer import Installation, install, refuse_unknown_vllm
+from vllm_ascend.patch.installer import Plan, plan, require_supported_vllm
 from vllm_ascend.prefix_cache_config import load_config, register_with_vllm, unset_blank_variables
 
-refuse_unknown_vllm()
+_RELEASE = require_supported_vllm()
 
 from vllm_ascend.core.plan.vllm_terms import use_terms
 from vllm_ascend.deployment import is_over_checkout, own_package
@@ -35,7 +34,6 @@ from vllm_ascend.patch.engine import (
 from vllm_ascend.patch.table import Patch
 from vllm_ascend.patch.upstream import installation as upstream
 from vllm_ascend.patch.upstream import late, patch_spec_classes
-from vllm_ascend.releases import running_release
 from vllm_ascend.tier.registration import register_connector
 
 # Under vLLM's own name, whose handlers print it.
@@ -56,19 +54,8 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
-def _required_features(config: PrefixCacheConfig) -> set[str]:
-    """Return what the switches that are set cannot do without."""
-    ranks = config.eviction != "lru" or config.pin_swa_tokens
-    needed = {
-        "dsv4-layout": config.apply_dsv4_patch,
-        "partial-hits": config.partial_hits,
-        "retention-exactness": config.sparse_state or config.spare_tails or ranks,
-    }
-    return {feature for feature, is_needed in needed.items() if is_needed}
-
-
-def install_all() -> Installation:
-    """Install the platform patches; return the live installation if they are in force.
+def install_all() -> Plan:
+    """Install the platform patches, unless they are in force; return their plan.
 
     Over a checkout, patches of vllm-ascend's own modules are checked with them, and set when
     those modules are imported.
@@ -77,19 +64,19 @@ def install_all() -> Installation:
         PatchError, ValueError: See the module.
     """
     unset_blank_variables()
-    required = _required_features(load_config())
+    load_config()  # refuses what is not allowed
     if is_over_checkout():
         upstream.check(own_package())
     register_with_vllm()
-    use_terms(running_release())
+    use_terms(_RELEASE)
     register_connector()
-    installation = install(PATCHES, required_features=required)
+    installed = plan(PATCHES).install()
     if is_over_checkout():
         late.install_when_imported(upstream.PATCHES)
         # Not every release's own workers import a module of ours.
         late.import_behind("vllm_ascend.patch.worker", "vllm_ascend.patch.worker.installation")
-    _logger.info_once("vllm-ascend-backport on %s", installation.plan.summary())
-    return installation
+    _logger.info_once("vllm-ascend-backport on %s", installed.summary())
+    return installed
 
 
 install_all()

@@ -40,7 +40,7 @@ def check(package: Path) -> None:
     Raises:
         PatchError: One message with everything that does not fit.
     """
-    problems = misfits(package, {patch.target: patch.known_digests for patch in PATCHES})
+    problems = misfits(package, {patch.target: patch.upstream_sha256 for patch in PATCHES})
     if problems:
         raise PatchError(
             f"the patches do not fit the vllm-ascend in {package.parent}; nothing was changed: "

@@ -17,8 +17,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend.patch.planner import replacement, resolve, signature_problems
-from vllm_ascend.patch.table import Override, Patch, PatchError, Wrap, source_digest
+from vllm_ascend.patch.planner import replacement, resolve
+from vllm_ascend.patch.table import Add, Patch, PatchError, Wrap, source_digest
 
 # Module -> what of it is changed -> how, once it has been imported.
 _WAITING: defaultdict[str, dict[str, Callable[[ModuleType], object]]] = defaultdict(dict)
@@ -97,12 +97,12 @@ def _after_import(holder: str, change: Callable[[ModuleType], object]) -> None:
 def _set_target(patch: Patch, _module: ModuleType) -> None:
     owner, name = resolve(patch.target)
     original, new = vars(owner).get(name), patch.replacement
-    if isinstance(patch, Override):
+    if not isinstance(patch, Add):
         digest = source_digest(original)
-        if digest not in patch.known_digests:
+        if digest not in patch.upstream_sha256:
             raise PatchError(f"{patch.target} was replaced by somebody else (digest {digest})")
-        new = replacement(patch, original)
-        if problems := signature_problems(patch, original, new):
+        new, problems = replacement(patch, original)
+        if problems:
             raise PatchError("; ".join(problems))
     setattr(owner, name, new)
     _SET[patch.target] = (original, new)

@@ -13,8 +13,7 @@ patch never asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import closing, contextmanager
 from typing import Any
 
 import msgspec
@@ -68,52 +67,38 @@ def _asked_for(frames: list[bytes]) -> str | None:
     return question.get(_FIELD) if name == GET_METADATA else None
 
 
-class HeldBlocks:
-    """Asks one prefill side; a context manager, which closes the connection."""
+def _connect(host: str, port: int) -> zmq.Socket:
+    """Open a connection to the port at which a prefill side tells its metadata."""
+    path = make_zmq_path("tcp", host, port)
+    socket = make_zmq_socket(zmq.Context.instance(), path, zmq.REQ, bind=False, linger=0)
+    patience_ms = int(PATIENCE_S * 1000)
+    socket.setsockopt(zmq.SNDTIMEO, patience_ms)
+    socket.setsockopt(zmq.RCVTIMEO, patience_ms)
+    return socket
 
-    def __init__(self, host: str, port: int) -> None:
-        """Open a connection to the port at which the prefill side tells its metadata."""
-        self._name = f"{host}:{port}"
-        self._socket = make_zmq_socket(
-            zmq.Context.instance(), make_zmq_path("tcp", host, port), zmq.REQ, bind=False, linger=0
+
+def _check(socket: zmq.Socket, side: str, request_id: str) -> bool:
+    """Check that a request's blocks are held; return whether the prefill side can tell.
+
+    Raises:
+        BlocksGoneError: They are not, or there is no answer.
+    """
+    try:
+        socket.send(msgspec.msgpack.encode((GET_METADATA, {_FIELD: request_id})))
+        answer = _ANSWER.decode(socket.recv())
+    except (zmq.ZMQError, msgspec.DecodeError) as error:
+        raise BlocksGoneError(
+            f"the prefill side {side} does not say whether it still holds the blocks of "
+            f"request {request_id} ({error}): they are not used"
+        ) from error
+    is_held = answer.get(_FIELD)
+    if is_held is False:
+        raise BlocksGoneError(
+            f"the prefill side {side} no longer holds the blocks of request {request_id}: it was "
+            "restarted, or the pull came after the time limit that it waits for pulls "
+            "(docs/faults.md, 'A pull that comes late'); they are not used"
         )
-        patience_ms = int(PATIENCE_S * 1000)
-        self._socket.setsockopt(zmq.SNDTIMEO, patience_ms)
-        self._socket.setsockopt(zmq.RCVTIMEO, patience_ms)
-
-    def __enter__(self) -> HeldBlocks:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._socket.close()
-
-    def check(self, request_id: str) -> bool:
-        """Check that a request's blocks are held; return whether the other side can tell.
-
-        Raises:
-            BlocksGoneError: They are not, or there is no answer.
-        """
-        try:
-            self._socket.send(msgspec.msgpack.encode((GET_METADATA, {_FIELD: request_id})))
-            answer = _ANSWER.decode(self._socket.recv())
-        except (zmq.ZMQError, msgspec.DecodeError) as error:
-            raise BlocksGoneError(
-                f"the prefill side {self._name} does not say whether it still holds the blocks of "
-                f"request {request_id} ({error}): they are not used"
-            ) from error
-        is_held = answer.get(_FIELD)
-        if is_held is False:
-            raise BlocksGoneError(
-                f"the prefill side {self._name} no longer holds the blocks of request "
-                f"{request_id}: it was restarted, or the pull came after the time limit that it "
-                "waits for pulls (docs/faults.md, 'A pull that comes late'); they are not used"
-            )
-        return is_held is not None
+    return is_held is not None
 
 
 @contextmanager
@@ -123,14 +108,15 @@ def pulled_while_held(host: str, port: int, request_id: str) -> Iterator[None]:
     Raises:
         BlocksGoneError: They were not held all the time.
     """
-    with HeldBlocks(host, port) as blocks:
-        can_tell = blocks.check(request_id)
+    side = f"{host}:{port}"
+    with closing(_connect(host, port)) as socket:
+        can_tell = _check(socket, side, request_id)
         yield
         if can_tell:
-            blocks.check(request_id)
+            _check(socket, side, request_id)
             return
     _logger.warning_once(
         "The prefill side %s cannot say whether it still holds the blocks that are pulled, because "
         "it runs without this project's patches. Pulls after its time limit give wrong answers",
-        f"{host}:{port}",
+        side,
     )

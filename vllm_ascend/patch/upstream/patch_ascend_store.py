@@ -31,10 +31,10 @@ from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore, PageAddresses
-from vllm_ascend.patch.upstream.ascend_store_lookup import stored_tokens
-from vllm_ascend.patch.upstream.ascend_store_tables import blocks_of_tails
+from vllm_ascend.patch.upstream.ascend_store_pages import blocks_of_tails, stored_tokens
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
+_DATABASE = "config_data:ChunkedTokenDatabase"
 # Attribute of a database of keys: whether requests' blocks may be null blocks.
 _HAS_NULL_BLOCKS = "has_null_blocks"
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
@@ -166,23 +166,11 @@ def _place(granule: BlockHash | str, place: int, places: int) -> BlockHash:
     return BlockHash(hashlib.sha256(_PLACE_DOMAIN + content + suffix).digest())
 
 
-@_change("config_data:ChunkedTokenDatabase.process_tokens_with_block_ids")
-def wrap_process_tokens_with_block_ids(original: Callable) -> Callable:
+def _leave_out_null_blocks(original: Callable) -> Callable:
     """After a hit it stores windows' null blocks under wrong keys."""
-    return _without_null_blocks(original)
-
-
-@_change("config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids")
-def wrap_process_token_key_strings_with_block_ids(original: Callable) -> Callable:
-    """After a hit it stores windows' null blocks under wrong keys."""
-    return _without_null_blocks(original)
-
-
-def _without_null_blocks(original: Callable) -> Callable:
-    """Leave out what ends with the id of the null block, where there is one."""
 
     def process(self, *args, **kwargs) -> Iterator[Any]:
-        for chunk in original(self, *args, **kwargs):
+        for chunk in original(self, *args, **kwargs):  # each ends with the id of its block
             if chunk[-1] > NULL_BLOCK_ID or not getattr(self, _HAS_NULL_BLOCKS):
                 yield chunk
 
@@ -208,7 +196,7 @@ def wrap_lookup_scheduler(original: Callable) -> Callable:
     return lookup_scheduler
 
 
-@_change("config_data:ChunkedTokenDatabase.prepare_value")
+@_change(f"{_DATABASE}.prepare_value")
 def wrap_prepare_value(original: Callable) -> Callable:
     """Addresses do not tell which block lost its page."""
 
@@ -336,33 +324,25 @@ def _forget_tables_of_resumed(scheduler: Any, resumed: Iterable[str]) -> None:
             scheduler._request_trackers.pop(request_id, None)
 
 
+_DECLARED = {
+    KNOWS_GRANULES: "Takes hashes of any size; only loads need whole blocks.",
+    KNOWS_ROWS: "Counts the tokens of compressed blocks by their ratio.",
+    TAKES_TAILS_ALONE: "With these patches it is told of tails alone.",
+    TAKES_WHOLE_BLOCK_TAILS: "Its hits end with whole blocks and need all their windows' blocks.",
+}
+
 PATCHES: tuple[Patch, ...] = (
-    Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_GRANULES}",
-        replacement=True,
-        why="Takes hashes of any size; only loads need whole blocks.",
-        **UPSTREAM_CONNECTORS,
+    *(
+        Add(
+            target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{attribute}",
+            replacement=True,
+            why=why,
+            **UPSTREAM_CONNECTORS,
+        )
+        for attribute, why in _DECLARED.items()
     ),
     Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{KNOWS_ROWS}",
-        replacement=True,
-        why="Counts the tokens of compressed blocks by their ratio.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{TAKES_TAILS_ALONE}",
-        replacement=True,
-        why="With these patches it is told of tails alone.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_PACKAGE}.ascend_store_connector:AscendStoreConnector.{TAKES_WHOLE_BLOCK_TAILS}",
-        replacement=True,
-        why="Its hits end with whole blocks and need all their windows' blocks.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_PACKAGE}.config_data:ChunkedTokenDatabase.{_HAS_NULL_BLOCKS}",
+        target=f"{_PACKAGE}.{_DATABASE}.{_HAS_NULL_BLOCKS}",
         replacement=False,
         why="Leaves null blocks out where the worker knows its groups.",
         **UPSTREAM_CONNECTORS,
@@ -370,8 +350,8 @@ PATCHES: tuple[Patch, ...] = (
     wrap_scheduler_init,
     wrap_worker_init,
     wrap_get_block_hashes,
-    wrap_process_tokens_with_block_ids,
-    wrap_process_token_key_strings_with_block_ids,
+    _change(f"{_DATABASE}.process_tokens_with_block_ids")(_leave_out_null_blocks),
+    _change(f"{_DATABASE}.process_token_key_strings_with_block_ids")(_leave_out_null_blocks),
     wrap_lookup_scheduler,
     wrap_prepare_value,
     wrap_connector_init,

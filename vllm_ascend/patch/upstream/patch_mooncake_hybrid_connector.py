@@ -27,8 +27,11 @@ from vllm_ascend.core.connectors.connector_rules import (
     KNOWS_ROWS,
     TAKES_TAILS_ALONE,
 )
-from vllm_ascend.core.connectors.contract_decoder import CONTRACT_FIELD, ContractDecoder
-from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
+from vllm_ascend.core.connectors.kv_transfer_contract import (
+    CONTRACT_FIELD,
+    ContractDecoder,
+    KVTransferContract,
+)
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
@@ -185,36 +188,23 @@ def get_block_ids_with_load_errors(self) -> set[int]:
     return failed
 
 
+_ADDED = {
+    KNOWS_GRANULES: (True, "Takes hashes of any size; only loads need whole blocks."),
+    KNOWS_ROWS: (True, "Counts the tokens of compressed blocks by their ratio."),
+    TAKES_TAILS_ALONE: (True, "Hands over only windows' last blocks."),
+    BRINGS_TAILS: (True, "Pulls every block that has no name."),
+    "get_block_ids_with_load_errors": (get_block_ids_with_load_errors, wrap_transfer.why),
+}
+
 PATCHES: tuple[Patch, ...] = (
-    Add(
-        target=f"{_MODULE}:MooncakeConnector.{KNOWS_GRANULES}",
-        replacement=True,
-        why="Takes hashes of any size; only loads need whole blocks.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_MODULE}:MooncakeConnector.{KNOWS_ROWS}",
-        replacement=True,
-        why="Counts the tokens of compressed blocks by their ratio.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_MODULE}:MooncakeConnector.{TAKES_TAILS_ALONE}",
-        replacement=True,
-        why="Hands over only windows' last blocks.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_MODULE}:MooncakeConnector.{BRINGS_TAILS}",
-        replacement=True,
-        why="Pulls every block that has no name.",
-        **UPSTREAM_CONNECTORS,
-    ),
-    Add(
-        target=f"{_MODULE}:MooncakeConnector.get_block_ids_with_load_errors",
-        replacement=get_block_ids_with_load_errors,
-        why=wrap_transfer.why,
-        **UPSTREAM_CONNECTORS,
+    *(
+        Add(
+            target=f"{_MODULE}:MooncakeConnector.{name}",
+            replacement=value,
+            why=why,
+            **UPSTREAM_CONNECTORS,
+        )
+        for name, (value, why) in _ADDED.items()
     ),
     wrap_register_kv_caches,
     wrap_sending_thread_init,

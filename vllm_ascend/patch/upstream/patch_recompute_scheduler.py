@@ -9,8 +9,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.patch.engine.patch_scheduler import wrap_update_from_output
+from vllm_ascend.patch.engine.patch_scheduler import our_coordinator, wrap_update_from_output
 from vllm_ascend.patch.features import CHECKOUT_CACHE
 from vllm_ascend.patch.table import Patch, changes
 
@@ -22,8 +21,8 @@ def wrap_schedule(original: Callable) -> Callable:
     """On a decode node it frees running requests, whose entries are never written."""
 
     def schedule(self: Scheduler, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        coordinator = self.kv_cache_manager.coordinator
-        if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
+        coordinator = our_coordinator(self)
+        if coordinator is None:
             return original(self, *args, **kwargs)
         with coordinator.frees_withdraw():
             return original(self, *args, **kwargs)

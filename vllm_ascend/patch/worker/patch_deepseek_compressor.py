@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import vllm_ascend.patch.worker.installation  # noqa: F401 - installs the workers' patches
 from vllm_ascend.patch.features import CHECKOUT_BLOCK_SIZE
-from vllm_ascend.patch.installer import install
+from vllm_ascend.patch.installer import plan
 from vllm_ascend.patch.table import Patch, Rebind
 from vllm_ascend.worker.dsv4_cache_layers import (
     AscendCompressorStateCache,
@@ -45,4 +45,4 @@ PATCHES: tuple[Patch, ...] = (
     ),
 )
 
-install(PATCHES)
+plan(PATCHES).install()

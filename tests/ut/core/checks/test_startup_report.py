@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from tests.e2e.core import layouts
 from vllm_ascend.core.checks.startup_report import capacity_tokens, summary, warnings
+from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES, TAKES_TAILS_ALONE
 from vllm_ascend.core.plan.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig as Config
@@ -69,10 +70,10 @@ def test_capacity_counts_the_blocks_of_every_compressed_group():
             "prompts of up to 16,384 tokens are never hit",
         ),
         (Config(apply_dsv4_patch=True), {"max_model_len": 8192}, "nothing can be hit"),
-        (PARTIAL, {"has_connector": True}, "PARTIAL_HITS has no effect: the KV connector"),
+        (PARTIAL, {"connector": frozenset()}, "PARTIAL_HITS has no effect: the KV connector"),
         (
             BEST,
-            {"has_connector": True, "connector_knows_granules": True},
+            {"connector": frozenset({KNOWS_GRANULES})},
             "A request holds up to 2,313 blocks of compressor state instead of 27: 2,286 blocks "
             "that would hold about 576,212 tokens of prefixes",
         ),
@@ -91,9 +92,8 @@ def test_a_setting_that_cannot_help_is_named(config, changes, part):
 
 
 def test_nothing_is_said_of_state_beside_a_connector_that_takes_tails_alone():
-    names = ("has_connector", "connector_knows_granules", "connector_takes_tails_alone")
-    facts = dict.fromkeys(names, True)
-    assert not list(warnings(plan(dsv4_flash_a3(128), BEST, **facts)))
+    declared = frozenset({KNOWS_GRANULES, TAKES_TAILS_ALONE})
+    assert not list(warnings(plan(dsv4_flash_a3(128), BEST, connector=declared)))
 
 
 def test_a_least_gain_without_partial_hits_is_named():

@@ -13,14 +13,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, Sup
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
 from vllm_ascend.core.connectors.connector_rules import (
+    BRINGS_TAILS,
+    KNOWS_GRANULES,
+    TAKES_TAILS_ALONE,
+    TAKES_WHOLE_BLOCK_TAILS,
     ConnectorQuery,
-    brings_tails,
     check_row_layout,
-    knows_granules,
+    declared,
     least_gain,
     look_up_limit,
-    takes_tails_alone,
-    takes_whole_block_tails,
 )
 from vllm_ascend.releases import running_release
 from vllm_ascend.tier.registration import CONNECTOR
@@ -65,11 +66,11 @@ def part(name: str) -> dict[str, Any]:
     return {"kv_connector": name, "kv_connector_module_path": __name__, "kv_role": "kv_both"}
 
 
-@pytest.mark.parametrize("says", [knows_granules, takes_tails_alone])
-def test_a_connector_says_itself_what_it_copes_with(says):
-    assert says(transfer("Knowing"))
-    assert not says(transfer("Plain"))
-    assert not says(None)
+@pytest.mark.parametrize("attribute", [KNOWS_GRANULES, TAKES_TAILS_ALONE])
+def test_a_connector_says_itself_what_it_copes_with(attribute):
+    assert attribute in declared(transfer("Knowing"))
+    assert attribute not in declared(transfer("Plain"))
+    assert attribute not in declared(None)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_a_connector_says_itself_what_it_copes_with(says):
     ],
 )
 def test_several_connectors_cope_only_together(connector, parts, expected):
-    assert knows_granules(transfer(connector, *parts)) is expected
-    assert takes_tails_alone(transfer(connector, *parts)) is expected
+    assert (KNOWS_GRANULES in declared(transfer(connector, *parts))) is expected
+    assert (TAKES_TAILS_ALONE in declared(transfer(connector, *parts))) is expected
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,8 @@ def test_several_connectors_cope_only_together(connector, parts, expected):
     [(("Knowing",), False), (("OfPool",), True), (("Several", "Knowing", "OfPool"), True)],
 )
 def test_one_that_takes_tails_of_whole_blocks_is_enough_for_all(told, expected):
-    assert takes_whole_block_tails(transfer(*told)) is expected
-    assert takes_tails_alone(transfer(*told))
+    assert (TAKES_WHOLE_BLOCK_TAILS in declared(transfer(*told))) is expected
+    assert TAKES_TAILS_ALONE in declared(transfer(*told))
 
 
 def check(config: KVTransferConfig) -> None:
@@ -193,9 +194,9 @@ def test_a_tail_comes_with_what_another_engine_has_computed(declares, params, br
 
 def test_of_several_parts_the_first_must_bring_tails():
     """Another one that is asked first loads rows behind the hit alone."""
-    assert brings_tails(transfer("Several", "Bringing", "Knowing"))
-    assert not brings_tails(transfer("Several", "Knowing", "Bringing"))
-    assert not brings_tails(None)
+    assert BRINGS_TAILS in declared(transfer("Several", "Bringing", "Knowing"))
+    assert BRINGS_TAILS not in declared(transfer("Several", "Knowing", "Bringing"))
+    assert BRINGS_TAILS not in declared(None)
 
 
 def test_a_connector_that_cannot_tell_yet_may_bring_tokens():

@@ -12,14 +12,14 @@ from vllm_ascend.core.events.announcement import (
     PREFIX,
     TAIL,
     AnnouncedGroup,
-    HitRules,
     announced_groups,
 )
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
+from vllm_ascend.kv_events.layout import EngineRules
 
 
 def announce(*specs, alignment: int, hash_tokens: int, **kwargs) -> list[AnnouncedGroup]:
-    rules = HitRules(alignment, hash_tokens, whole_blocks=alignment, least_gain=0)
+    rules = EngineRules(len(specs), alignment, hash_tokens, whole_blocks=alignment, least_gain=0)
     return announced_groups(make_groups(*specs, alignment=alignment, **kwargs), specs, rules)
 
 

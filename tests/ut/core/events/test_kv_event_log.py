@@ -11,13 +11,14 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher
 
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup, HitRules
+from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup
 from vllm_ascend.core.events.kv_event_log import KVEventLog
 from vllm_ascend.core.layout.block_names import BlockNames
+from vllm_ascend.kv_events.layout import EngineRules
 
 GRANULE = 4
 COARSE, WINDOW, FINE = 0, 1, 2
-RULES = HitRules(alignment=8, hash_tokens=GRANULE, whole_blocks=8, least_gain=0)
+RULES = EngineRules(num_groups=3, alignment=8, hash_tokens=GRANULE, whole_blocks=8, least_gain=0)
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,14 @@ from vllm.v1.request import Request
 
 from tests.release_marks import WHERE_EVENTS_ARE_ARRAYS
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup, HitRules
+from vllm_ascend.core.events.announcement import PREFIX, TAIL, AnnouncedGroup
 from vllm_ascend.core.events.kv_event_queue import KVEventQueue, runs
 from vllm_ascend.core.layout.block_names import BlockNames
+from vllm_ascend.kv_events.layout import EngineRules
 
 FULL = AnnouncedGroup(0, PREFIX, 8, 4, 0, False, False, "full_attention", None)
 WINDOW = AnnouncedGroup(1, TAIL, 4, 4, 7, False, True, "sliding_window", 8)
-RULES = HitRules(alignment=8, hash_tokens=4, whole_blocks=16, least_gain=3)
+RULES = EngineRules(num_groups=2, alignment=8, hash_tokens=4, whole_blocks=16, least_gain=3)
 HASHER = get_request_block_hasher(4, sha256)
 REQUEST = make_request("r", list(range(100, 120)), HASHER)
 HASHES = REQUEST.block_hashes

@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.layout.kv_cache_groups import (
+    bytes_per_block,
     group_specs_by_kind,
     plan_tensors,
     split_into_groups,
@@ -51,22 +52,22 @@ def test_groups_of_deepseek_v4_flash(block_size):
 def test_tensors_have_users_and_one_page_size(block_size):
     layout = dsv4_flash_a3(block_size)
     groups = split_into_groups(group_specs_by_kind(layout.specs))
-    plan = plan_tensors(groups)
+    tensors = plan_tensors(groups)
     group_of = {name: i for i, group in enumerate(groups) for name in group.layer_names}
     pages = {
         name: group.kv_cache_spec.kv_cache_specs[name].page_size_bytes
         for group in groups
         for name in group.layer_names
     }
-    assert sorted(name for _, layers in plan.tensors for name in layers) == sorted(layout.specs)
-    for page_bytes, layers in plan.tensors:
+    assert sorted(name for _, layers in tensors for name in layers) == sorted(layout.specs)
+    for page_bytes, layers in tensors:
         assert layers, "a tensor without layers is memory that nobody uses"
         assert {pages[name] for name in layers} == {page_bytes}
         # Page i belongs to one block id, a block id to one group: two layers of a group would
         # overwrite each other.
         assert len({group_of[name] for name in layers}) == len(layers)
     indexer_page, page = A3_TABLE[block_size][1]
-    assert plan.bytes_per_block == 23 * page + 21 * indexer_page
+    assert bytes_per_block(groups) == 23 * page + 21 * indexer_page
 
 
 @WHERE_BLOCKS_COUNT_ROWS
@@ -132,4 +133,4 @@ def test_start_up_check_and_pool_agree_on_a_block():
     """What the check asks for must be what the pool then allocates."""
     layout = dsv4_flash_a3(32)
     groups = split_into_groups(group_specs_by_kind(layout.specs))
-    assert kv_cache_utils._pool_bytes_per_block(groups) == plan_tensors(groups).bytes_per_block
+    assert kv_cache_utils._pool_bytes_per_block(groups) == bytes_per_block(groups)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 
 from tests.ut.core.test_kv_cache_coordinator import Cache, compressed, request, tokens, window
-from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
+from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES, ConnectorQuery
 from vllm_ascend.core.plan.scheduler_facts import building_scheduler
 
 
 def test_a_connector_that_does_not_know_granules_keeps_hits_to_whole_blocks(monkeypatch):
     """Its scheduler half may take every hit for one of whole blocks."""
     monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
-    with building_scheduler(has_connector=True):
+    with building_scheduler(connector=frozenset()):
         cache = Cache(compressed(4, 4), window(8, 4))
     assert cache.coordinator.lcm_block_size == 16
     cache.run(request("a", tokens(30)))
@@ -25,7 +25,7 @@ def cache_beside_a_connector(
 ) -> tuple[Cache, list]:
     """Return a cache with one prompt in it, and a list of what the connector is asked."""
     monkeypatch.setenv("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1")
-    with building_scheduler(has_connector=True, connector_knows_granules=True):
+    with building_scheduler(connector=frozenset({KNOWS_GRANULES})):
         cache = Cache(compressed(4, 4), window(8, 4))
     asked: list[int] = []
     query = ConnectorQuery(

@@ -13,7 +13,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher
 from tests.ut.core.helpers import make_request
 from tests.ut.core.real_groups import compressed, make_groups, make_plan
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
-from vllm_ascend.core.events.announcement import PREFIX, AnnouncedGroup, HitRules
+from vllm_ascend.core.events.announcement import PREFIX, AnnouncedGroup
 from vllm_ascend.core.events.kv_event_log import KVEventLog
 from vllm_ascend.core.layout.groups import Groups
 from vllm_ascend.core.lookup.successors import SuccessorHashes
@@ -23,6 +23,7 @@ from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats
 from vllm_ascend.core.retention.ledger import Ledger
+from vllm_ascend.kv_events.layout import EngineRules
 
 GRANULE = 4
 HASHER = get_request_block_hasher(GRANULE, sha256)
@@ -146,7 +147,7 @@ def test_events_tell_granules_at_once_and_take_back_what_is_not_written(monkeypa
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
     bench, log = Bench(), KVEventLog(GRANULE)
     group = AnnouncedGroup(0, PREFIX, 16, GRANULE, 0, True, False, "mla_attention", None)
-    log.describe([group], HitRules(GRANULE, GRANULE, whole_blocks=16, least_gain=0))
+    log.describe([group], EngineRules(1, GRANULE, GRANULE, whole_blocks=16, least_gain=0))
     log.take()
     bench.pool.event_log = log
     bench.collect(8)

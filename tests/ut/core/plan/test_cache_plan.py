@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.core import layouts
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
+from vllm_ascend.core.connectors.connector_rules import KNOWS_GRANULES, TAKES_TAILS_ALONE
 from vllm_ascend.core.plan.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
@@ -36,8 +37,8 @@ def test_hits_are_whole_blocks_or_granules(rows, alignment):
 
 
 def test_a_connector_that_knows_no_granules_keeps_hits_to_whole_blocks():
-    assert plan(PARTIAL, facts={"has_connector": True}).alignment == 16_384
-    knows = {"has_connector": True, "connector_knows_granules": True}
+    assert plan(PARTIAL, facts={"connector": frozenset()}).alignment == 16_384
+    knows = {"connector": frozenset({KNOWS_GRANULES})}
     assert plan(PARTIAL, facts=knows).alignment == 128
 
 
@@ -45,8 +46,8 @@ def test_a_connector_that_knows_no_granules_keeps_hits_to_whole_blocks():
     ("facts", "is_sparse"),
     [
         ({}, True),
-        ({"has_connector": True, "connector_knows_granules": True}, False),
-        ({"has_connector": True, "connector_takes_tails_alone": True}, True),
+        ({"connector": frozenset({KNOWS_GRANULES})}, False),
+        ({"connector": frozenset({TAKES_TAILS_ALONE})}, True),
     ],
 )
 @WHERE_BLOCKS_COUNT_ROWS

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from vllm.utils.hashing import sha256
@@ -13,11 +14,15 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 import vllm_ascend.patch.platform  # noqa: F401 - the managers of its specs
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from vllm_ascend.core.connectors.connector_rules import (
+    KNOWS_GRANULES,
+    TAKES_TAILS_ALONE,
+    TAKES_WHOLE_BLOCK_TAILS,
+)
 from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
 from vllm_ascend.core.lookup.successors import SuccessorHashes
-from vllm_ascend.core.plan.cache_plan import plan_cache
-from vllm_ascend.core.plan.planned_groups import describe_groups
+from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
@@ -30,7 +35,7 @@ SPARSE = PrefixCacheConfig(apply_dsv4_patch=True, partial_hits=True, sparse_stat
 STATE = 2  # the group of the C4 compressor's state, whose blocks have 8 tokens at 128 rows
 
 
-def make_caching(config: PrefixCacheConfig = SPARSE, **facts: int) -> RankedCaching:
+def make_caching(config: PrefixCacheConfig = SPARSE, **facts: Any) -> RankedCaching:
     """Return what is cached of a sliding window, C4 rows and the state of their compressor."""
     kinds = ascend_specs(128)
     specs = [kinds.window, kinds.mla[4], kinds.state[4], kinds.mla[128], kinds.state[128]]
@@ -86,9 +91,10 @@ def test_kept_boundaries_leave_their_tails():
 @pytest.mark.parametrize("takes", [False, True])
 def test_a_connector_takes_whole_windows_where_whole_blocks_of_all_groups_end(takes):
     """At 16,384 with 128 rows: [16_377, 16_384) of the C4 state, [16_257, 16_384) of the C128."""
-    names = ("has_connector", "connector_knows_granules", "connector_takes_tails_alone")
-    facts = dict.fromkeys(names, True)
-    caching = make_caching(**facts, connector_takes_whole_block_tails=takes)
+    declared = {KNOWS_GRANULES, TAKES_TAILS_ALONE}
+    if takes:
+        declared.add(TAKES_WHOLE_BLOCK_TAILS)
+    caching = make_caching(connector=frozenset(declared))
     start(caching, num_tokens=40_000)
     caching._records["r"].passed = 16_000
     taken = {STATE: [2047], 4: [508, 509, 510, 511]} if takes else {STATE: [], 4: []}
@@ -130,7 +136,7 @@ def test_tables_have_null_blocks_where_nobody_reads():
 
 @pytest.mark.parametrize("num_external", [0, 100, 300, 384, 500])
 def test_blocks_for_external_tokens_are_counted_before_they_are_taken(num_external):
-    caching = make_caching(has_connector=True, connector_takes_tails_alone=True)
+    caching = make_caching(connector=frozenset({TAKES_TAILS_ALONE}))
     start(caching)
     no_hit: tuple[list, ...] = tuple([] for _ in caching._groups.all)
     num_tokens, pool = num_external + 200, caching._pool

@@ -10,12 +10,11 @@ from tempfile import mkdtemp
 import pytest
 
 from tests.ut.evaluation.port_report.trees import make_files, write_tree
-from vllm_ascend.overlay.patch_list import ADDED, ADDED_FIELD, CHANGED, REPLACED
+from vllm_ascend.overlay.patch_list import ADDED, ADDED_FIELD, CHANGED, REPLACED, ListedPatch
 from vllm_ascend.patch.table import source_digest
 from vllm_ascend_evaluation.port_report import words
 from vllm_ascend_evaluation.port_report.census import Cell, Section, make_section
 from vllm_ascend_evaluation.port_report.files import open_files
-from vllm_ascend_evaluation.port_report.patch_table import PatchEntry
 
 POOL = '''
     class BlockPool:
@@ -32,15 +31,17 @@ BASE = {
     "manager.py": "from vllm.pool import BlockPool\n\ndef make(): return BlockPool()\n",
     "layer.py": "class Cache: ...\n",
 }
-FREE = PatchEntry("vllm.pool:BlockPool.free", "retention", CHANGED)
-MAKE = PatchEntry("vllm.manager:make", "retention", CHANGED)
+FREE = ListedPatch("vllm.pool:BlockPool.free", "retention", CHANGED)
+MAKE = ListedPatch("vllm.manager:make", "retention", CHANGED)
 
 
 @pytest.fixture
 def judge(tmp_path):
     """Judges one patch on the base with some modules replaced; ``None`` takes one away."""
 
-    def judge(entry: PatchEntry, base: dict[str, str] | None = BASE, **modules: str | None) -> Cell:
+    def judge(
+        entry: ListedPatch, base: dict[str, str] | None = BASE, **modules: str | None
+    ) -> Cell:
         changed = {**BASE, **{f"{name}.py": text for name, text in modules.items()}}
         tree = {path: text for path, text in changed.items() if text is not None}
         original = None if base is None else make_files(tmp_path / "base", base)
@@ -109,18 +110,18 @@ def test_an_inherited_method_is_gone_from_the_class_and_found_in_its_base(tmp_pa
 
 
 def test_a_class_that_is_replaced(judge):
-    entry = PatchEntry("vllm.pool:BlockPool", "specs", REPLACED)
+    entry = ListedPatch("vllm.pool:BlockPool", "specs", REPLACED)
     assert judge(entry) == Cell("same")
     assert judge(entry, pool=POOL.replace("size: int", "length: int")) == Cell(
         "body", came=("length",), went=("size",)
     )
-    imported = PatchEntry("vllm.manager:BlockPool", "specs", REPLACED)
+    imported = ListedPatch("vllm.manager:BlockPool", "specs", REPLACED)
     assert judge(imported) == Cell("imported name", imported_from="vllm.pool:BlockPool")
 
 
 @pytest.mark.parametrize("kind", [ADDED, ADDED_FIELD])
 def test_what_is_added_is_native_or_absent(judge, kind):
-    entry = PatchEntry("vllm.pool:BlockPool.ranks", "retention", kind)
+    entry = ListedPatch("vllm.pool:BlockPool.ranks", "retention", kind)
     assert judge(entry) == Cell("absent")
     assert judge(entry, pool=POOL.replace("size: int", "ranks: int")) == Cell("NATIVE")
     assert judge(entry, pool="x = 1\n") == Cell("GONE")
@@ -131,7 +132,7 @@ def test_what_is_added_is_native_or_absent(judge, kind):
     "evidence", ["vllm.pool:BlockPool.free(first)", "vllm.pool:BlockPool.size"]
 )
 def test_evidence_makes_native_what_would_be_added(judge, evidence):
-    entry = PatchEntry("vllm.pool:BlockPool.ranks", "retention", ADDED, evidence)
+    entry = ListedPatch("vllm.pool:BlockPool.ranks", "retention", ADDED, evidence)
     assert judge(entry) == Cell("NATIVE", has=evidence)
     assert judge(entry, pool="class BlockPool: ...\n") == Cell("absent")
 
@@ -139,7 +140,7 @@ def test_evidence_makes_native_what_would_be_added(judge, evidence):
 def test_evidence_is_told_beside_what_became_of_a_changed_function(judge):
     """A port has to know both: that the tree has the feature, and what its function is like."""
     evidence = "vllm.pool:BlockPool.free(prepend)"
-    entry = PatchEntry("vllm.pool:BlockPool.free", "retention", CHANGED, evidence)
+    entry = ListedPatch("vllm.pool:BlockPool.free", "retention", CHANGED, evidence)
     assert judge(entry) == Cell("same")
     cell = judge(entry, pool=POOL.replace("first=False", "first=False, prepend=False"))
     assert cell == Cell("SIGNATURE", came=("prepend",), has=evidence)
@@ -147,7 +148,7 @@ def test_evidence_is_told_beside_what_became_of_a_changed_function(judge):
 
 def test_evidence_may_be_inherited(judge):
     evidence = "vllm.manager:Manager.free"
-    entry = PatchEntry("vllm.manager:make", "retention", CHANGED, evidence)
+    entry = ListedPatch("vllm.manager:make", "retention", CHANGED, evidence)
     manager = BASE["manager.py"] + "\nclass Manager(BlockPool): ...\n"
     assert judge(entry, manager=manager).has == evidence
 
@@ -157,7 +158,7 @@ def test_without_a_base_the_digest_tells(judge, tmp_path):
     module = tmp_path / "module.py"
     module.write_text("def make(): return 1\n")
     exec(compile(module.read_text(), str(module), "exec"), namespace)
-    entry = PatchEntry(
+    entry = ListedPatch(
         "vllm.manager:make", "x", CHANGED, digests=(source_digest(namespace["make"]),)
     )
     assert judge(entry, None, manager="def make(): return 1\n") == Cell("same", by_digest=True)
@@ -167,7 +168,7 @@ def test_without_a_base_the_digest_tells(judge, tmp_path):
 
 def test_a_target_that_the_base_does_not_have_is_judged_by_its_digest(judge):
     """A patch for a later release has a target there only."""
-    cell = judge(PatchEntry("vllm.new:make", "x", CHANGED), new="def make(): return 1\n")
+    cell = judge(ListedPatch("vllm.new:make", "x", CHANGED), new="def make(): return 1\n")
     assert cell == Cell("other digest", by_digest=True)
 
 
@@ -175,7 +176,7 @@ def test_a_module_that_cannot_be_parsed_is_one_status_and_no_end(judge):
     assert judge(FREE, pool="def f(:\n") == Cell("cannot be read")
 
 
-ALIASED = PatchEntry(
+ALIASED = ListedPatch(
     *("vllm.pool:make", "retention", CHANGED),
     aliases=("vllm.manager:make", "vllm.worker:make"),
 )
@@ -212,7 +213,7 @@ def test_an_alias_has_a_row_only_when_it_is_gone(tmp_path, changed, expected):
 def test_a_keeper_is_told_once_however_many_patches_name_it(tmp_path):
     keepers = ("vllm.gone:Cache",)
     entries = [
-        PatchEntry(target, "specs", REPLACED, keepers=keepers)
+        ListedPatch(target, "specs", REPLACED, keepers=keepers)
         for target in ("vllm.layer:Cache", "vllm.manager:BlockPool")
     ]
     files = make_files(tmp_path, BASE)
@@ -234,7 +235,7 @@ def test_columns_are_called_by_version_or_else_by_name(tmp_path):
 
 
 def test_patches_of_another_package_are_no_rows(tmp_path):
-    other = PatchEntry("vllm_ascend.utils:f", "x", CHANGED)
+    other = ListedPatch("vllm_ascend.utils:f", "x", CHANGED)
     files = make_files(tmp_path, BASE)
     section = make_section([FREE, other, MAKE, FREE], files, [files])
     assert [row.target for row in section.rows] == [FREE.target, FREE.target, MAKE.target]
@@ -244,7 +245,7 @@ def section_of(root: Path, **changed: str) -> Section:
     """Return a section with a patch of every module of ``BASE``."""
     base = make_files(root / "base", BASE)
     tree = write_tree(root / "tree", {**BASE, **changed})
-    cache = PatchEntry("vllm.layer:Cache", "specs", REPLACED)
+    cache = ListedPatch("vllm.layer:Cache", "specs", REPLACED)
     return make_section([FREE, MAKE, cache], base, [open_files("--vllm", tree, "vllm")])
 
 

@@ -13,19 +13,18 @@ from typer.testing import CliRunner
 from tests.ut.evaluation.port_report.trees import write_tree
 from vllm_ascend.__main__ import app
 from vllm_ascend.doctor import children
-from vllm_ascend.overlay.patch_list import ADDED, CHANGED
-from vllm_ascend_evaluation.port_report import patch_table
-from vllm_ascend_evaluation.port_report.patch_table import PatchEntry
+from vllm_ascend.overlay import patch_list
+from vllm_ascend.overlay.patch_list import ADDED, CHANGED, ListedPatch
 
 VERSION = "__version__ = version = '{}'\n"
 # An import of a tree ends the test at once.
 TRAP = "raise SystemExit('imported')\n"
 POOL = "class BlockPool:\n    def free_all_of_them_at_once(self, blocks, first=False): ...\n"
 ENTRIES = (
-    PatchEntry("vllm.pool:BlockPool.free_all_of_them_at_once", "retention", CHANGED),
-    PatchEntry("vllm.pool:BlockPool.ranks", "retention", ADDED),
-    PatchEntry("vllm.manager:make", "retention", CHANGED, aliases=("vllm.engine:make",)),
-    PatchEntry("vllm_ascend.utils:refresh_block_size", "layout", CHANGED, digests=("0" * 16,)),
+    ListedPatch("vllm.pool:BlockPool.free_all_of_them_at_once", "retention", CHANGED),
+    ListedPatch("vllm.pool:BlockPool.ranks", "retention", ADDED),
+    ListedPatch("vllm.manager:make", "retention", CHANGED, aliases=("vllm.engine:make",)),
+    ListedPatch("vllm_ascend.utils:refresh_block_size", "layout", CHANGED, digests=("0" * 16,)),
 )
 
 
@@ -39,7 +38,7 @@ def trees(tmp_path, monkeypatch) -> list[str]:
     """A base that is installed, two releases of vLLM and one of vllm-ascend; their options."""
     make = "def make(): ...\n"
     base = release(tmp_path, "0.1", manager=make, engine="from vllm.manager import make\n")
-    monkeypatch.setattr(patch_table, "read_patch_table", lambda: ENTRIES)
+    monkeypatch.setattr(patch_list, "all_patches", lambda: ENTRIES)
     monkeypatch.setattr(children, "find_package", lambda name, environ: base / name)
     changed = {"pool": POOL.replace("first", "last")}
     second = release(tmp_path, "0.2", manager=make, engine="from vllm.manager import make\n")

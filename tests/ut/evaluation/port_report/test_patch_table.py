@@ -10,21 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ascend.overlay.patch_list import kind_of
+from vllm_ascend.overlay.patch_list import ListedPatch, all_patches, kind_of
 from vllm_ascend.patch.ledger import collect_patches
 from vllm_ascend.patch.table import Add
 from vllm_ascend.releases import SUPPORTED
 from vllm_ascend_evaluation.port_report.census import make_section
 from vllm_ascend_evaluation.port_report.files import open_files
-from vllm_ascend_evaluation.port_report.patch_table import PatchEntry, read_patch_table
 
 REPOSITORY = Path(__file__).parents[4]
 NEXT = REPOSITORY / ".venv-vllm" / "0.23.0"
 
 
 @pytest.fixture(scope="module")
-def entries() -> tuple[PatchEntry, ...]:
-    return read_patch_table()
+def entries() -> tuple[ListedPatch, ...]:
+    return all_patches()
 
 
 def test_every_patch_of_every_table_is_there(entries):
@@ -37,7 +36,7 @@ def test_every_patch_of_every_table_is_there(entries):
         assert (entry.feature, entry.package) == (patch.feature, patch.package)
         assert entry.adds == (patch.target in additions)
         assert entry.kind == kind_of(patch) or entry.adds
-        assert entry.evidence == patch.superseded_by or entry.adds
+        assert entry.superseded_by == patch.superseded_by or entry.adds
         for release in SUPPORTED:
             assert set(entry.digests) >= {*release.digests_of(patch.target)}
         assert set(entry.aliases) >= set(getattr(patch, "aliases", ()))
@@ -48,8 +47,8 @@ def test_the_table_is_read_without_vllm():
     """A vLLM whose modules the patches lack (0.30.0) would otherwise end the report."""
     code = (
         "import sys; sys.modules['vllm'] = None; "
-        "from vllm_ascend_evaluation.port_report.patch_table import read_patch_table; "
-        "print(len(read_patch_table()))"
+        "from vllm_ascend.overlay.patch_list import all_patches; "
+        "print(len(all_patches()))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True

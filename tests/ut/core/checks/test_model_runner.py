@@ -7,7 +7,7 @@ import pytest
 from vllm import envs
 
 from tests.release_marks import WHERE_THE_SECOND_RUNNER_RUNS, with_our_interval
-from vllm_ascend.core.checks.model_runner_rules import check_model_runner
+from vllm_ascend.core.checks.early_check import check_model_runner
 from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_a3, dsv4_flash_gpu
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 

@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a prompt AscendStore's pool has: all pages that a request behind it reads."""
+"""Which pages AscendStore's pool is asked for, and is given: those before boundaries of its hits.
+
+A request that goes on behind a boundary reads all pages of compressed and full groups before it,
+and of windows the tail there, by vLLM's rule. Nobody looks up any other page of a windowed group.
+
+AscendStore notes the blocks that a request is given, not those that it gives back. What a window
+has left, and the state of spare tails once their step is over, belongs to others::
+
+    windows             [c - window + 1, c) are held in front of a step that starts at c
+    compressor state    its open windows alone; see ``read_span``
+"""
 
 from __future__ import annotations
 
@@ -11,10 +21,17 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm_ascend.core.layout.specs import (
     group_specs,
     is_windowed,
+    read_span,
     tokens_per_block,
-    unpack_uniform,
+    window_span,
 )
 from vllm_ascend.core.policy.boundaries import tail_blocks
+from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
+
+
+def _tail(spec: KVCacheSpec, block_tokens: int, boundary: int) -> range:
+    """Return the ordinals of the blocks that a window reads behind a boundary."""
+    return tail_blocks(boundary, window_span(spec).start(boundary), block_tokens)
 
 
 def stored_tokens(worker: Any, num_tokens: int, block_hashes: Sequence[Any]) -> int:
@@ -43,7 +60,13 @@ def stored_tokens(worker: Any, num_tokens: int, block_hashes: Sequence[Any]) -> 
         for end in boundaries
     ]
     tails = [
-        [key for spec, keys in groups if is_windowed(spec) for key in _tail(spec, keys, end)]
+        [
+            key
+            for spec, keys in groups
+            if is_windowed(spec)
+            for ordinal in _tail(spec, tokens_per_block(spec), end)
+            for key in keys[ordinal]
+        ]
         for end in boundaries
     ]
     there = _there(worker, [key for pages in (*rows, *tails) for key in pages])
@@ -83,14 +106,34 @@ def _new(spec: KVCacheSpec, keys: Sequence[tuple[str, ...]], end: int, step: int
         yield from page
 
 
-def _tail(spec: KVCacheSpec, keys: Sequence[tuple[str, ...]], end: int) -> Iterator[str]:
-    """Yield the keys of the blocks that a window reads behind a boundary."""
-    first_token = max(end - unpack_uniform(spec).sliding_window + 1, 0)
-    for ordinal in tail_blocks(end, first_token, tokens_per_block(spec)):
-        yield from keys[ordinal]
-
-
 def _there(worker: Any, keys: Iterable[str]) -> set[str]:
     names = list(dict.fromkeys(keys))
     found = worker.m_store.exists(names) if names else ()
     return {name for name, is_there in zip(names, found, strict=True) if is_there == 1}
+
+
+def blocks_of_tails(
+    scheduler: Any, tables: Sequence[list[int]], num_computed_tokens: int
+) -> list[list[int]]:
+    """Return a request's tables with null blocks for what it does not hold, or nobody looks up.
+
+    Args:
+        scheduler: vllm-ascend's ``KVPoolScheduler``.
+        tables: The ids of the blocks that the request was given, per group.
+        num_computed_tokens: Of the request, in front of the step.
+    """
+    specs = group_specs(scheduler.kv_cache_config)
+    every = scheduler.cache_transfer_granularity
+    told: list[list[int]] = []
+    for spec, block_tokens, table in zip(specs, scheduler.grouped_block_size, tables, strict=True):
+        if not is_windowed(spec):
+            told.append(table)
+            continue
+        held_from = read_span(spec, specs).start(num_computed_tokens) // block_tokens
+        tails = [NULL_BLOCK_ID] * len(table)
+        for boundary in range(every, len(table) * block_tokens + 1, every):
+            for ordinal in _tail(spec, block_tokens, boundary):
+                if ordinal >= held_from:
+                    tails[ordinal] = table[ordinal]
+        told.append(tails)
+    return told
