@@ -194,18 +194,15 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         total_computed_tokens: int,
         num_tokens_main_model: int,
         apply_admission_cap: bool = False,
-        num_local_computed_tokens: int | None = None,
+        **told: int,
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's base class.
 
         An asynchronous load needs more: room for those that have loaded before to start in.
 
         Args:
-            num_local_computed_tokens: In releases that tell; the blocks of the hit say as much.
+            **told: ``num_local_computed_tokens``, in releases that tell.
         """
-        told = {}
-        if num_local_computed_tokens is not None:
-            told["num_local_computed_tokens"] = num_local_computed_tokens
         need = self.caching.allocation.get_num_blocks_to_allocate(
             request_id,
             num_tokens,

@@ -36,11 +36,7 @@ from vllm_ascend.core.retention.freed_blocks import (
     take_remaining_blocks,
 )
 from vllm_ascend.core.retention.ledger import Ledger
-from vllm_ascend.core.retention.request_record import (
-    EnteredBlocks,
-    RequestRecord,
-    WaitingTails,
-)
+from vllm_ascend.core.retention.request_record import EnteredBlocks, RequestRecord, WaitingTails
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import TailCache

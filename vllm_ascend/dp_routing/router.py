@@ -95,10 +95,14 @@ class Router:
         return any(map(self.index.is_known, range(self.num_ranks)))
 
     def prompt_of(self, request: EngineCoreRequest) -> Prompt:
-        """Hash a request's prompt, once for all ranks. It changes nothing here."""
+        """Hash a request's prompt, once for all ranks. It changes nothing here.
+
+        Who wants log probabilities of a prompt hits nothing: it is taken for one without a name.
+        """
         num_tokens = len(request.prompt_token_ids or ())
-        hash_tokens = self.index.hash_tokens
-        names = prompt_names(request, hash_tokens) if hash_tokens else ()
+        parameters, hash_tokens = request.sampling_params, self.index.hash_tokens
+        hits = not (parameters is not None and parameters.skip_reading_prefix_cache)
+        names = prompt_names(request, hash_tokens) if hash_tokens and hits else ()
         return Prompt(names, num_tokens, is_pulled=_is_pulled(request))
 
     def choose(self, request_id: str, prompt: Prompt, counts: Sequence[Sequence[float]]) -> int:

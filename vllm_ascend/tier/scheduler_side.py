@@ -82,6 +82,8 @@ class TierScheduler:
     def look_up(self, request: Request, num_local: int) -> Answer:
         """Return how many tokens the tier brings behind local ones, and whether asynchronously."""
         self._hits.pop(request.request_id, None)
+        if request.skip_reading_prefix_cache:  # it wants something of every token of its prompt
+            return _NOTHING
         unit = self._layout.unit
         limit = look_up_limit(request.num_tokens, request.kv_transfer_params) // unit
         limit = min(limit, self._layout.num_named_units(len(request.block_hashes)))

@@ -87,6 +87,12 @@ def test_an_engine_of_another_block_size_hits_all_but_the_end(folder, store, com
         assert ours["logprobs"]["token_logprobs"] == pytest.approx(
             theirs["logprobs"]["token_logprobs"], abs=1e-4
         )
+        # Of rows that are loaded nobody could tell log probabilities.
+        asks = {"prompt": [*PROMPT[:4000], 1, 2, 3], "max_tokens": 1, "prompt_logprobs": 0}
+        told = second.post("/v1/completions", **asks)["choices"][0]["prompt_logprobs"]
+        again = second.post("/v1/completions", **asks)
+        assert cached(again) == 0 and again["choices"][0]["prompt_logprobs"] == told
+        assert len(told) == 4003 and all(told[1:])
         # As who changes the weights does it. Sleep takes the same way, but a CPU has none.
         second.post("/pause")
         second.post("/resume")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from vllm import SamplingParams
 
 from tests.ut.dp_routing.test_index import PREFIX, SIZE, anew, news
 from vllm_ascend.dp_routing.choice import LIVE_TOKENS, LOAD_WEIGHT
@@ -50,10 +51,24 @@ def test_what_is_pulled_goes_where_most_rows_are_unless_more_requests_live_there
     assert router.choose("b", pulled, [[0, 0], [0, 0], [0, 1], [0, 0]]) != 2
 
 
+def test_who_wants_log_probabilities_of_a_prompt_hits_nothing(router):
+    request = SimpleNamespace(
+        prompt_token_ids=list(range(10 * SIZE)),
+        mm_features=None,
+        lora_request=None,
+        cache_salt=None,
+        prompt_embeds=None,
+        sampling_params=SamplingParams(),
+    )
+    assert len(router.prompt_of(request).names) == 10
+    request.sampling_params = SamplingParams(prompt_logprobs=0)
+    assert not router.prompt_of(request).names
+
+
 def test_a_request_with_a_prefill_side_s_answer_is_pulled(router):
     told = {"do_remote_prefill": True, "remote_block_ids": [[1]]}
     for extra, is_pulled in (({"kv_transfer_params": told}, True), ({}, False), (None, False)):
-        parameters = SimpleNamespace(extra_args=extra)
+        parameters = SimpleNamespace(extra_args=extra, skip_reading_prefix_cache=False)
         request = SimpleNamespace(prompt_token_ids=None, sampling_params=parameters)
         assert router.prompt_of(request).is_pulled is is_pulled
 

@@ -34,6 +34,7 @@ def request(name: str, num_units: int = 4):
         num_prompt_tokens=num_units * UNIT + 1,
         num_computed_tokens=0,
         kv_transfer_params=None,
+        skip_reading_prefix_cache=False,
         block_hashes=[b"%d" % unit for unit in range(num_units)],
     )
 
@@ -132,3 +133,9 @@ def test_a_tier_that_was_left_alone_takes_what_was_computed_meanwhile(half, monk
     answers.num_computed_tokens = 5 * UNIT + 1
     monkeypatch.undo()
     assert stored_by(half, {1: {"answers": 1}}) == {1: 5}
+
+
+def test_nothing_is_loaded_for_who_wants_log_probabilities_of_the_prompt(half):
+    asked = request("asks for all")
+    asked.skip_reading_prefix_cache = True
+    assert half.look_up(asked, 0) == (0, False)
