@@ -244,8 +244,7 @@ class ConnectorQuery:
 
     def brings_tail(self, request: Request) -> bool:
         """Whether the tail of a request's prompt comes from the engine that has computed it."""
-        params = request.kv_transfer_params or {}
-        return self._brings_tails and bool(params.get("do_remote_prefill"))
+        return self._brings_tails and _is_handed_over(request)
 
     def brings_more(self, request: Request, whole_tokens: int, partial_tokens: int) -> bool:
         """Whether external tokens are worth more than a local hit that ends inside a block.
@@ -262,7 +261,14 @@ class ConnectorQuery:
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Answer:
         """Stand in for the connector's method; see vLLM's ``KVConnectorBase_V1``."""
+        if request.skip_reading_prefix_cache and not _is_handed_over(request):
+            return _NOTHING  # it wants log probabilities of every token of its prompt
         asked, self._asked = self._asked, None
         if asked is not None and asked[0] is request:
             return asked[1]
         return self._ask(request, num_computed_tokens)
+
+
+def _is_handed_over(request: Request) -> bool:
+    """Whether another engine has computed a request's prompt for this one."""
+    return bool((request.kv_transfer_params or {}).get("do_remote_prefill"))

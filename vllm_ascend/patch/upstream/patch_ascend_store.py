@@ -257,14 +257,10 @@ def _step_has_failed() -> bool:
 
 @_change("pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens")
 def wrap_get_num_new_matched_tokens(original: Callable) -> Callable:
-    """A draft layer's last row depends on a token that no key names; prompt log probabilities need
-    all computed.
-    """
+    """A draft layer's last row depends on a token that no key names."""
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens) -> tuple[int, bool]:
         """Leave the last token of a hit to be computed where there are drafts."""
-        if request.skip_reading_prefix_cache:
-            return 0, False
         num_tokens, is_async = original(self, request, num_computed_tokens)
         if not num_tokens or not self.use_hybrid or self.use_layerwise:
             return num_tokens, is_async

@@ -147,6 +147,11 @@ def test_a_hit_leaves_a_token_to_compute_after_the_prompt_was_shortened(num_toke
     assert look_up_limit(num_tokens, params) == limit
 
 
+ONE, OTHER = (
+    SimpleNamespace(kv_transfer_params=None, skip_reading_prefix_cache=False) for _ in range(2)
+)
+
+
 @pytest.mark.parametrize(
     "answer, partial, brings",
     [
@@ -159,23 +164,23 @@ def test_a_hit_leaves_a_token_to_compute_after_the_prompt_was_shortened(num_toke
 def test_external_tokens_replace_a_partial_hit_only_if_they_end_behind_it(answer, partial, brings):
     asked = []
     query = ConnectorQuery(lambda request, num: asked.append((request, num)) or answer)
-    assert query.brings_more("a", 16, partial) is brings
-    told = query.get_num_new_matched_tokens("a", 16 if brings else partial)
+    assert query.brings_more(ONE, 16, partial) is brings
+    told = query.get_num_new_matched_tokens(ONE, 16 if brings else partial)
     assert told == (answer if brings else (0, False))
-    assert asked == [("a", 16)]
-    query.get_num_new_matched_tokens("a", 16)
+    assert asked == [(ONE, 16)]
+    query.get_num_new_matched_tokens(ONE, 16)
     assert len(asked) == 2, "an answer is good for one question"
 
 
 @pytest.mark.parametrize("gain, brings", [(12, True), (13, False)])
 def test_they_must_gain_what_the_load_costs(gain, brings):
     query = ConnectorQuery(lambda request, num: (24, True), least_gain=gain)
-    assert query.brings_more("a", 16, 28) is brings
+    assert query.brings_more(ONE, 16, 28) is brings
 
 
 def test_where_nothing_can_be_copied_any_external_token_is_taken():
     query = ConnectorQuery(lambda request, num: (24, True), least_gain=100)
-    assert query.brings_more("a", 16, 0)
+    assert query.brings_more(ONE, 16, 0)
 
 
 @pytest.mark.parametrize(
@@ -201,17 +206,17 @@ def test_of_several_parts_the_first_must_bring_tails():
 
 def test_a_connector_that_cannot_tell_yet_may_bring_tokens():
     query = ConnectorQuery(lambda request, num: (None, False), least_gain=100)
-    assert query.brings_more("a", 0, 28)
-    assert query.get_num_new_matched_tokens("a", 0) == (None, False)
+    assert query.brings_more(ONE, 0, 28)
+    assert query.get_num_new_matched_tokens(ONE, 0) == (None, False)
 
 
 def test_an_answer_is_not_given_to_another_request_or_a_later_look_up():
     query = ConnectorQuery(lambda request, num: (num, False))
-    query.brings_more("a", 16, 20)
-    assert query.get_num_new_matched_tokens("b", 8) == (8, False)
-    query.brings_more("a", 16, 20)
+    query.brings_more(ONE, 16, 20)
+    assert query.get_num_new_matched_tokens(OTHER, 8) == (8, False)
+    query.brings_more(ONE, 16, 20)
     query.forget()
-    assert query.get_num_new_matched_tokens("a", 32) == (32, False)
+    assert query.get_num_new_matched_tokens(ONE, 32) == (32, False)
 
 
 @pytest.mark.parametrize("told", [-1, 1.5, "128", True, None])
@@ -227,3 +232,12 @@ def test_the_least_gain_is_documented_and_can_be_set():
     assert least_gain(config) == least_gain(None) == 256
     config.kv_connector_extra_config["least_gain_tokens"] = 0
     assert least_gain(config) == 0
+
+
+@pytest.mark.parametrize(
+    "params, told", [(None, (0, False)), ({"do_remote_prefill": True}, (24, True))]
+)
+def test_who_wants_log_probabilities_of_a_prompt_gets_only_what_was_handed_over(params, told):
+    query = ConnectorQuery(lambda request, num: (24, True))
+    asks = SimpleNamespace(kv_transfer_params=params, skip_reading_prefix_cache=True)
+    assert query.get_num_new_matched_tokens(asks, 0) == told
