@@ -66,7 +66,7 @@ class RegressReport:
             names = ", ".join(verdict.metric.title for verdict in self.regressions)
             found = f"{len(self.regressions)} of {num_judged} metrics regressed: {names}"
         else:
-            found = f"no regression in {num_judged} metrics"
+            found = f"no regression in {num_judged} metric{'s' * (num_judged != 1)}"
         unknown = [v.metric.title for v in self.verdicts if v.outcome == NOT_KNOWN]
         return "; could not be judged: ".join([found, *unknown])
 

@@ -63,8 +63,7 @@ def load_workloads(
                 f"{workload.num_left_out + workload.num_requests:,} requests have more tokens with "
                 f"their answer than --max-model-len {max_model_len} and are left out",
             )
-        is_file = Path(source.source).exists()
-        if is_file and not needs_arrivals and 1 < workload.num_requests <= workload.concurrency:
+        if not needs_arrivals and Path(source.source).exists() and _start_together(workload):
             say(
                 "[yellow]note:[/]",
                 f"{workload.name}: all {workload.num_requests} requests start together, so a "
@@ -73,6 +72,13 @@ def load_workloads(
             )
         workloads[source] = workload
     return workloads
+
+
+def _start_together(workload: Workload) -> bool:
+    """Whether several requests are all in flight at once: none waits for another one's answer."""
+    if not 1 < workload.num_requests <= workload.concurrency:
+        return False
+    return all(request.think_ms is None for request in workload.requests())
 
 
 def sources_of(

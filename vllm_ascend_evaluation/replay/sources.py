@@ -89,7 +89,7 @@ class WorkloadSource:
         if workload is None:
             return self._file()
         if self.concurrency is not None:
-            workload = replace(workload, concurrency=self.concurrency)
+            workload = workload.at_a_time(self.concurrency)
         return workload.cut(self.max_requests, self.max_output_tokens)
 
     def _generated(self) -> Workload | None:

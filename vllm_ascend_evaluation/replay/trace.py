@@ -67,6 +67,13 @@ class Workload:
         remarks = (f"{count:,} {what}" for what, count in self.assumed.items())
         return "; ".join((self.description, *remarks))
 
+    def at_a_time(self, concurrency: int) -> Workload:
+        """Return this workload with so many requests in flight, which its description names."""
+        words = self.description.replace(
+            f"{self.concurrency} at a time", f"{concurrency} at a time", 1
+        )
+        return replace(self, concurrency=concurrency, description=words)
+
     def cut(self, max_requests: int | None, max_output_tokens: int | None) -> Workload:
         """Return this workload with only so many requests from its start, and shorter answers.
 

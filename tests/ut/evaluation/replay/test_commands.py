@@ -386,3 +386,13 @@ def test_requests_that_all_start_together_are_noted(runner, tmp_path, options, i
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert ("all 2 requests start together" in said) is is_noted
+
+
+def test_turns_that_wait_for_each_other_do_not_start_together(runner, tmp_path):
+    chat = tmp_path / "chat.jsonl"
+    turns = [{"prompt_token_ids": list(range(300 * n)), "output_length": 1} for n in (1, 2)]
+    waiting = [{**turn, "session": 1, "delay": 0} for turn in turns]
+    chat.write_text("".join(json.dumps(turn) + "\n" for turn in waiting))
+    result = invoke("replay", "--workload", str(chat), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert "start together" not in " ".join(result.output.split())

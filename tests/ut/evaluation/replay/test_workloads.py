@@ -134,3 +134,10 @@ def test_requests_that_are_too_long_are_counted_and_left_out():
         BadInputError, match=r"--workload x: every request is too long: .* 15 tokens or more, above"
     ):
         workload.within(14)
+
+
+@pytest.mark.parametrize("name", ["W1", "chat:30", "agentic:20", "20:100:50:4", "3x2:50:5:1"])
+def test_a_workload_says_how_many_requests_are_in_flight(name):
+    workload = WorkloadSource(name, concurrency=7).load()
+    assert workload.concurrency == 7
+    assert "7 at a time" in workload.description and "32 at a time" not in workload.description
