@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -24,6 +25,9 @@ logger = logging.getLogger("vllm.vllm_ascend.tier")
 _NOTHING: Answer = (0, False)
 # After a load that took too long, or a store that did not answer, it is left alone for so long.
 _PAUSE_S = 30.0
+# A reset waits so long for what is on its way to a shared store.
+_ARRIVAL_S = 10.0
+_POLL_S = 0.02
 
 
 class TierScheduler:
@@ -241,9 +245,18 @@ class TierScheduler:
     def reset(self) -> None:
         """Forget everything that is stored.
 
-        A shared store is left alone until what is on its way there has arrived, and is removed.
+        Other engines would find what arrives in a shared store behind it, so that is waited for.
+        What takes too long is removed when it has arrived, and the store is left alone until then.
         """
+        if self._index.is_remote:
+            self._await_arrivals()
         self._clear()
+
+    def _await_arrivals(self) -> None:
+        keys, deadline = self._stores.keys_under_way(), time.monotonic() + _ARRIVAL_S
+        with contextlib.suppress(RuntimeError):  # it does not answer
+            while not all(self._index.contains(keys)) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
 
     def _clear(self) -> None:
         is_done = self._index.clear()

@@ -268,6 +268,10 @@ class StoreOrders:
                 progress.next_unit = min(progress.next_unit, unit)
                 self._due.expect_at_once(progress.request.request_id)
 
+    def keys_under_way(self) -> list[bytes]:
+        """Return the objects that are being written."""
+        return list(self._writing)
+
     def is_idle(self) -> bool:
         """Whether nothing is being written."""
         return not self._writing

@@ -162,6 +162,7 @@ def test_what_arrives_in_a_shared_store_behind_a_reset_is_not_hit(pool, switch, 
     monkeypatch.setattr(
         MemoryClient, "batch_put_from", lambda *args: release.wait(300) and put(*args)
     )
+    monkeypatch.setattr("vllm_ascend.tier.scheduler_side._ARRIVAL_S", 0.1)
     monkeypatch.setattr("vllm_ascend.tier.worker_side._BUFFERS", 16)
     running = engine(CELL, 4.0, 1)
     running.worker.connector.worker_half.waits_for_stores = False
@@ -176,6 +177,21 @@ def test_what_arrives_in_a_shared_store_behind_a_reset_is_not_hit(pool, switch, 
     answer(running, "end", [1, 2, 3])
     assert running.scheduler.reset_prefix_cache()
     assert answer(running, "c") == BOUNDARY, "it is used again"
+
+
+def test_a_reset_waits_for_what_other_engines_would_find_behind_it(pool, switch, monkeypatch):
+    switch(CELL.environment)
+    put = MemoryClient.batch_put_from
+    monkeypatch.setattr(MemoryClient, "batch_put_from", lambda *args: time.sleep(0.2) or put(*args))
+    monkeypatch.setattr("vllm_ascend.tier.worker_side._BUFFERS", 16)
+    first = engine(CELL, 4.0, 1)
+    first.worker.connector.worker_half.waits_for_stores = False
+    answer(first, "a")
+    assert not first.tier.is_idle(), "it is being stored"
+    assert first.scheduler.reset_prefix_cache(reset_connector=True)
+    _drain(first)
+    assert not pool.objects
+    assert answer(engine(CELL, 4.0, 2), "b") == 0
 
 
 def test_a_store_that_does_not_answer_a_reset_is_left_alone_until_it_does(two, pool, monkeypatch):
