@@ -140,7 +140,10 @@ class StoreOrders:
         keys = layout.row_keys(progress.request.block_hashes, first, last)
         start, count = 0, len(keys)
         while start < count:
-            end = start
+            if self._need_not_store(keys[start]):
+                start += 1
+                continue
+            end = start + 1
             while end < count and not self._need_not_store(keys[end]):
                 end += 1
             lacking = keys[start:end]
@@ -151,7 +154,6 @@ class StoreOrders:
             start += len(places)
             if start < end:
                 break
-            start += start < count  # that one is there
         progress.next_unit = first + start
 
     def _store_tails(self, progress: Progress, end: int, tables: Tables) -> None:
@@ -218,8 +220,6 @@ class StoreOrders:
         Args:
             end: Of what the first one holds, in tokens; each of the others holds a unit more.
         """
-        if not keys:
-            return []
         layout = self._layout
         num_bytes = layout.unit_bytes if keys[0][:1] == ROWS else layout.tail_bytes
         keys = keys[: self._room // (num_bytes + HEADER_BYTES)]

@@ -157,17 +157,9 @@ def test_after_a_reset_nothing_of_before_is_hit(switch):
 
 def test_what_arrives_in_a_shared_store_behind_a_reset_is_not_hit(pool, switch, monkeypatch):
     switch(CELL.environment)
-    put = MemoryClient.batch_put_from
     release = threading.Event()
-    monkeypatch.setattr(
-        MemoryClient, "batch_put_from", lambda *args: release.wait(300) and put(*args)
-    )
     monkeypatch.setattr("vllm_ascend.tier.scheduler_side._ARRIVAL_S", 0.1)
-    monkeypatch.setattr("vllm_ascend.tier.worker_side._BUFFERS", 16)
-    running = engine(CELL, 4.0, 1)
-    running.worker.connector.worker_half.waits_for_stores = False
-    answer(running, "a")
-    assert not running.tier.is_idle(), "it is being stored"
+    running = _still_storing(monkeypatch, lambda: release.wait(300))
     assert running.scheduler.reset_prefix_cache(reset_connector=True)
     release.set()
     _drain(running)
@@ -181,13 +173,7 @@ def test_what_arrives_in_a_shared_store_behind_a_reset_is_not_hit(pool, switch, 
 
 def test_a_reset_waits_for_what_other_engines_would_find_behind_it(pool, switch, monkeypatch):
     switch(CELL.environment)
-    put = MemoryClient.batch_put_from
-    monkeypatch.setattr(MemoryClient, "batch_put_from", lambda *args: time.sleep(0.2) or put(*args))
-    monkeypatch.setattr("vllm_ascend.tier.worker_side._BUFFERS", 16)
-    first = engine(CELL, 4.0, 1)
-    first.worker.connector.worker_half.waits_for_stores = False
-    answer(first, "a")
-    assert not first.tier.is_idle(), "it is being stored"
+    first = _still_storing(monkeypatch, lambda: time.sleep(0.2))
     assert first.scheduler.reset_prefix_cache(reset_connector=True)
     _drain(first)
     assert not pool.objects
@@ -205,6 +191,23 @@ def test_a_store_that_does_not_answer_a_reset_is_left_alone_until_it_does(two, p
     pool.is_dead = False
     assert second.scheduler.reset_prefix_cache()
     assert answer(second, "c") == 0
+
+
+def _still_storing(monkeypatch, wait) -> TierEngine:
+    """Return an engine that has answered while its store waits before it takes anything."""
+    put = MemoryClient.batch_put_from
+
+    def put_late(*args):
+        wait()
+        return put(*args)
+
+    monkeypatch.setattr(MemoryClient, "batch_put_from", put_late)
+    monkeypatch.setattr("vllm_ascend.tier.worker_side._BUFFERS", 16)
+    running = engine(CELL, 4.0, 1)
+    running.worker.connector.worker_half.waits_for_stores = False
+    answer(running, "a")
+    assert not running.tier.is_idle(), "it is being stored"
+    return running
 
 
 def _drain(running: TierEngine) -> None:
