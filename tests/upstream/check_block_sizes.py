@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -215,16 +214,12 @@ def test_builders_count_positions_from_where_rows_begin(method, first_request, m
     """The original is replaced by one that only computes positions; the rest needs an NPU."""
     tables = flash_tables(32, 1 << 20, max_num_batched_tokens=1024)
     tables.state_window.first_tokens.gpu[:] = 12_800
-    original = inspect.getclosurevars(method).nonlocals["original"]
+    original = method.__kwdefaults__["original"]
     assert original.__name__ == method.__name__.replace("build_metadata", original.__name__)
     positions = torch.tensor([13_952], dtype=torch.int32)
     tables.state_window.first_tokens.gpu = torch.tensor([0, 0, 12_800, 0], dtype=torch.int32)
     if not first_request:
         tables.state_window.first_tokens.gpu = torch.tensor([12_800], dtype=torch.int32)
-    cell = next(c for c in method.__closure__ if c.cell_contents is original)
-    builder = SimpleNamespace(num_decodes=2)
-    try:
-        cell.cell_contents = lambda self: SimpleNamespace(start_pos=positions)
-        assert method(builder).start_pos.tolist() == [1152]
-    finally:
-        cell.cell_contents = original
+    computes = {"original": lambda self: SimpleNamespace(start_pos=positions)}
+    monkeypatch.setattr(method, "__kwdefaults__", computes)
+    assert method(SimpleNamespace(num_decodes=2)).start_pos.tolist() == [1152]

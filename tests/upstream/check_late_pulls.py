@@ -7,7 +7,6 @@ What stands in for hosts and RDMA is in :mod:`tests.upstream.mooncake_instances`
 # ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable
 
@@ -156,7 +155,7 @@ def test_nothing_is_asked_where_nothing_is_pulled():
 
 def unpatched(function: Callable) -> Callable:
     """Return what a patch has wrapped."""
-    return inspect.getclosurevars(function).nonlocals["original"]
+    return function.__kwdefaults__["original"]
 
 
 def without_patches(monkeypatch: pytest.MonkeyPatch, owner: type, *names: str) -> None:

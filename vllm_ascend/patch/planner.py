@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, make_dataclass
 from types import FunctionType
 from typing import Any
 
-from vllm_ascend.patch.signatures import call_mismatches, show_signature
+from vllm_ascend.patch.signatures import call_mismatches, shown_signature
 from vllm_ascend.patch.table import (
     Add,
     AddField,
@@ -102,8 +102,8 @@ def plan_supported(
     Args:
         table: What the release takes, with the digests of its originals.
     """
-    # Three passes: finding a target or building a replacement may import a module that takes
-    # another target's original through ``from ... import``; holders are looked for last.
+    # Finding a target may import a module that takes another target's original through
+    # ``from ... import``: holders are looked for when all are found.
     problems: list[str] = []
     sites: list[tuple[Patch, Any, str]] = []
     for patch in table:
@@ -234,13 +234,13 @@ def replacement(patch: Patch, original: Any) -> tuple[Any, list[str]]:
     if not isinstance(patch, Wrap):
         return patch.replacement, []
     function, problems = plain_function(original), []
-    new = patch.replacement(function)
+    new = patch.around(function)
     if callable(function):
-        show_signature(new, function)
         problems = [
             f"{patch.target} is changed into something else: {what}"
             for what in call_mismatches(new, function)
         ]
+        new.__signature__ = shown_signature(new, function)  # type: ignore[attr-defined]
     is_method = isinstance(original, classmethod | staticmethod)
     return type(original)(new) if is_method else new, problems
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from inspect import Parameter
-from types import FunctionType
 from typing import Any
 
 _REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -18,7 +17,7 @@ def call_mismatches(new: Callable[..., Any], original: Callable[..., Any]) -> li
     The new function may hand arguments on (``*args, **kwargs``). A parameter that it names must
     have the original's name, place, kind and default; one that the original lacks must be optional.
     """
-    old, ours = _parameters(original), _parameters(_as_written(new))
+    old, ours = _parameters(original), _parameters(new)
     hands_on = {p.kind for p in ours} >= set(_REST)
     names = {p.name for p in old}
     return [
@@ -28,15 +27,13 @@ def call_mismatches(new: Callable[..., Any], original: Callable[..., Any]) -> li
     ]  # fmt: skip
 
 
-def show_signature(new: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Let :mod:`inspect` show the original's signature, with what the new function takes beyond."""
+def shown_signature(new: Callable[..., Any], original: Callable[..., Any]) -> inspect.Signature:
+    """Return the original's signature, with what the new function takes beyond."""
     old = _parameters(original)
     names = {p.name for p in old}
-    extra = [p for p in _without_rest(_parameters(_as_written(new))) if p.name not in names]
+    extra = [p for p in _without_rest(_parameters(new)) if p.name not in names]
     shown = sorted([*old, *extra], key=lambda parameter: parameter.kind)
-    new.__signature__ = inspect.signature(original).replace(  # type: ignore[attr-defined]
-        parameters=shown
-    )
+    return inspect.signature(original).replace(parameters=shown)
 
 
 def _changed(ours: list[Parameter], old: list[Parameter], hands_on: bool) -> Iterator[str]:
@@ -56,23 +53,9 @@ def _changed(ours: list[Parameter], old: list[Parameter], hands_on: bool) -> Ite
 
 
 def _parameters(function: Callable[..., Any]) -> list[Parameter]:
-    return list(inspect.signature(function).parameters.values())
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.name != "original"]  # see vllm_ascend.patch.table.Wrap
 
 
 def _without_rest(parameters: list[Parameter]) -> list[Parameter]:
     return [p for p in parameters if p.kind not in _REST]
-
-
-def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function without the signature that it passes itself off with."""
-    if not isinstance(function, FunctionType):
-        return function
-    bare = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    bare.__kwdefaults__ = function.__kwdefaults__
-    return bare

@@ -8,6 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 
@@ -60,10 +61,21 @@ class AddField(Add):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrap(Patch):
-    """A changed function; ``replacement`` takes the original and returns the new one."""
+    """A changed function; ``replacement`` is called in its place, with it as ``original``."""
 
     # "module:name" of others that hold the function by ``from ... import``; they are changed, too.
     aliases: tuple[str, ...] = ()
+
+    def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the replacement of a function."""
+        ours = self.replacement
+        # Not a partial or a closure: a keyword's default adds no call to the original's.
+        bound = FunctionType(
+            ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__
+        )
+        bound.__kwdefaults__ = {**(ours.__kwdefaults__ or {}), "original": original}
+        bound.__name__ = getattr(original, "__name__", ours.__name__)
+        return bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +89,17 @@ class Rebind(Patch):
 
 def changes(
     target: str, feature: Mapping[str, Any], **others: Any
-) -> Callable[[Callable[[Any], Any]], Wrap]:
-    """Make a function a :class:`Wrap`; its docstring is the patch's ``why``.
+) -> Callable[[Callable[..., Any]], Wrap]:
+    """Make a function a :class:`Wrap`; its docstring's first paragraph is the patch's ``why``.
 
     Args:
         feature: An entry of :mod:`vllm_ascend.patch.features`.
         **others: Other fields.
     """
 
-    def make(function: Callable[[Any], Any]) -> Wrap:
-        fields = {"why": " ".join((function.__doc__ or "").split()), **feature, **others}
+    def make(function: Callable[..., Any]) -> Wrap:
+        why = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
+        fields = {"why": why, **feature, **others}
         return Wrap(target=target, replacement=function, **fields)
 
     return make

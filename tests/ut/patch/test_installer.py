@@ -79,7 +79,11 @@ def add(target: str, value=42, **kwargs) -> Add:
     return Add(target=f"fakevllm.core:{target}", replacement=value, **{**COMMON, **kwargs})
 
 
-def wrap(target: str, factory=None, **kwargs) -> Wrap:
+def wrapped(*args, original, **kwargs):
+    return "wrapped", original(*args, **kwargs)
+
+
+def wrap(target: str, **kwargs) -> Wrap:
     module, _, path = "fakevllm.core", "", target
     owner = load(module)
     *owners, name = path.split(".")
@@ -87,8 +91,7 @@ def wrap(target: str, factory=None, **kwargs) -> Wrap:
         owner = getattr(owner, part)
     digest = source_digest(getattr(owner, name))
     arguments = {**COMMON, "upstream_sha256": (digest,), "aliases": (), **kwargs}
-    factory = factory or (lambda original: lambda *args, **kw: ("wrapped", original(*args, **kw)))
-    return Wrap(target=f"{module}:{path}", replacement=factory, **arguments)
+    return Wrap(target=f"{module}:{path}", replacement=wrapped, **arguments)
 
 
 @contextmanager

@@ -44,9 +44,9 @@ def table() -> tuple:
         upstream_sha256=(source_digest(shape),),
         aliases=("fakelate.user:shape",),
     )
-    def wrap_shape(original):
+    def wrap_shape(*, original):
         """It is wrong."""
-        return lambda: f"ours instead of {original()}"
+        return f"ours instead of {original()}"
 
     flag = Add(target="fakelate.core:flag", replacement=True, why="It is missing.", **FEATURE)
     return wrap_shape, flag

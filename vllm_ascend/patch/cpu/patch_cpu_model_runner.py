@@ -33,16 +33,12 @@ _RENAMED = {"block_table_stride": "stride"}
     DSV4_ON_CPU,
     remove_when="vLLM's CPU runner gives its kernels to what starts them",
 )
-def wrap_postprocess_triton(original: Callable) -> Callable:
+def wrap_postprocess_triton(self: CPUModelRunner, *, original: Callable) -> None:
     """vLLM's CPU kernels get names that nothing reads, so drafts raise a TypeError."""
-
-    def _postprocess_triton(self: CPUModelRunner) -> None:
-        original(self)
-        for name, launcher, kernel in _KERNELS:
-            module = importlib.import_module(name)
-            getattr(module, launcher).kernel = _named_as_started(getattr(module, kernel))
-
-    return _postprocess_triton
+    original(self)
+    for name, launcher, kernel in _KERNELS:
+        module = importlib.import_module(name)
+        getattr(module, launcher).kernel = _named_as_started(getattr(module, kernel))
 
 
 def _named_as_started(kernel: Any) -> Any:

@@ -18,13 +18,9 @@ _MODES = {
 
 
 @changes("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__", DSV4_ON_CPU)
-def wrap_getitem(original: Callable) -> Callable:
+def wrap_getitem(self: Any, *args: Any, original: Callable, **kwargs: Any) -> Callable:
     """vLLM's stand-ins for rejection kernels lack arguments, so drafts raise a TypeError."""
-
-    def __getitem__(self: Any, *args: Any, **kwargs: Any) -> Callable:
-        return _taking_what_it_knows(original(self, *args, **kwargs))
-
-    return __getitem__
+    return _taking_what_it_knows(original(self, *args, **kwargs))
 
 
 def _taking_what_it_knows(kernel: Callable) -> Callable:

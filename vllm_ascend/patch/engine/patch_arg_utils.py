@@ -24,20 +24,16 @@ _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 
 @changes("vllm.engine.arg_utils:EngineArgs.create_engine_config", EARLY_CHECK)
-def wrap_create_engine_config(original: Callable) -> Callable:
+def wrap_create_engine_config(self: EngineArgs, *args, original: Callable, **kwargs) -> VllmConfig:
     """Refuses a wrong block size or interval before an engine starts."""
-
-    def create_engine_config(self: EngineArgs, *args, **kwargs) -> VllmConfig:
-        config, release = load_config(), running_release()
-        check_method(self.speculative_config, config, release)
-        vllm_config = original(self, *args, **kwargs)
-        check_settings(vllm_config, config, release)
-        settle_drafts(vllm_config, config)
-        if warning := prefill_without_drafts(vllm_config, config):
-            _logger.warning("prefix cache: %s", warning)
-        return vllm_config
-
-    return create_engine_config
+    config, release = load_config(), running_release()
+    check_method(self.speculative_config, config, release)
+    vllm_config = original(self, *args, **kwargs)
+    check_settings(vllm_config, config, release)
+    settle_drafts(vllm_config, config)
+    if warning := prefill_without_drafts(vllm_config, config):
+        _logger.warning("prefix cache: %s", warning)
+    return vllm_config
 
 
 PATCHES: tuple[Patch, ...] = (wrap_create_engine_config,)

@@ -20,58 +20,55 @@ _MASK = {**BLOCK_MASK, "superseded_by": f"{_CLASS}.cache_full_blocks(block_mask)
 
 
 @changes(f"{_CLASS}.__init__", _FRONT)
-def wrap_init(original: Callable) -> Callable:
+def wrap_init(self: BlockPool, *args, original: Callable, **kwargs) -> None:
     """A pool without a coordinator follows the configuration."""
-
-    def __init__(self: BlockPool, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        # A coordinator of vLLM's makes the pool stock again.
-        self.scratch_first = load_config().changes_caching
-
-    return __init__
+    original(self, *args, **kwargs)
+    # A coordinator of vLLM's makes the pool stock again.
+    self.scratch_first = load_config().changes_caching
 
 
 @changes(f"{_CLASS}.free_blocks", _FRONT)
-def wrap_free_blocks(original: Callable) -> Callable:
-    """Blocks of running requests must not push cached prefixes out."""
+def wrap_free_blocks(
+    self: BlockPool,
+    ordered_blocks: Iterable[KVCacheBlock],
+    prepend: bool = False,
+    *,
+    original: Callable,
+) -> None:
+    """Blocks of running requests must not push cached prefixes out.
 
-    def free_blocks(
-        self: BlockPool, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False
-    ) -> None:
-        """Drop one reference of every block; see ``core/pool/block_pool_methods.py``.
+    Drop one reference of every block; see ``core/pool/block_pool_methods.py``.
 
-        In a stock pool, and unless the front is asked for, that is vLLM's own.
-        """
-        if prepend or self.scratch_first:
-            block_pool.free_blocks(self, ordered_blocks, prepend)
-        else:
-            original(self, ordered_blocks)
-
-    return free_blocks
+    In a stock pool, and unless the front is asked for, that is vLLM's own.
+    """
+    if prepend or self.scratch_first:
+        block_pool.free_blocks(self, ordered_blocks, prepend)
+    else:
+        original(self, ordered_blocks)
 
 
 @changes(f"{_CLASS}.cache_full_blocks", _MASK)
-def wrap_cache_full_blocks(original: Callable) -> Callable:
-    """Blocks that can never serve a hit are not cached."""
+def wrap_cache_full_blocks(
+    self: BlockPool,
+    request: Request,
+    blocks: list[KVCacheBlock],
+    num_cached_blocks: int,
+    num_full_blocks: int,
+    block_size: int,
+    kv_cache_group_id: int,
+    block_mask: Sequence[bool] | None = None,
+    *,
+    original: Callable,
+) -> None:
+    """Blocks that can never serve a hit are not cached.
 
-    def cache_full_blocks(
-        self: BlockPool,
-        request: Request,
-        blocks: list[KVCacheBlock],
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        block_size: int,
-        kv_cache_group_id: int,
-        block_mask: Sequence[bool] | None = None,
-    ) -> None:
-        """Enter full blocks; with ``block_mask``, only those it allows."""
-        where = (num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id)
-        if block_mask is None:
-            original(self, request, blocks, *where)
-        else:
-            block_pool.cache_full_blocks_masked(original, self, request, blocks, *where, block_mask)
-
-    return cache_full_blocks
+    Enter full blocks; with ``block_mask``, only those it allows.
+    """
+    where = (num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id)
+    if block_mask is None:
+        original(self, request, blocks, *where)
+    else:
+        block_pool.cache_full_blocks_masked(original, self, request, blocks, *where, block_mask)
 
 
 PATCHES: tuple[Patch, ...] = (

@@ -18,64 +18,52 @@ _BALANCER = "vllm.v1.engine.core_client:DPLBAsyncMPClient"
 
 
 @changes(f"{_CLIENT}.__init__", DP_ROUTING)
-def wrap_init(original: Callable) -> Callable:
+def wrap_init(self: DPAsyncMPClient, *args, original: Callable, **kwargs) -> None:
     """Only here is the number of ranks known."""
-
-    def __init__(self: DPAsyncMPClient, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        if load_config().dp_routing:
-            self.ascend_routing = start_routing(self)
-
-    return __init__
+    original(self, *args, **kwargs)
+    if load_config().dp_routing:
+        self.ascend_routing = start_routing(self)
 
 
 @changes(f"{_CLIENT}.add_request_async", DP_ROUTING)
-def wrap_add_request_async(original: Callable) -> Callable:
+async def wrap_add_request_async(
+    self: DPAsyncMPClient, request: EngineCoreRequest, *, original: Callable
+) -> None:
     """Long prompts are hashed beside the event loop."""
-
-    async def add_request_async(self: DPAsyncMPClient, request: EngineCoreRequest) -> None:
-        routing = self.ascend_routing
-        if routing is None or await routing.hash_prompt(request):
-            await original(self, request)
-
-    return add_request_async
+    routing = self.ascend_routing
+    if routing is None or await routing.hash_prompt(request):
+        await original(self, request)
 
 
 @changes(f"{_BALANCER}.get_core_engine_for_request", DP_ROUTING)
-def wrap_get_core_engine_for_request(original: Callable) -> Callable:
+def wrap_get_core_engine_for_request(
+    self: DPLBAsyncMPClient, request: EngineCoreRequest, *, original: Callable
+) -> bytes:
     """vLLM's balancer counts requests, not what a rank has cached."""
-
-    def get_core_engine_for_request(self: DPLBAsyncMPClient, request: EngineCoreRequest) -> bytes:
-        routing = self.ascend_routing
-        if routing is None:
-            return original(self, request)
-        return routing.choose(self, request, original)
-
-    return get_core_engine_for_request
+    routing = self.ascend_routing
+    if routing is None:
+        return original(self, request)
+    return routing.choose(self, request, original)
 
 
 @changes(f"{_BALANCER}.process_engine_outputs", DP_ROUTING)
-def wrap_process_engine_outputs(original: Callable) -> Callable:
+async def wrap_process_engine_outputs(
+    self: DPLBAsyncMPClient, outputs: EngineCoreOutputs, *, original: Callable
+) -> None:
     """It sees the outputs of all ranks first, and in order."""
-
-    async def process_engine_outputs(self: DPLBAsyncMPClient, outputs: EngineCoreOutputs) -> None:
-        if self.ascend_routing is not None:
-            self.ascend_routing.hear(self, outputs)
-        await original(self, outputs)
-
-    return process_engine_outputs
+    if self.ascend_routing is not None:
+        self.ascend_routing.hear(self, outputs)
+    await original(self, outputs)
 
 
 @changes(f"{_BALANCER}.abort_requests_async", DP_ROUTING)
-def wrap_abort_requests_async(original: Callable) -> Callable:
+async def wrap_abort_requests_async(
+    self: DPLBAsyncMPClient, request_ids: list[str], *, original: Callable
+) -> None:
     """A request may be aborted while its prompt is hashed."""
-
-    async def abort_requests_async(self: DPLBAsyncMPClient, request_ids: list[str]) -> None:
-        if self.ascend_routing is not None:
-            self.ascend_routing.abort(request_ids)
-        await original(self, request_ids)
-
-    return abort_requests_async
+    if self.ascend_routing is not None:
+        self.ascend_routing.abort(request_ids)
+    await original(self, request_ids)
 
 
 PATCHES: tuple[Patch, ...] = (

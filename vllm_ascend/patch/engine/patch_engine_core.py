@@ -25,36 +25,29 @@ _CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_si
 
 
 @changes("vllm.v1.engine.core:EngineCore._initialize_kv_caches", BLOCK_SIZE)
-def wrap_initialize_kv_caches(original: Callable) -> Callable:
+def wrap_initialize_kv_caches(self: EngineCore, vllm_config: VllmConfig, *, original: Callable):
     """EngineCore replaces --block-size by the smallest group's; workers do not."""
-
-    def _initialize_kv_caches(self: EngineCore, vllm_config: VllmConfig):
-        configured = vllm_config.cache_config.block_size
-        token = _CONFIGURED_BLOCK_SIZE.set(configured if load_config().apply_dsv4_patch else None)
-        try:
-            return original(self, vllm_config)
-        finally:
-            _CONFIGURED_BLOCK_SIZE.reset(token)
-
-    return _initialize_kv_caches
+    configured = vllm_config.cache_config.block_size
+    token = _CONFIGURED_BLOCK_SIZE.set(configured if load_config().apply_dsv4_patch else None)
+    try:
+        return original(self, vllm_config)
+    finally:
+        _CONFIGURED_BLOCK_SIZE.reset(token)
 
 
 @changes("vllm.config.vllm:VllmConfig.validate_block_size", BLOCK_SIZE)
-def wrap_validate_block_size(original: Callable) -> Callable:
-    """The only call before the replaced --block-size is read."""
+def wrap_validate_block_size(self: VllmConfig, *, original: Callable) -> None:
+    """The only call before the replaced --block-size is read.
 
-    def validate_block_size(self: VllmConfig) -> None:
-        """Validate, after undoing EngineCore's ``block_size = min(group block sizes)``.
+    Validate, after undoing EngineCore's ``block_size = min(group block sizes)``.
 
-        There is no plainer place: the size is overwritten inline, this call reads it next, and
-        behind it, still within the same function, executors are told.
-        """
-        configured = _CONFIGURED_BLOCK_SIZE.get()
-        if configured is not None:
-            self.cache_config.block_size = configured
-        original(self)
-
-    return validate_block_size
+    There is no plainer place: the size is overwritten inline, this call reads it next, and
+    behind it, still within the same function, executors are told.
+    """
+    configured = _CONFIGURED_BLOCK_SIZE.get()
+    if configured is not None:
+        self.cache_config.block_size = configured
+    original(self)
 
 
 _RESET = "vllm.v1.engine.core:EngineCore._reset_caches"
@@ -67,40 +60,28 @@ _CONNECTOR_RESET = {
 
 
 @changes(_RESET, _CONNECTOR_RESET)
-def wrap_reset_caches(original: Callable) -> Callable:
+def wrap_reset_caches(self: EngineCore, *args, original: Callable, **kwargs) -> None:
     """After sleep, a tier would bring rows of former weights."""
-
-    def _reset_caches(self: EngineCore, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        if IS_A_CACHE in declared(self.vllm_config.kv_transfer_config):
-            self.scheduler.reset_connector_cache()
-
-    return _reset_caches
+    original(self, *args, **kwargs)
+    if IS_A_CACHE in declared(self.vllm_config.kv_transfer_config):
+        self.scheduler.reset_connector_cache()
 
 
-def _tell_behind(original: Callable) -> Callable:
+def _tell_behind(self: EngineCore, *, original: Callable):
     """Front ends hear of a step's changes before its answers."""
-
-    def step(self: EngineCore):
-        outputs = original(self)
-        tell(self)
-        return outputs
-
-    return step
+    outputs = original(self)
+    tell(self)
+    return outputs
 
 
 @changes("vllm.v1.engine.core:EngineCoreProc._handle_client_request", DP_ROUTING)
-def wrap_handle_client_request(original: Callable) -> Callable:
+def wrap_handle_client_request(
+    self: EngineCoreProc, request_type: EngineCoreRequestType, request, *, original: Callable
+) -> None:
     """Tells of a reset or sleep without waiting for a step."""
-
-    def _handle_client_request(
-        self: EngineCoreProc, request_type: EngineCoreRequestType, request
-    ) -> None:
-        original(self, request_type, request)
-        if request_type == EngineCoreRequestType.UTILITY:
-            tell(self)
-
-    return _handle_client_request
+    original(self, request_type, request)
+    if request_type == EngineCoreRequestType.UTILITY:
+        tell(self)
 
 
 PATCHES: tuple[Patch, ...] = (

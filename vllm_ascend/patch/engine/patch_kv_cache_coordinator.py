@@ -151,28 +151,24 @@ def _serves(specs: list[KVCacheSpec]) -> bool:
         "vllm.v1.simple_kv_offload.manager:get_kv_cache_coordinator",
     ),
 )
-def wrap_get_kv_cache_coordinator(original: Callable) -> Callable:
-    """Retention and row layouts need a look-up that walks aligned boundaries."""
+def wrap_get_kv_cache_coordinator(
+    kv_cache_config: KVCacheConfig, *args, original: Callable, **kwargs
+) -> KVCacheCoordinator:
+    """Retention and row layouts need a look-up that walks aligned boundaries.
 
-    signature = inspect.signature(original)
-
-    def choose_kv_cache_coordinator(
-        kv_cache_config: KVCacheConfig, *args, **kwargs
-    ) -> KVCacheCoordinator:
-        """Keep vLLM's choice unless a feature is on or the layout counts rows."""
-        if _serves(group_specs(kv_cache_config)):
-            _check_interval_is_ours()
-            arguments = signature.bind(kv_cache_config, *args, **kwargs).arguments
-            coordinator = get_kv_cache_coordinator(**arguments)
-        else:
-            coordinator = original(kv_cache_config, *args, **kwargs)
-        is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)
-        if not is_ours:  # what means nothing to a model must not change the order of its blocks
-            coordinator.block_pool.scratch_first = False
-        salted_hashes.tell_apart_from_now_on(is_ours and not coordinator.plan.is_stock)
-        return coordinator
-
-    return choose_kv_cache_coordinator
+    vLLM's choice stays unless a feature is on or the layout counts rows.
+    """
+    if _serves(group_specs(kv_cache_config)):
+        _check_interval_is_ours()
+        arguments = inspect.signature(original).bind(kv_cache_config, *args, **kwargs).arguments
+        coordinator = get_kv_cache_coordinator(**arguments)
+    else:
+        coordinator = original(kv_cache_config, *args, **kwargs)
+    is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)
+    if not is_ours:  # what means nothing to a model must not change the order of its blocks
+        coordinator.block_pool.scratch_first = False
+    salted_hashes.tell_apart_from_now_on(is_ours and not coordinator.plan.is_stock)
+    return coordinator
 
 
 PATCHES: tuple[Patch, ...] = (wrap_get_kv_cache_coordinator,)

@@ -20,31 +20,29 @@ _ALIGNMENT = {**RETENTION, "superseded_by": f"{_CLASS}.__init__(scheduler_block_
 
 
 @changes(f"{_CLASS}.__init__", _ALIGNMENT)
-def wrap_init(original: Callable) -> Callable:
+def wrap_init(
+    self: KVCacheManager,
+    *args,
+    scheduler_block_size: int | None = None,
+    original: Callable,
+    **kwargs,
+) -> None:
     """The coordinator must know the scheduler's alignment."""
-
-    def __init__(
-        self: KVCacheManager, *args, scheduler_block_size: int | None = None, **kwargs
-    ) -> None:
-        facts = {} if scheduler_block_size is None else {"block_size": scheduler_block_size}
-        with building_scheduler(**facts):
-            original(self, *args, **kwargs)
-
-    return __init__
+    facts = {} if scheduler_block_size is None else {"block_size": scheduler_block_size}
+    with building_scheduler(**facts):
+        original(self, *args, **kwargs)
 
 
 @changes(f"{_CLASS}.get_computed_blocks", COORDINATOR)
-def wrap_get_computed_blocks(original: Callable) -> Callable:
+def wrap_get_computed_blocks(
+    self: KVCacheManager, request: Request, *, original: Callable
+) -> tuple:
     """A request must remember where it leaves a cached prefix."""
-
-    def get_computed_blocks(self: KVCacheManager, request: Request) -> tuple:
-        coordinator = self.coordinator
-        if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
-            return original(self, request)
-        with coordinator.looking_up(request):
-            return original(self, request)
-
-    return get_computed_blocks
+    coordinator = self.coordinator
+    if not isinstance(coordinator, AscendHybridKVCacheCoordinator):
+        return original(self, request)
+    with coordinator.looking_up(request):
+        return original(self, request)
 
 
 def take_kv_cache_block_copies(self: KVCacheManager) -> list[KVCacheBlockCopy] | None:
@@ -68,15 +66,13 @@ _COPIES = {
 
 
 @changes(f"{_CLASS}.take_kv_cache_block_copies", _COPIES)
-def wrap_take_kv_cache_block_copies(original: Callable) -> Callable:
+def wrap_take_kv_cache_block_copies(
+    self: KVCacheManager, *, original: Callable
+) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
     """Adds the copies of hits inside a block to vLLM's own."""
-
-    def take_copies(self: KVCacheManager) -> tuple[list[KVCacheBlockCopy], list[KVCacheBlock]]:
-        if isinstance(self.coordinator, AscendHybridKVCacheCoordinator):
-            return take_kv_cache_block_copies(self) or [], []
-        return original(self)
-
-    return take_copies
+    if isinstance(self.coordinator, AscendHybridKVCacheCoordinator):
+        return take_kv_cache_block_copies(self) or [], []
+    return original(self)
 
 
 PATCHES: tuple[Patch, ...] = (

@@ -42,26 +42,25 @@ def _change(
 
 
 @_change("get_request_block_hasher", ISOLATION, "vllm.v1.engine.core")
-def wrap_get_request_block_hasher(original: Callable) -> Callable:
+def wrap_get_request_block_hasher(
+    *args, original: Callable, **kwargs
+) -> Callable[[Request], list[BlockHash]]:
     """In vLLM a salt spelled like an adapter's name gets that adapter's hash."""
-
-    def get_request_block_hasher(*args, **kwargs) -> Callable[[Request], list[BlockHash]]:
-        return salted_hashes.hasher_in_force(original(*args, **kwargs))
-
-    return get_request_block_hasher
+    return salted_hashes.hasher_in_force(original(*args, **kwargs))
 
 
 @_change("generate_block_hash_extra_keys", ISOLATION, "vllm.v1.core.block_pool")
-def wrap_generate_block_hash_extra_keys(original: Callable) -> Callable:
+def wrap_generate_block_hash_extra_keys(
+    request: Request,
+    start_token_idx: int,
+    end_token_idx: int,
+    start_mm_idx: int,
+    *,
+    original: Callable,
+) -> tuple[tuple[Any, ...] | None, int]:
     """Leaves the adapter's place empty beside a salt."""
-
-    def generate_block_hash_extra_keys(
-        request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
-    ) -> tuple[tuple[Any, ...] | None, int]:
-        keys, mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
-        return salted_hashes.with_adapters_place(keys, start_token_idx), mm_idx
-
-    return generate_block_hash_extra_keys
+    keys, mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
+    return salted_hashes.with_adapters_place(keys, start_token_idx), mm_idx
 
 
 def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
@@ -69,49 +68,40 @@ def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
 
 
 @_change("resolve_kv_cache_block_sizes", ROW_LAYOUT, "vllm.v1.engine.core")
-def wrap_resolve_kv_cache_block_sizes(original: Callable) -> Callable:
+def wrap_resolve_kv_cache_block_sizes(
+    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, *, original: Callable
+) -> tuple[int, int]:
     """Alignment and hash size must follow a block's tokens, not its rows."""
-
-    def resolve_kv_cache_block_sizes(
-        kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
-    ) -> tuple[int, int]:
-        config, specs = load_config(), group_specs(kv_cache_config)
-        has_mamba = any(isinstance(spec, MambaSpec) for spec in specs)
-        hybrid = any(map(is_windowed, specs)) and not has_mamba
-        is_ours = (
-            config.changes_caching
-            and hybrid
-            and not running_release().why_left_to_vllm(specs)
-            # Context parallelism is Ascend's own; for other layouts vLLM refuses it.
-            and block_sizes.context_parallel_ranks(vllm_config) == 1
+    config, specs = load_config(), group_specs(kv_cache_config)
+    has_mamba = any(isinstance(spec, MambaSpec) for spec in specs)
+    hybrid = any(map(is_windowed, specs)) and not has_mamba
+    is_ours = (
+        config.changes_caching
+        and hybrid
+        and not running_release().why_left_to_vllm(specs)
+        # Context parallelism is Ascend's own; for other layouts vLLM refuses it.
+        and block_sizes.context_parallel_ranks(vllm_config) == 1
+    )
+    if ascend_layout.has_row_layout(specs) or is_ours:
+        return block_sizes.resolve_block_sizes(
+            kv_cache_config,
+            vllm_config,
+            config,
+            hash_tokens=getattr(vllm_config.cache_config, running_release().hash_size_field),
+            allows_partial_hits=allows_partial_hits(vllm_config.kv_transfer_config),
         )
-        if ascend_layout.has_row_layout(specs) or is_ours:
-            return block_sizes.resolve_block_sizes(
-                kv_cache_config,
-                vllm_config,
-                config,
-                hash_tokens=getattr(vllm_config.cache_config, running_release().hash_size_field),
-                allows_partial_hits=allows_partial_hits(vllm_config.kv_transfer_config),
-            )
-        return original(kv_cache_config, vllm_config)
-
-    return resolve_kv_cache_block_sizes
+    return original(kv_cache_config, vllm_config)
 
 
 def _for_row_layouts(name: str, ours: Callable, specs_of: Callable, why: str) -> Wrap:
     """Let ``ours`` answer where the specs, which ``specs_of`` takes from the arguments, say so."""
 
-    def wrap(original: Callable) -> Callable:
-        signature = inspect.signature(original)
+    def choose(*args: Any, original: Callable, **kwargs: Any) -> Any:
+        arguments = inspect.signature(original).bind(*args, **kwargs).args
+        is_ours = ascend_layout.is_ascend_layout(specs_of(*arguments))
+        return (ours if is_ours else original)(*arguments)
 
-        def choose(*args: Any, **kwargs: Any) -> Any:
-            arguments = signature.bind(*args, **kwargs).args
-            is_ours = ascend_layout.is_ascend_layout(specs_of(*arguments))
-            return (ours if is_ours else original)(*arguments)
-
-        return choose
-
-    return _change(name, ROW_LAYOUT, why=why)(wrap)
+    return _change(name, ROW_LAYOUT, why=why)(choose)
 
 
 def _plan_tensors(
@@ -143,41 +133,33 @@ def _plan_config(
 
 
 @_change("_max_memory_usage_bytes_from_groups", ROW_LAYOUT)
-def wrap_max_memory_usage_bytes_from_groups(original: Callable) -> Callable:
+def wrap_max_memory_usage_bytes_from_groups(
+    vllm_config: VllmConfig, kv_cache_groups: list[KVCacheGroupSpec], *, original: Callable
+) -> int:
     """The bytes counted must be those of the planned tensors."""
-
-    def _max_memory_usage_bytes_from_groups(
-        vllm_config: VllmConfig, kv_cache_groups: list[KVCacheGroupSpec]
-    ) -> int:
-        groups = kv_cache_groups
-        in_force = request_footprint.max_memory_usage_bytes(
-            vllm_config, groups, load_config(), running_release()
-        )
-        if in_force is not None:
-            return in_force
-        if ascend_layout.is_ascend_layout(_specs_of(groups)):
-            return ascend_layout.max_memory_usage_bytes(vllm_config, groups)
-        return original(vllm_config, groups)
-
-    return _max_memory_usage_bytes_from_groups
+    groups = kv_cache_groups
+    in_force = request_footprint.max_memory_usage_bytes(
+        vllm_config, groups, load_config(), running_release()
+    )
+    if in_force is not None:
+        return in_force
+    if ascend_layout.is_ascend_layout(_specs_of(groups)):
+        return ascend_layout.max_memory_usage_bytes(vllm_config, groups)
+    return original(vllm_config, groups)
 
 
 @_change("get_max_concurrency_for_kv_cache_config", FOOTPRINT)
-def wrap_get_max_concurrency(original: Callable) -> Callable:
+def wrap_get_max_concurrency(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, *, original: Callable
+) -> float:
     """The logged concurrency must count what a request really holds."""
-
-    def get_max_concurrency_for_kv_cache_config(
-        vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
-    ) -> float:
-        blocks = request_footprint.blocks_of_longest_request(
-            vllm_config, kv_cache_config.kv_cache_groups, load_config(), running_release()
-        )
-        if blocks is None:
-            return original(vllm_config, kv_cache_config)
-        # -1: the null block is nobody's.
-        return (kv_cache_config.num_blocks - 1) / blocks
-
-    return get_max_concurrency_for_kv_cache_config
+    blocks = request_footprint.blocks_of_longest_request(
+        vllm_config, kv_cache_config.kv_cache_groups, load_config(), running_release()
+    )
+    if blocks is None:
+        return original(vllm_config, kv_cache_config)
+    # -1: the null block is nobody's.
+    return (kv_cache_config.num_blocks - 1) / blocks
 
 
 PATCHES: tuple[Patch, ...] = (

@@ -10,7 +10,6 @@ logger, which is built after all plugins, takes every metric called ``vllm*`` ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -36,89 +35,74 @@ _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 
 @changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", METRICS)
-def wrap_make_stats(original: Callable) -> Callable:
+def wrap_make_stats(self: Scheduler, *args, original: Callable, **kwargs) -> SchedulerStats | None:
     """Every scheduler makes a step's statistics there."""
-
-    def make_stats(self: Scheduler, *args, **kwargs) -> SchedulerStats | None:
-        stats = original(self, *args, **kwargs)
-        coordinator = our_coordinator(self)
-        if stats is not None and coordinator is not None:
-            stats.ascend_prefix_cache = coordinator.take_stats()
-        return stats
-
-    return make_stats
+    stats = original(self, *args, **kwargs)
+    coordinator = our_coordinator(self)
+    if stats is not None and coordinator is not None:
+        stats.ascend_prefix_cache = coordinator.take_stats()
+    return stats
 
 
 @changes(f"{_PROMETHEUS}.__init__", METRICS)
-def wrap_prometheus_init(original: Callable) -> Callable:
+def wrap_prometheus_init(self: PrometheusStatLogger, *args, original: Callable, **kwargs) -> None:
     """It empties the registry, so metrics are registered after it."""
-
-    def __init__(self: PrometheusStatLogger, *args, **kwargs) -> None:
-        unregister()
-        original(self, *args, **kwargs)
-        if load_config().changes_caching:
-            self.ascend_prefix_cache = PrefixCacheProm(self)
-        if process_stats() is not None:
-            self.ascend_routing = RoutingProm(self)
-
-    return __init__
+    unregister()
+    original(self, *args, **kwargs)
+    if load_config().changes_caching:
+        self.ascend_prefix_cache = PrefixCacheProm(self)
+    if process_stats() is not None:
+        self.ascend_routing = RoutingProm(self)
 
 
-def _handing_on(original: Callable, take: Callable[[Any, CacheUpdate, int], None]) -> Callable:
-    """Return a logger's ``record`` that lets ``take(logger, update, engine)`` have the update."""
-
-    def record(
-        self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx: int = 0
-    ) -> None:
-        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-        update = None if scheduler_stats is None else scheduler_stats.ascend_prefix_cache
-        if update is not None:
-            take(self, update, engine_idx)
-
-    return record
+def _update_of(scheduler_stats: SchedulerStats | None) -> CacheUpdate | None:
+    return None if scheduler_stats is None else scheduler_stats.ascend_prefix_cache
 
 
 @changes(f"{_PROMETHEUS}.record", METRICS)
-def wrap_prometheus_record(original: Callable) -> Callable:
+def wrap_prometheus_record(
+    self: PrometheusStatLogger,
+    scheduler_stats: SchedulerStats | None,
+    iteration_stats,
+    mm_cache_stats=None,
+    engine_idx: int = 0,
+    *,
+    original: Callable,
+) -> None:
     """Gets every step's statistics in every API server."""
-
-    def take(logger: PrometheusStatLogger, update: CacheUpdate, engine: int) -> None:
-        if logger.ascend_prefix_cache is not None:
-            logger.ascend_prefix_cache.record(update, engine)
-
-    hand_on = _handing_on(original, take)
-
-    def record(self: PrometheusStatLogger, *args, **kwargs) -> None:
-        hand_on(self, *args, **kwargs)
-        if self.ascend_routing is not None and (stats := process_stats()) is not None:
-            self.ascend_routing.record(stats)
-
-    return record
+    original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+    update = _update_of(scheduler_stats)
+    if update is not None and self.ascend_prefix_cache is not None:
+        self.ascend_prefix_cache.record(update, engine_idx)
+    if self.ascend_routing is not None and (stats := process_stats()) is not None:
+        self.ascend_routing.record(stats)
 
 
 @changes(f"{_LOGGING}.record", METRICS)
-def wrap_logging_record(original: Callable) -> Callable:
+def wrap_logging_record(
+    self: LoggingStatLogger,
+    scheduler_stats: SchedulerStats | None,
+    iteration_stats,
+    mm_cache_stats=None,
+    engine_idx: int = 0,
+    *,
+    original: Callable,
+) -> None:
     """Sums up a logging interval."""
-
-    def take(logger: LoggingStatLogger, update: CacheUpdate, engine: int) -> None:
-        if logger.ascend_prefix_cache is None:
-            logger.ascend_prefix_cache = PrefixCacheSummary()
-        logger.ascend_prefix_cache.observe(update, engine)
-
-    return _handing_on(original, take)
+    original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+    if (update := _update_of(scheduler_stats)) is not None:
+        if self.ascend_prefix_cache is None:
+            self.ascend_prefix_cache = PrefixCacheSummary()
+        self.ascend_prefix_cache.observe(update, engine_idx)
 
 
 @changes(f"{_LOGGING}.log", METRICS)
-def wrap_log(original: Callable) -> Callable:
+def wrap_log(self: LoggingStatLogger, *, original: Callable) -> None:
     """Adds a line after vLLM's own."""
-
-    def log(self: LoggingStatLogger) -> None:
-        original(self)
-        summary = self.ascend_prefix_cache
-        if summary is not None and (line := summary.take_line()) is not None:
-            _logger.info("%sPrefix cache: %s", self.log_prefix, line)
-
-    return log
+    original(self)
+    summary = self.ascend_prefix_cache
+    if summary is not None and (line := summary.take_line()) is not None:
+        _logger.info("%sPrefix cache: %s", self.log_prefix, line)
 
 
 def _default(logger: str, why: str, name: str = "ascend_prefix_cache") -> Add:

@@ -51,80 +51,76 @@ def our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | No
 
 
 @changes(f"{_SCHEDULER}.__init__", COORDINATOR)
-def wrap_init(original: Callable) -> Callable:
+def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
     """The KV cache manager is not told of drafts, connectors or (0.20.2) scheduler_block_size."""
-    signature = inspect.signature(original)
-
-    def __init__(self: Scheduler, *args, **kwargs) -> None:
-        arguments = signature.bind(self, *args, **kwargs).arguments
-        config = load_config()
-        with building_scheduler(
-            block_size=arguments["block_size"],
-            # vLLM asks for the finished requests exactly where its front end balances ranks.
-            tells_front_end=bool(config.dp_routing and arguments.get("include_finished_set")),
-            **facts_of(arguments["vllm_config"], config, running_release()),
-        ):
-            original(self, *args, **kwargs)
-        coordinator = our_coordinator(self)
-        if coordinator is not None:
-            manager = self.kv_cache_manager
-            if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):
-                manager.kv_cache_event_metadata += drafts
-        bind_kv_cache_manager(self.connector, self.kv_cache_manager)
-        if self.connector is not None and coordinator is not None:
-            transfer = arguments["vllm_config"].kv_transfer_config
-            query = ConnectorQuery(
-                self.connector.get_num_new_matched_tokens,
-                least_gain(transfer),
-                brings_tails=BRINGS_TAILS in declared(transfer),
-            )
-            coordinator.ask_connector(query)
-            self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
-
-    return __init__
+    arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
+    config = load_config()
+    with building_scheduler(
+        block_size=arguments["block_size"],
+        # vLLM asks for the finished requests exactly where its front end balances ranks.
+        tells_front_end=bool(config.dp_routing and arguments.get("include_finished_set")),
+        **facts_of(arguments["vllm_config"], config, running_release()),
+    ):
+        original(self, *args, **kwargs)
+    coordinator = our_coordinator(self)
+    if coordinator is not None:
+        manager = self.kv_cache_manager
+        if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):
+            manager.kv_cache_event_metadata += drafts
+    bind_kv_cache_manager(self.connector, self.kv_cache_manager)
+    if self.connector is not None and coordinator is not None:
+        transfer = arguments["vllm_config"].kv_transfer_config
+        query = ConnectorQuery(
+            self.connector.get_num_new_matched_tokens,
+            least_gain(transfer),
+            brings_tails=BRINGS_TAILS in declared(transfer),
+        )
+        coordinator.ask_connector(query)
+        self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
 
 
 @changes(f"{_SCHEDULER}._handle_invalid_blocks", CONNECTORS)
-def wrap_handle_invalid_blocks(original: Callable) -> Callable:
-    """With several KV cache groups a failed load ends the engine."""
+def wrap_handle_invalid_blocks(
+    self: Scheduler,
+    invalid_block_ids: set[int],
+    num_scheduled_tokens: dict[str, int],
+    *,
+    original: Callable,
+) -> set[str]:
+    """With several KV cache groups a failed load ends the engine.
 
-    def _handle_invalid_blocks(
-        self: Scheduler, invalid_block_ids: set[int], num_scheduled_tokens: dict[str, int]
-    ) -> set[str]:
-        """Fail or restart the requests that rest on blocks which a connector could not load.
+    Fail or restart the requests that rest on blocks which a connector could not load.
 
-        vLLM cuts a request back to its last valid block. With windows that is no place to resume
-        at: those behind it are gone. So the request starts anew, with whatever it hits.
-        """
-        specs = group_specs(self.kv_cache_config)
-        coordinator = our_coordinator(self)
-        is_stock = len(specs) == 1 and not is_windowed(specs[0])
-        if is_stock or coordinator is None:
-            return original(self, invalid_block_ids, num_scheduled_tokens)
-        lost = lost_blocks(invalid_block_ids)
+    vLLM cuts a request back to its last valid block. With windows that is no place to resume
+    at: those behind it are gone. So the request starts anew, with whatever it hits.
+    """
+    specs = group_specs(self.kv_cache_config)
+    coordinator = our_coordinator(self)
+    is_stock = len(specs) == 1 and not is_windowed(specs[0])
+    if is_stock or coordinator is None:
+        return original(self, invalid_block_ids, num_scheduled_tokens)
+    lost = lost_blocks(invalid_block_ids)
 
-        def affected(requests: list[Request]) -> list[Request]:
-            return [r for r in requests if coordinator.is_affected(r.request_id, lost)]
+    def affected(requests: list[Request]) -> list[Request]:
+        return [r for r in requests if coordinator.is_affected(r.request_id, lost)]
 
-        loading = affected(
-            [r for r in self.skipped_waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
-        )
-        running, preempted = affected(self.running), coordinator.ledger.preempted_and_lost
-        _evict_behind(self, running, lost)
-        if not self.recompute_kv_load_failures:
-            return {request.request_id for request in (*loading, *running, *preempted)}
-        for request in loading:
-            request.num_computed_tokens = 0
-            running_release().forget_prefill(self, request)
-            self.failed_recving_kv_req_ids.add(request.request_id)
-        for request in reversed(running):
-            _restart(self, request)
-        for request in preempted:
-            if request.status == RequestStatus.PREEMPTED:  # nothing else of it is in flight
-                request.num_output_placeholders = 0
-        return {request.request_id for request in (*running, *preempted)}
-
-    return _handle_invalid_blocks
+    loading = affected(
+        [r for r in self.skipped_waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
+    )
+    running, preempted = affected(self.running), coordinator.ledger.preempted_and_lost
+    _evict_behind(self, running, lost)
+    if not self.recompute_kv_load_failures:
+        return {request.request_id for request in (*loading, *running, *preempted)}
+    for request in loading:
+        request.num_computed_tokens = 0
+        running_release().forget_prefill(self, request)
+        self.failed_recving_kv_req_ids.add(request.request_id)
+    for request in reversed(running):
+        _restart(self, request)
+    for request in preempted:
+        if request.status == RequestStatus.PREEMPTED:  # nothing else of it is in flight
+            request.num_output_placeholders = 0
+    return {request.request_id for request in (*running, *preempted)}
 
 
 def _evict_behind(scheduler: Scheduler, requests: list[Request], lost: Set[int]) -> None:
@@ -155,23 +151,20 @@ def _restart(scheduler: Scheduler, request: Request) -> None:
 
 
 @changes(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", CONNECTORS)
-def wrap_select_waiting_queue(original: Callable) -> Callable:
-    """A failed load may wait for ever for memory of loaded requests behind it."""
+def wrap_select_waiting_queue(self: Scheduler, *, original: Callable):
+    """A failed load may wait for ever for memory of loaded requests behind it.
 
-    def _select_waiting_queue_for_scheduling(self: Scheduler):
-        """Let a request whose blocks have been loaded go first where nothing runs.
+    Let a request whose blocks have been loaded go first where nothing runs.
 
-        It holds memory that a request in front of it may be waiting for, for ever.
-        """
-        if self.running or not self.skipped_waiting or our_coordinator(self) is None:
-            return original(self)
-        chosen = original(self)
-        if chosen is None or _is_loaded(self, chosen.peek_request()):
-            return chosen
-        loaded = next((r for r in self.skipped_waiting if _is_loaded(self, r)), None)
-        return chosen if loaded is None else _OneRequest(self.skipped_waiting, loaded)
-
-    return _select_waiting_queue_for_scheduling
+    It holds memory that a request in front of it may be waiting for, for ever.
+    """
+    if self.running or not self.skipped_waiting or our_coordinator(self) is None:
+        return original(self)
+    chosen = original(self)
+    if chosen is None or _is_loaded(self, chosen.peek_request()):
+        return chosen
+    loaded = next((r for r in self.skipped_waiting if _is_loaded(self, r)), None)
+    return chosen if loaded is None else _OneRequest(self.skipped_waiting, loaded)
 
 
 def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
@@ -198,35 +191,31 @@ class _OneRequest:
 
 
 @changes(f"{_SCHEDULER}._preempt_request", UNWRITTEN)
-def wrap_preempt_request(original: Callable) -> Callable:
+def wrap_preempt_request(
+    self: Scheduler, request: Request, *args, original: Callable, **kwargs
+) -> None:
     """A request's entries in the step of its preemption are never written."""
-
-    def _preempt_request(self: Scheduler, request: Request, *args, **kwargs) -> None:
-        coordinator = our_coordinator(self)
-        if coordinator is None:
-            original(self, request, *args, **kwargs)
-            return
-        with coordinator.preempting(request.request_id):
-            original(self, request, *args, **kwargs)
-
-    return _preempt_request
+    coordinator = our_coordinator(self)
+    if coordinator is None:
+        original(self, request, *args, **kwargs)
+        return
+    with coordinator.preempting(request.request_id):
+        original(self, request, *args, **kwargs)
 
 
 @changes(f"{_SCHEDULER}._update_after_schedule", COORDINATOR)
-def wrap_update_after_schedule(original: Callable) -> Callable:
+def wrap_update_after_schedule(
+    self: Scheduler, scheduler_output: SchedulerOutput, *, original: Callable
+) -> None:
     """The one call that every scheduler makes on its output."""
-
-    def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> None:
-        coordinator = our_coordinator(self)
-        if coordinator is not None:
-            if copies := coordinator.take_block_copies():
-                scheduler_output.kv_cache_block_copies = copies
-            coordinator.step_is_dispatched(scheduler_output)
-            if not (self.running or scheduler_output.num_scheduled_tokens):
-                _give_back_blocks(self)
-        original(self, scheduler_output)
-
-    return _update_after_schedule
+    coordinator = our_coordinator(self)
+    if coordinator is not None:
+        if copies := coordinator.take_block_copies():
+            scheduler_output.kv_cache_block_copies = copies
+        coordinator.step_is_dispatched(scheduler_output)
+        if not (self.running or scheduler_output.num_scheduled_tokens):
+            _give_back_blocks(self)
+    original(self, scheduler_output)
 
 
 def _give_back_blocks(scheduler: Scheduler) -> None:
@@ -253,27 +242,27 @@ def _give_back_blocks(scheduler: Scheduler) -> None:
 
 
 @changes(f"{_SCHEDULER}.update_from_output", CONNECTORS)
-def wrap_update_from_output(original: Callable) -> Callable:
+def wrap_update_from_output(
+    self: Scheduler,
+    scheduler_output: SchedulerOutput,
+    model_runner_output: ModelRunnerOutput,
+    *,
+    original: Callable,
+) -> dict[int, EngineCoreOutputs]:
     """Holds a copy's source until the step has run, and hides rows until loaded."""
-
-    def update_from_output(
-        self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> dict[int, EngineCoreOutputs]:
-        coordinator = our_coordinator(self)
-        if coordinator is not None:
-            reported = model_runner_output.kv_connector_output
-            lost = lost_blocks(reported.invalid_block_ids) if reported is not None else set()
-            coordinator.step_has_run(scheduler_output, lost)
-            for request_id in coordinator.ledger.take_restarted():
-                # vLLM would take the rejected ones off the tokens that are computed since.
-                scheduler_output.scheduled_spec_decode_tokens.pop(request_id, None)
-        outputs = original(self, scheduler_output, model_runner_output)
-        if coordinator is not None:
-            for session in coordinator.ledger.take_moved_on():
-                _let_wait(self, session)
-        return outputs
-
-    return update_from_output
+    coordinator = our_coordinator(self)
+    if coordinator is not None:
+        reported = model_runner_output.kv_connector_output
+        lost = lost_blocks(reported.invalid_block_ids) if reported is not None else set()
+        coordinator.step_has_run(scheduler_output, lost)
+        for request_id in coordinator.ledger.take_restarted():
+            # vLLM would take the rejected ones off the tokens that are computed since.
+            scheduler_output.scheduled_spec_decode_tokens.pop(request_id, None)
+    outputs = original(self, scheduler_output, model_runner_output)
+    if coordinator is not None:
+        for session in coordinator.ledger.take_moved_on():
+            _let_wait(self, session)
+    return outputs
 
 
 def _let_wait(scheduler: Scheduler, session: Request) -> None:
@@ -289,35 +278,27 @@ def _let_wait(scheduler: Scheduler, session: Request) -> None:
 
 
 @changes(f"{_SCHEDULER}._update_request_as_session", SESSIONS)
-def wrap_update_request_as_session(original: Callable) -> Callable:
+def wrap_update_request_as_session(
+    self: Scheduler, session: Request, update: StreamingUpdate, *, original: Callable
+) -> None:
     """vLLM keeps the hash of a token that a session drops."""
-
-    def _update_request_as_session(
-        self: Scheduler, session: Request, update: StreamingUpdate
-    ) -> None:
-        coordinator = our_coordinator(self)
-        if coordinator is None:
-            original(self, session, update)
-            return
-        with coordinator.session_continues(session, has_new_items=bool(update.mm_features)):
-            original(self, session, update)
-
-    return _update_request_as_session
+    coordinator = our_coordinator(self)
+    if coordinator is None:
+        original(self, session, update)
+        return
+    with coordinator.session_continues(session, has_new_items=bool(update.mm_features)):
+        original(self, session, update)
 
 
 @changes(f"{_SCHEDULER}.reset_prefix_cache", KV_EVENTS)
-def wrap_reset_prefix_cache(original: Callable) -> Callable:
+def wrap_reset_prefix_cache(self: Scheduler, *args, original: Callable, **kwargs) -> bool:
     """Routers hear of a reset also from an idle engine."""
-
-    def reset_prefix_cache(self: Scheduler, *args, **kwargs) -> bool:
-        is_reset = original(self, *args, **kwargs)
-        if isinstance(self.kv_cache_manager.block_pool, AscendBlockPool):
-            events = self.kv_cache_manager.take_events()
-            if events:
-                self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
-        return is_reset
-
-    return reset_prefix_cache
+    is_reset = original(self, *args, **kwargs)
+    if isinstance(self.kv_cache_manager.block_pool, AscendBlockPool):
+        events = self.kv_cache_manager.take_events()
+        if events:
+            self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
+    return is_reset
 
 
 PATCHES: tuple[Patch, ...] = (

@@ -23,27 +23,26 @@ _WINDOW = f"{_MODULE}:SlidingWindowManager"
 def _wrap_cache_blocks(manager: str, why: str, *, is_thinned_out: bool = False) -> Wrap:
     """Return the patch by which a manager's ``cache_blocks`` takes retention's arguments."""
 
-    def wrap(original: Callable) -> Callable:
-        def cache_blocks(
-            self: SingleTypeKVCacheManager,
-            request: Request,
-            num_tokens: int,
-            retention_interval: int | None = None,
-            alignment_tokens: int | None = None,
-        ) -> None:
-            """Enter what ``num_tokens`` tokens fill; with an alignment, only what can serve a hit.
+    def wrap(
+        self: SingleTypeKVCacheManager,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        alignment_tokens: int | None = None,
+        *,
+        original: Callable,
+    ) -> None:
+        """Enter what ``num_tokens`` tokens fill; with an alignment, only what can serve a hit.
 
-            Retention thins out no Mamba states, and encoder states are refused, as in vLLM. See
-            :func:`~vllm_ascend.core.single_type_kv_cache_manager.cache_reachable_blocks`.
-            """
-            if alignment_tokens is None or not is_thinned_out:
-                original(self, request, num_tokens)
-            else:
-                managers.cache_reachable_blocks(
-                    self, request, num_tokens, retention_interval, alignment_tokens
-                )
-
-        return cache_blocks
+        Retention thins out no Mamba states, and encoder states are refused, as in vLLM. See
+        :func:`~vllm_ascend.core.single_type_kv_cache_manager.cache_reachable_blocks`.
+        """
+        if alignment_tokens is None or not is_thinned_out:
+            original(self, request, num_tokens)
+        else:
+            managers.cache_reachable_blocks(
+                self, request, num_tokens, retention_interval, alignment_tokens
+            )
 
     target = f"{_MODULE}:{manager}.cache_blocks"
     evidence = f"{target}(retention_interval)"
@@ -55,23 +54,20 @@ def _wrap_cache_blocks(manager: str, why: str, *, is_thinned_out: bool = False) 
     ROW_LAYOUT,
     aliases=("vllm.v1.core.kv_cache_coordinator:get_manager_for_kv_cache_spec",),
 )
-def wrap_get_manager_for_kv_cache_spec(original: Callable) -> Callable:
-    """vLLM looks managers up by exact class; Ascend's specs are subclasses."""
+def wrap_get_manager_for_kv_cache_spec(
+    kv_cache_spec: KVCacheSpec, *args, original: Callable, **kwargs
+) -> SingleTypeKVCacheManager:
+    """vLLM looks managers up by exact class; Ascend's specs are subclasses.
 
-    def get_manager_for_kv_cache_spec(
-        kv_cache_spec: KVCacheSpec, *args, **kwargs
-    ) -> SingleTypeKVCacheManager:
-        """Let vLLM choose for the specs it knows, resolve all others by what they are.
+    Let vLLM choose for the specs it knows, resolve all others by what they are.
 
-        A spec that counts rows is never vLLM's, even if somebody has entered its class in vLLM's
-        map, as vllm-ascend's recompute scheduler does.
-        """
-        known = running_release().chooses_manager(kv_cache_spec)
-        is_vllms = known and not counts_rows(kv_cache_spec)
-        choose = original if is_vllms else managers.get_manager_for_kv_cache_spec
-        return choose(kv_cache_spec, *args, **kwargs)
-
-    return get_manager_for_kv_cache_spec
+    A spec that counts rows is never vLLM's, even if somebody has entered its class in vLLM's
+    map, as vllm-ascend's recompute scheduler does.
+    """
+    known = running_release().chooses_manager(kv_cache_spec)
+    is_vllms = known and not counts_rows(kv_cache_spec)
+    choose = original if is_vllms else managers.get_manager_for_kv_cache_spec
+    return choose(kv_cache_spec, *args, **kwargs)
 
 
 PATCHES: tuple[Patch, ...] = (

@@ -10,15 +10,11 @@ from vllm_ascend.patch.table import Patch, changes
 
 
 @changes("vllm_ascend.worker.block_table:BlockTable.move_row", CHECKOUT_CACHE)
-def wrap_move_row(original: Callable) -> Callable:
+def wrap_move_row(self, src: int, tgt: int, *, original: Callable) -> None:
     """A moved row keeps its blocks, so drafts overwrite other requests' rows."""
-
-    def move_row(self, src: int, tgt: int) -> None:
-        original(self, src, tgt)
-        if src != tgt:
-            self.clear_row(src)
-
-    return move_row
+    original(self, src, tgt)
+    if src != tgt:
+        self.clear_row(src)
 
 
 PATCHES: tuple[Patch, ...] = (wrap_move_row,)

@@ -30,54 +30,40 @@ def _change(target: str) -> Callable[[Callable], Wrap]:
 
 
 @_change(f"{_LAYER}.get_kv_cache_spec")
-def wrap_get_kv_cache_spec(original: Callable) -> Callable:
+def wrap_get_kv_cache_spec(self, vllm_config, *, original: Callable) -> KVCacheSpec | None:
     """It hard-codes compressed blocks of 128 rows."""
-
-    def get_kv_cache_spec(self, vllm_config) -> KVCacheSpec | None:
-        spec, config = original(self, vllm_config), load_config()
-        if spec is None or not config.apply_dsv4_patch:
-            return spec
-        return replace(spec, block_size=dsv4_rows_per_block(spec.compress_ratio, config))
-
-    return get_kv_cache_spec
+    spec, config = original(self, vllm_config), load_config()
+    if spec is None or not config.apply_dsv4_patch:
+        return spec
+    return replace(spec, block_size=dsv4_rows_per_block(spec.compress_ratio, config))
 
 
 @_change(f"{_BACKEND}.get_supported_kernel_block_sizes")
-def wrap_get_supported_kernel_block_sizes(original: Callable) -> Callable:
+def wrap_get_supported_kernel_block_sizes(*, original: Callable) -> list[int]:
     """The runner splits blocks of 64 rows and refuses smaller state blocks; kernels take them."""
-
-    def get_supported_kernel_block_sizes() -> list[int]:
-        sizes = original()
-        # vllm-ascend's own sizes stay in front: others take the first for the preferred one.
-        return [*sizes, *(size for size in KERNEL_BLOCK_SIZES if size not in sizes)]
-
-    return get_supported_kernel_block_sizes
+    sizes = original()
+    # vllm-ascend's own sizes stay in front: others take the first for the preferred one.
+    return [*sizes, *(size for size in KERNEL_BLOCK_SIZES if size not in sizes)]
 
 
-def wrap_build(original: Callable) -> Callable:
+def wrap_build(self, *args: Any, original: Callable, **kwargs: Any):
     """Without a named block size it splits slots by 128."""
-
-    def build(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("block_size", self.kv_cache_spec.block_size)
-        return original(self, *args, **kwargs)
-
-    return build
+    kwargs.setdefault("block_size", self.kv_cache_spec.block_size)
+    return original(self, *args, **kwargs)
 
 
-def wrap_build_for_drafting(original: Callable) -> Callable:
+def wrap_build_for_drafting(
+    self, draft_step: int, common_attn_metadata, *args: Any, original: Callable, **kwargs: Any
+):
     """From the second draft token on it assumes blocks of 128 tokens."""
-
-    def build_for_drafting(self, draft_step: int, common_attn_metadata, *args: Any, **kwargs: Any):
-        self.block_size = self.kv_cache_spec.block_size
-        write_draft_slots(
-            common_attn_metadata.slot_mapping,
-            common_attn_metadata.block_table_tensor,
-            common_attn_metadata.positions,
-            block_size=self.block_size,
-        )
-        return original(self, draft_step, common_attn_metadata, *args, **kwargs)
-
-    return build_for_drafting
+    self.block_size = self.kv_cache_spec.block_size
+    write_draft_slots(
+        common_attn_metadata.slot_mapping,
+        common_attn_metadata.block_table_tensor,
+        common_attn_metadata.positions,
+        block_size=self.block_size,
+    )
+    return original(self, draft_step, common_attn_metadata, *args, **kwargs)
 
 
 def wrap_shifting(first_request: Callable[[Any], int]) -> Callable:
@@ -86,18 +72,14 @@ def wrap_shifting(first_request: Callable[[Any], int]) -> Callable:
     ``first_request`` tells of a builder the first request that its metadata is of.
     """
 
-    def wrap(original: Callable) -> Callable:
+    def wrap(self, *args: Any, original: Callable, **kwargs: Any):
         """State tables hold only last blocks, so compressors count from the first token there."""
-
-        def build_metadata(self, *args: Any, **kwargs: Any):
-            metadata = original(self, *args, **kwargs)
-            window = current_state_window()
-            # The builder has just computed them anew, in a buffer of its own.
-            if window is not None and metadata.start_pos is not None:
-                window.shift(metadata.start_pos, first_request(self))
-            return metadata
-
-        return build_metadata
+        metadata = original(self, *args, **kwargs)
+        window = current_state_window()
+        # The builder has just computed them anew, in a buffer of its own.
+        if window is not None and metadata.start_pos is not None:
+            window.shift(metadata.start_pos, first_request(self))
+        return metadata
 
     return wrap
 

@@ -20,25 +20,23 @@ _ATTENTION = "attn"
     "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors",
     CHECKOUT_CACHE,
 )
-def wrap_allocate(original: Callable) -> Callable:
+def wrap_allocate(
+    self, kv_cache_config: KVCacheConfig, *, original: Callable
+) -> dict[str, RawTensors]:
     """Whole pages can only be copied in the raw tensors; names layers that do not fit."""
-
-    def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, RawTensors]:
-        try:
-            return allocate_pages(self, kv_cache_config, original)
-        except AssertionError as error:
-            names = {
-                name
-                for group in kv_cache_config.kv_cache_groups
-                for name in group.layer_names
-                if _ATTENTION not in name
-            }
-            raise KVCacheTensorsError(
-                f"the runner did not allocate the KV cache as planned ({error}); layers whose "
-                f"names say of no kind that it knows: {sorted(names) or 'none'}"
-            ) from error
-
-    return _allocate_kv_cache_tensors
+    try:
+        return allocate_pages(self, kv_cache_config, original)
+    except AssertionError as error:
+        names = {
+            name
+            for group in kv_cache_config.kv_cache_groups
+            for name in group.layer_names
+            if _ATTENTION not in name
+        }
+        raise KVCacheTensorsError(
+            f"the runner did not allocate the KV cache as planned ({error}); layers whose "
+            f"names say of no kind that it knows: {sorted(names) or 'none'}"
+        ) from error
 
 
 PATCHES: tuple[Patch, ...] = (wrap_allocate,)

@@ -48,84 +48,70 @@ def _change(name: str) -> Callable[[Callable], Wrap]:
 
 
 @_change("MooncakeConnectorWorker.register_kv_caches")
-def wrap_register_kv_caches(original: Callable) -> Callable:
+def wrap_register_kv_caches(self, kv_caches: dict[str, Any], *, original: Callable) -> None:
     """Both sides must know how pages are laid out."""
-
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        contract = None
-        if self.use_hybrid:
-            contract = kv_transfer_contract.describe(self.kv_cache_config, self.vllm_config)
-        token = _CONTRACT.set(contract)
-        try:
-            original(self, kv_caches)
-        finally:
-            _CONTRACT.reset(token)
-
-    return register_kv_caches
+    contract = None
+    if self.use_hybrid:
+        contract = kv_transfer_contract.describe(self.kv_cache_config, self.vllm_config)
+    token = _CONTRACT.set(contract)
+    try:
+        original(self, kv_caches)
+    finally:
+        _CONTRACT.reset(token)
 
 
 @_change("KVCacheSendingThread.__init__")
-def wrap_sending_thread_init(original: Callable) -> Callable:
+def wrap_sending_thread_init(self, *args, original: Callable, **kwargs) -> None:
     """Both sides must know how pages are laid out."""
-
-    def __init__(self, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        contract = _CONTRACT.get()
-        if contract is not None:
-            # All that is done with it is to encode it.
-            values = msgspec.structs.asdict(self.metadata)
-            self.metadata = {**values, CONTRACT_FIELD: contract.to_dict()}
-
-    return __init__
+    original(self, *args, **kwargs)
+    contract = _CONTRACT.get()
+    if contract is not None:
+        # All that is done with it is to encode it.
+        values = msgspec.structs.asdict(self.metadata)
+        self.metadata = {**values, CONTRACT_FIELD: contract.to_dict()}
 
 
 @_change("KVCacheSendingThread.run_busy_loop")
-def wrap_run_busy_loop(original: Callable) -> Callable:
-    """It gives blocks away after a time limit; the decode side must learn of it."""
+def wrap_run_busy_loop(self, sock, *, original: Callable) -> None:
+    """It gives blocks away after a time limit; the decode side must learn of it.
 
-    def run_busy_loop(self, sock) -> None:
-        """Answer decode sides; those that ask whether a request's blocks are still held, too."""
-        tracker = self.task_tracker
+    Answer decode sides; those that ask whether a request's blocks are still held, too.
+    """
+    tracker = self.task_tracker
 
-        def holds(request_id: str) -> bool:
-            with tracker.done_task_lock:
-                return request_id in tracker.reqs_to_process
+    def holds(request_id: str) -> bool:
+        with tracker.done_task_lock:
+            return request_id in tracker.reqs_to_process
 
-        original(self, AnsweringSocket(sock, holds))
-
-    return run_busy_loop
+    original(self, AnsweringSocket(sock, holds))
 
 
 @_change("KVCacheRecvingThread.__init__")
-def wrap_receiving_thread_init(original: Callable) -> Callable:
+def wrap_receiving_thread_init(self, *args, original: Callable, **kwargs) -> None:
     """It compares no block sizes: unequal ones misplace bytes."""
-
-    def __init__(self, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        self.failed_blocks_lock = threading.Lock()
-        self.failed_block_ids = set()
-        self.add_request = partial(_note_and_add, self, self.add_request)
-        contract = _CONTRACT.get()
-        if contract is not None:
-            holds_all_layers = self._prefill_pp_size == 1
-            page_bytes = list(self.block_len_per_addr) if holds_all_layers else None
-            self.decoder = ContractDecoder(self.decoder, contract, page_bytes)
-
-    return __init__
+    original(self, *args, **kwargs)
+    self.failed_blocks_lock = threading.Lock()
+    self.failed_block_ids = set()
+    self.add_request = partial(_note_and_add, self, self.add_request)
+    contract = _CONTRACT.get()
+    if contract is not None:
+        holds_all_layers = self._prefill_pp_size == 1
+        page_bytes = list(self.block_len_per_addr) if holds_all_layers else None
+        self.decoder = ContractDecoder(self.decoder, contract, page_bytes)
 
 
 @_change("KVCacheRecvingThread._get_remote_socket")
-def wrap_get_remote_socket(original: Callable) -> Callable:
-    """Pulls from a dead prefill side wait for ever."""
+def wrap_get_remote_socket(
+    self, remote_host: str, remote_handshake_port: int, *, original: Callable
+) -> Any:
+    """Pulls from a dead prefill side wait for ever.
 
-    def get_remote_socket(self, remote_host: str, remote_handshake_port: int) -> Any:
-        """Return a socket that waits for an answer for a limited time, and is closed at once."""
-        socket = original(self, remote_host, remote_handshake_port)
-        socket.setsockopt(zmq.RCVTIMEO, int(self.timeout * 1000))
-        socket.setsockopt(zmq.LINGER, 0)
-        return socket
-
-    return get_remote_socket
+    Return a socket that waits for an answer for a limited time, and is closed at once.
+    """
+    socket = original(self, remote_host, remote_handshake_port)
+    socket.setsockopt(zmq.RCVTIMEO, int(self.timeout * 1000))
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket
 
 
 def _note_and_add(thread: Any, add_request: Callable, *, request_id: str, **request: Any) -> None:
@@ -138,21 +124,19 @@ def _note_and_add(thread: Any, add_request: Callable, *, request_id: str, **requ
 
 
 @_change("KVCacheRecvingThread._transfer_kv_cache")
-def wrap_transfer(original: Callable) -> Callable:
-    """It counts failed pulls as done, and late pulls read foreign rows."""
+def wrap_transfer(self, req_meta: dict[str, Any], *, original: Callable) -> None:
+    """It counts failed pulls as done, and late pulls read foreign rows.
 
-    def transfer(self, req_meta: dict[str, Any]) -> None:
-        """Pull a request's blocks; whatever goes wrong, they are reported as not loaded."""
-        blocks = {block_id for group in req_meta["local_block_ids"] for block_id in group}
-        try:
-            with _while_held(req_meta) if blocks else nullcontext():
-                original(self, req_meta)
-        except Exception:
-            with self.failed_blocks_lock:
-                self.failed_block_ids |= blocks
-            raise
-
-    return transfer
+    Pull a request's blocks; whatever goes wrong, they are reported as not loaded.
+    """
+    blocks = {block_id for group in req_meta["local_block_ids"] for block_id in group}
+    try:
+        with _while_held(req_meta) if blocks else nullcontext():
+            original(self, req_meta)
+    except Exception:
+        with self.failed_blocks_lock:
+            self.failed_block_ids |= blocks
+        raise
 
 
 def _while_held(req_meta: dict[str, Any]) -> AbstractContextManager[None]:
@@ -162,20 +146,20 @@ def _while_held(req_meta: dict[str, Any]) -> AbstractContextManager[None]:
 
 
 @_change("MooncakeConnectorScheduler.request_finished_all_groups")
-def wrap_request_finished(original: Callable) -> Callable:
-    """With drafts it counts windows' blocks from the end of too long a table: wrong answers."""
+def wrap_request_finished(
+    self, request, block_ids, *, original: Callable
+) -> tuple[bool, dict[str, Any] | None]:
+    """With drafts it counts windows' blocks from the end of too long a table: wrong answers.
 
-    def request_finished_all_groups(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]:
-        """Hand over blocks of the prompt alone."""
-        if self.use_hybrid:
-            specs = group_specs(self.kv_cache_config)
-            block_ids = tuple(
-                table[: cdiv(request.num_prompt_tokens, tokens_per_block(spec))]
-                for spec, table in zip(specs, block_ids, strict=True)
-            )
-        return original(self, request, block_ids)
-
-    return request_finished_all_groups
+    Hand over blocks of the prompt alone.
+    """
+    if self.use_hybrid:
+        specs = group_specs(self.kv_cache_config)
+        block_ids = tuple(
+            table[: cdiv(request.num_prompt_tokens, tokens_per_block(spec))]
+            for spec, table in zip(specs, block_ids, strict=True)
+        )
+    return original(self, request, block_ids)
 
 
 def get_block_ids_with_load_errors(self) -> set[int]:

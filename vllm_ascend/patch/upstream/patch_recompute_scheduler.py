@@ -17,17 +17,15 @@ _CLASS = "vllm_ascend.core.recompute_scheduler:RecomputeScheduler"
 
 
 @changes(f"{_CLASS}.schedule", CHECKOUT_CACHE)
-def wrap_schedule(original: Callable) -> Callable:
+def wrap_schedule(
+    self: Scheduler, *args: Any, original: Callable, **kwargs: Any
+) -> SchedulerOutput:
     """On a decode node it frees running requests, whose entries are never written."""
-
-    def schedule(self: Scheduler, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        coordinator = our_coordinator(self)
-        if coordinator is None:
-            return original(self, *args, **kwargs)
-        with coordinator.frees_withdraw():
-            return original(self, *args, **kwargs)
-
-    return schedule
+    coordinator = our_coordinator(self)
+    if coordinator is None:
+        return original(self, *args, **kwargs)
+    with coordinator.frees_withdraw():
+        return original(self, *args, **kwargs)
 
 
 PATCHES: tuple[Patch, ...] = (

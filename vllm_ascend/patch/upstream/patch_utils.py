@@ -18,26 +18,23 @@ from vllm_ascend.prefix_cache_config import load_config
     CHECKOUT_BLOCK_SIZE,
     aliases=("vllm_ascend.platform:refresh_block_size",),
 )
-def wrap_refresh_block_size(original: Callable) -> Callable:
-    """It sets 128 for DeepSeek-V4 whatever --block-size says."""
+def wrap_refresh_block_size(vllm_config: VllmConfig, *, original: Callable) -> None:
+    """It sets 128 for DeepSeek-V4 whatever --block-size says.
 
-    def refresh_block_size(vllm_config: VllmConfig) -> None:
-        """Let the original decide, and undo its 128 for DeepSeek-V4 under our layout.
+    Let the original decide, and undo its 128 for DeepSeek-V4 under our layout.
 
-        Raises:
-            ValueError: ``--block-size`` and our variable contradict each other, or a size is not
-                allowed.
-        """
-        config, cache_config = load_config(), vllm_config.cache_config
-        model, rows = getattr(vllm_config.model_config, "hf_config", None), None
-        is_dsv4 = model is not None and model.model_type == "deepseek_v4"
-        if config.apply_dsv4_patch and cache_config and is_dsv4:
-            rows = dsv4_compressed_block_size(config, cache_config)
-        original(vllm_config)
-        if rows is not None:
-            cache_config.block_size = rows
-
-    return refresh_block_size
+    Raises:
+        ValueError: ``--block-size`` and our variable contradict each other, or a size is not
+            allowed.
+    """
+    config, cache_config = load_config(), vllm_config.cache_config
+    model, rows = getattr(vllm_config.model_config, "hf_config", None), None
+    is_dsv4 = model is not None and model.model_type == "deepseek_v4"
+    if config.apply_dsv4_patch and cache_config and is_dsv4:
+        rows = dsv4_compressed_block_size(config, cache_config)
+    original(vllm_config)
+    if rows is not None:
+        cache_config.block_size = rows
 
 
 PATCHES: tuple[Patch, ...] = (wrap_refresh_block_size,)

@@ -14,17 +14,15 @@ from vllm_ascend.worker.block_copies import execute_with_copies
 
 
 @changes("vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", PARTIAL_HITS)
-def wrap_execute_model(original: Callable) -> Callable:
+def wrap_execute_model(
+    self: WorkerWrapperBase, scheduler_output: SchedulerOutput, *, original: Callable
+):
     """A runner that overrides `_update_states` would silently copy nothing."""
-
-    def execute_model(self: WorkerWrapperBase, scheduler_output: SchedulerOutput):
-        copies = scheduler_output.kv_cache_block_copies
-        if not copies:
-            return original(self, scheduler_output)
-        runner = getattr(self.worker, "model_runner", None)
-        return execute_with_copies(runner, copies, lambda: original(self, scheduler_output))
-
-    return execute_model
+    copies = scheduler_output.kv_cache_block_copies
+    if not copies:
+        return original(self, scheduler_output)
+    runner = getattr(self.worker, "model_runner", None)
+    return execute_with_copies(runner, copies, lambda: original(self, scheduler_output))
 
 
 PATCHES: tuple[Patch, ...] = (wrap_execute_model,)

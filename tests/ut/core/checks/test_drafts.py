@@ -72,8 +72,8 @@ def test_drafts_are_settled_where_the_configuration_is_made(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(patch_arg_utils, "check_settings", lambda *args: None)
     vllm_config = drafting("deepseek_v4")
-    wrap = patch_arg_utils.wrap_create_engine_config.replacement
-    assert wrap(lambda self: vllm_config)(SimpleNamespace(speculative_config=None)) is vllm_config
+    create = patch_arg_utils.wrap_create_engine_config.around(lambda self: vllm_config)
+    assert create(SimpleNamespace(speculative_config=None)) is vllm_config
     assert vllm_config.speculative_config.disable_eagle_block_drop
 
 

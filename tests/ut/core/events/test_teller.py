@@ -131,7 +131,7 @@ def test_a_front_end_that_does_not_choose_hands_everything_on(method, environ, m
     async def original(client, argument):
         seen.append((client, argument))
 
-    wrapped = getattr(patch_core_client, f"wrap_{method}").replacement(original)
+    wrapped = getattr(patch_core_client, f"wrap_{method}").around(original)
     client, argument = SimpleNamespace(ascend_routing=None), object()
     asyncio.run(wrapped(client, argument))
     assert seen == [(client, argument)]
@@ -145,6 +145,6 @@ def test_a_client_is_built_as_ever(environ, monkeypatch):
     started = []
     monkeypatch.setattr(patch_core_client, "start_routing", started.append)
     client = SimpleNamespace()
-    patch_core_client.wrap_init.replacement(lambda self, *args, **kwargs: None)(client, 1, a=2)
+    patch_core_client.wrap_init.around(lambda self, *args, **kwargs: None)(client, 1, a=2)
     assert started == ([client] if environ else [])
     assert vars(client) == ({"ascend_routing": None} if environ else {})
