@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the OpenAI API, as gateways and batch files have them; ShareGPT's conversations."""
+"""Token ids; requests to the OpenAI API, as gateways and batch files have them; ShareGPT."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from vllm_ascend_evaluation.replay.readers.messages import ASSISTANT, messages_o
 # The largest id that the token store holds.
 MAX_TOKEN_ID = 2**31 - 1
 _SESSIONS = ("session", "session_id", "conversation_id")
-# Fields with which a record can be read.
-PROMPTS = ("conversations", "messages", "prompt")
+_FORMATS = (
+    "prompt_token_ids, prompt, messages (OpenAI's), conversations (ShareGPT's), each perhaps in a "
+    "body or request; or hash_ids (Mooncake's) from the first record on"
+)
 _ENDPOINTS = ("/completions", "/chat/completions")
 
 
@@ -70,7 +72,10 @@ def requests_of(record: Mapping[str, Any], place: str, name: str) -> Iterator[Lo
             f"{place}: url is {endpoint!r}, expected one of {', '.join(_ENDPOINTS)}"
         )
     session = next((str(record[name]) for name in _SESSIONS if record.get(name) is not None), None)
-    if "conversations" in body:
+    if body.get("prompt_token_ids") is not None:
+        ids = integers(dict(body), "prompt_token_ids", place, maximum=MAX_TOKEN_ID)
+        yield _single(record, body, ids, session, place)
+    elif "conversations" in body:
         messages = messages_of(body["conversations"], "conversations", place)
         yield from turns_of(messages, session or name, place)
     elif "messages" in body:
@@ -79,7 +84,7 @@ def requests_of(record: Mapping[str, Any], place: str, name: str) -> Iterator[Lo
         for prompt in _prompts(body, place):
             yield _single(record, body, prompt, session, place)
     else:
-        raise BadInputError(f"{place}: has none of {', '.join(PROMPTS)}")
+        raise BadInputError(f"{place}: in no known format; known are {_FORMATS}")
 
 
 def _of_messages(
@@ -107,6 +112,8 @@ def _single(
 ) -> LoggedRequest:
     delay = None
     if record.get("delay") is not None:
+        if session is None:
+            raise BadInputError(f"{place}: delay means nothing without a session")
         delay = float(integer(dict(record), "delay", place, minimum=0))
     return LoggedRequest(
         place=place,
@@ -114,7 +121,7 @@ def _single(
         answer=_answer(record, body, place),
         time_ms=time_of(record, place),
         session=session,
-        think_ms=delay if session is not None else None,
+        think_ms=delay,
     )
 
 

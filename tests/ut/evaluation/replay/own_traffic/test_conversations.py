@@ -155,8 +155,10 @@ def test_where_nothing_says_it_the_option_does(tmp_path):
     workload = load(path, max_output_tokens=6)
     assert [request.output_tokens for request in workload.requests()] == [6]
     assert "1 answers as long as --max-output-tokens" in workload.in_words()
-    capped = load(write(tmp_path, {"prompt": [1], "max_tokens": 50}), max_output_tokens=6)
+    long = write(tmp_path, {"prompt": [1], "max_tokens": 50}, name="long.jsonl")
+    capped = load(long, max_output_tokens=6)
     assert [request.output_tokens for request in capped.requests()] == [6]
+    assert "answers capped at 6 tokens" in capped.in_words()
 
 
 @pytest.mark.parametrize(
@@ -253,8 +255,9 @@ def prompt(**changes):
         (prompt(timestamp="soon"), "timestamp is 'soon', expected a number or a time"),
         (prompt(timestamp=[1]), "timestamp is [1], expected a number or a time"),
         (prompt(timestamp=1), "times must be in all records or in none"),
+        (prompt(delay=1), "delay means nothing without a session"),
         (prompt(session="a", delay=-1), "delay is -1, expected a whole number >= 0"),
-        ({"text": "x"}, "has none of conversations, messages, prompt"),
+        ({"text": "x"}, "in no known format; known are prompt_token_ids, prompt, messages"),
         ([1], "expected a JSON object"),
     ],
 )
@@ -276,9 +279,10 @@ def test_a_bad_record_is_named_with_file_and_line(tmp_path, bad, complaint, is_a
         ('[\n{"prompt": [1], "max_tokens": 1}\n{}]', "line 2: not valid JSON"),
         ('[\n{"prompt": [1], "max_tokens": 1},\n{"prompt": ]', "line 3: not valid JSON"),
         ("[]", "no requests"),
-        ("", "no JSON, and no log of --enable-log-requests"),
+        ("", "is empty"),
+        ("\n \n", "is empty"),
         ("hello\n", "no JSON, and no log of --enable-log-requests"),
-        ('{"text": "x"}', "line 1: has none of hash_ids (a Mooncake trace), prompt_token_ids"),
+        ('{"text": "x"}', "line 1: in no known format; known are prompt_token_ids"),
         ('{"conversations": [{"from": "human", "value": "x"}]}', "no requests"),
     ],
 )
