@@ -85,7 +85,7 @@ class WorkloadSource:
         if workload is None:
             return self._file()
         if self.concurrency is not None:
-            workload = workload.at_a_time(self.concurrency)
+            workload = replace(workload, concurrency=self.concurrency)
         return workload.cut(self.max_requests, self.max_output_tokens)
 
     def _generated(self) -> Workload | None:
@@ -130,12 +130,12 @@ class WorkloadSource:
         )
 
     def _stored(self, path: Path) -> Workload:
-        name, concurrency = Path(self.source).name, self.concurrency or _CONCURRENCY
+        name = Path(self.source).name
         store = read_index(path)
         workload = Workload(
             name=name,
-            description=f"{store.num_requests} requests of {name}, {concurrency} at a time",
-            concurrency=concurrency,
+            description=f"{store.num_requests} requests of {name}",
+            concurrency=self.concurrency or _CONCURRENCY,
             num_requests=store.num_requests,
             requests=store.requests,
             assumed=count_assumed(row.assumed for row in store.rows),

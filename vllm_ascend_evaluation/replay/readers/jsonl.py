@@ -30,17 +30,31 @@ def read_records(path: Path, max_records: int | None = None) -> Iterator[tuple[s
             return
         num_records += 1
         place = f"{path}, line {number}"
-        yield place, _parse(line, place)
+        try:
+            record = json.loads(line.rstrip())
+        except (ValueError, RecursionError) as error:
+            raise not_json(error, path, number) from error
+        if not isinstance(record, dict):
+            raise BadInputError(f"{place}: expected a JSON object")
+        yield place, record
 
 
-def _parse(line: str, place: str) -> dict:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # too long a number, nested too deeply
-        raise BadInputError(f"{place}: not valid JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise BadInputError(f"{place}: expected a JSON object")
-    return record
+def not_json(error: Exception, path: Path, line: int) -> BadInputError:
+    """Return what to say of text that cannot be decoded.
+
+    Args:
+        error: As the decoder raised it.
+        path: The file.
+        line: Where the decoded text begins.
+    """
+    if isinstance(error, json.JSONDecodeError):
+        place = f"{path}, line {line + error.lineno - 1}, column {error.colno}"
+        reason = error.msg.removesuffix(" at").removesuffix(" starting")
+    else:
+        place = f"{path}, line {line}"
+        is_deep = isinstance(error, RecursionError)
+        reason = "nested too deeply" if is_deep else "a number has too many digits"
+    return BadInputError(f"{place}: not valid JSON ({reason})")
 
 
 def integer(record: dict, name: str, place: str, *, minimum: int) -> int:

@@ -81,7 +81,7 @@ def mooncake_workload(
         raise BadInputError(f"{path}: no requests")
     workload = Workload(
         name=path.name,
-        description=f"{len(assumed)} requests of {path.name}, {concurrency} at a time",
+        description=f"{len(assumed)} requests of {path.name}",
         concurrency=concurrency,
         num_requests=len(assumed),
         requests=requests,

@@ -388,6 +388,24 @@ def test_requests_that_all_start_together_are_noted(runner, tmp_path, options, i
     assert ("all 2 requests start together" in said) is is_noted
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("--concurrency", "5"), "5 at a time"), (("--arrivals", "timestamps"), "at their timestamp")],
+)
+def test_a_report_says_how_requests_come_in(runner, tmp_path, options, words):
+    result = invoke("replay", "--workload", "chat:3", *options, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert f"; {words}" in report["workloads"][0]["description"]
+
+
+def test_there_is_no_concurrency_where_timestamps_say_when(runner, tmp_path):
+    options = ("--arrivals", "timestamps", "--concurrency", "5")
+    result = invoke("replay", "--workload", "chat:3", *options, "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "--concurrency goes without timestamps" in " ".join(result.output.split())
+
+
 def test_turns_that_wait_for_each_other_do_not_start_together(runner, tmp_path):
     chat = tmp_path / "chat.jsonl"
     turns = [{"prompt_token_ids": list(range(300 * n)), "output_length": 1} for n in (1, 2)]

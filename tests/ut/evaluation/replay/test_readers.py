@@ -102,22 +102,33 @@ def test_bad_files(tmp_path):
         mooncake_workload(tmp_path / "missing.jsonl")
     with pytest.raises(BadInputError, match="no requests"):
         mooncake_workload(write(tmp_path, []))
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"timestamp": \n')
-    with pytest.raises(BadInputError, match=r"broken.jsonl, line 1: not valid JSON"):
-        mooncake_workload(broken)
     fake = tmp_path / "fake.jsonl.gz"
     fake.write_text("{}")
     with pytest.raises(BadInputError, match="cannot be read"):
         mooncake_workload(fake)
 
 
-@pytest.mark.parametrize("line", ["[" * 100_000, '{"timestamp": ' + "9" * 5000 + "}"])
-def test_json_that_cannot_be_decoded(tmp_path, line):
+@pytest.mark.parametrize("is_array", [True, False])
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"x":', "line 2, column 6: not valid JSON (Expecting value)"),
+        ('{"x" 1}', "line 2, column 6: not valid JSON (Expecting ':' delimiter)"),
+        ('{"x": "y}', "line 2, column 7: not valid JSON (Unterminated string)"),
+        ('{"x": "\t"}', "line 2, column 8: not valid JSON (Invalid control character)"),
+        ('{"x": ' + "9" * 5000 + "}", "line 2: not valid JSON (a number has too many digits)"),
+        ('{"x": ' + "[" * 100_000, "line 2: not valid JSON (nested too deeply)"),
+        ("[1]", "line 2: expected a JSON object"),
+    ],
+)
+def test_broken_json_is_named_once_with_the_line_of_the_file(tmp_path, text, complaint, is_array):
     path = tmp_path / "odd.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(BadInputError, match=re.escape(f"{path}, line 1: not valid JSON")):
-        mooncake_workload(path)
+    path.write_text(
+        f"[{json.dumps(row())},\n{text}" if is_array else f"{json.dumps(row())}\n{text}"
+    )
+    with pytest.raises(BadInputError) as error:
+        WorkloadSource(str(path)).load()
+    assert str(error.value) == f"{path}, {complaint}"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path):
@@ -168,8 +179,8 @@ def test_limits(tmp_path):
     workload = mooncake_workload(path, max_requests=2, max_output_tokens=9, concurrency=3)
     assert [request.output_tokens for request in workload.requests()] == [9, 5]
     assert (workload.num_requests, workload.concurrency) == (2, 3)
-    assert "answers capped at 9 tokens" in workload.in_words()
-    assert "capped" not in mooncake_workload(path, max_output_tokens=50).in_words()
+    assert "answers capped at 9 tokens" in workload.in_words(is_timed=False)
+    assert "capped" not in mooncake_workload(path, max_output_tokens=50).in_words(is_timed=False)
 
 
 def test_an_answer_of_unknown_length_takes_the_option(tmp_path):
@@ -177,7 +188,7 @@ def test_an_answer_of_unknown_length_takes_the_option(tmp_path):
     del record["output_length"]
     workload = mooncake_workload(write(tmp_path, [row(), record]), max_output_tokens=9)
     assert [request.output_tokens for request in workload.requests()] == [5, 9]
-    assert "1 answers as long as --max-output-tokens" in workload.in_words()
+    assert "1 answers as long as --max-output-tokens" in workload.in_words(is_timed=False)
 
 
 def test_a_trace_may_be_an_array(tmp_path):

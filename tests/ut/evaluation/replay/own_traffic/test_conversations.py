@@ -145,7 +145,9 @@ def test_prompts(tmp_path, tokenizer, hugging_face, wrapped):
 def test_how_long_an_answer_is(tmp_path, says, tokens):
     workload = load(write(tmp_path, {"prompt": [1], **says}))
     assert [request.output_tokens for request in workload.requests()] == [tokens]
-    assert ("1 answers as long as their max_tokens" in workload.in_words()) == (tokens >= 8)
+    assert ("1 answers as long as their max_tokens" in workload.in_words(is_timed=False)) == (
+        tokens >= 8
+    )
 
 
 def test_where_nothing_says_it_the_option_does(tmp_path):
@@ -154,11 +156,11 @@ def test_where_nothing_says_it_the_option_does(tmp_path):
         load(path)
     workload = load(path, max_output_tokens=6)
     assert [request.output_tokens for request in workload.requests()] == [6]
-    assert "1 answers as long as --max-output-tokens" in workload.in_words()
+    assert "1 answers as long as --max-output-tokens" in workload.in_words(is_timed=False)
     long = write(tmp_path, {"prompt": [1], "max_tokens": 50}, name="long.jsonl")
     capped = load(long, max_output_tokens=6)
     assert [request.output_tokens for request in capped.requests()] == [6]
-    assert "answers capped at 6 tokens" in capped.in_words()
+    assert "answers capped at 6 tokens" in capped.in_words(is_timed=False)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,9 @@ def test_without_a_chat_template_messages_stand_one_behind_the_other(
     text = f"user: {USER['content']}\nassistant: {ASSISTANT['content']}\n"
     ids = hugging_face.encode(f"{text}user: {LATER['content']}\nassistant:")
     assert second.prompt_token_ids == ids
-    assert "2 prompts without a chat template, which the tokenizer lacks" in workload.in_words()
+    assert "2 prompts without a chat template, which the tokenizer lacks" in workload.in_words(
+        is_timed=False
+    )
 
 
 def test_a_file_is_read_once_for_all_runs(tmp_path, tokenizer):
@@ -275,9 +279,13 @@ def test_a_bad_record_is_named_with_file_and_line(tmp_path, bad, complaint, is_a
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[", "line 1: not valid JSON"),
-        ('[\n{"prompt": [1], "max_tokens": 1}\n{}]', "line 2: not valid JSON"),
-        ('[\n{"prompt": [1], "max_tokens": 1},\n{"prompt": ]', "line 3: not valid JSON"),
+        ("[", "line 1, column 2: not valid JSON"),
+        (
+            '[\n{"prompt": [1], "max_tokens": 1}\n{}]',
+            "line 3, column 1: not valid JSON (Expecting ',' or ']')",
+        ),
+        ('[\n{"prompt": [1], "max_tokens": 1},\n{"prompt": ]', "line 3, column 12: not valid JSON"),
+        ('[{"prompt": [1], "max_tokens": 1}]\n[]', "line 2, column 1: not valid JSON (more behind"),
         ("[]", "no requests"),
         ("", "is empty"),
         ("\n \n", "is empty"),

@@ -71,7 +71,7 @@ def test_times(tmp_path, field, name, times):
 def test_an_answer_of_unknown_length_takes_the_option(tmp_path, field):
     workload = load(tmp_path, {field: [1]}, {field: [2], "output_length": 3}, max_output_tokens=6)
     assert [request.output_tokens for request in workload.requests()] == [6, 3]
-    assert "1 answers as long as --max-output-tokens" in workload.in_words()
+    assert "1 answers as long as --max-output-tokens" in workload.in_words(is_timed=False)
     with pytest.raises(BadInputError, match=r"line 1: nothing says how long the answer is"):
         load(tmp_path, {field: [1]})
 
