@@ -49,7 +49,9 @@ def not_json(error: Exception, path: Path, line: int) -> BadInputError:
     """
     if isinstance(error, json.JSONDecodeError):
         place = f"{path}, line {line + error.lineno - 1}, column {error.colno}"
-        reason = error.msg.removesuffix(" at").removesuffix(" starting")
+        is_short = error.pos >= len(error.doc)
+        found = error.msg.removesuffix(" at").removesuffix(" starting")
+        reason = "ends too early" if is_short else found
     else:
         place = f"{path}, line {line}"
         is_deep = isinstance(error, RecursionError)

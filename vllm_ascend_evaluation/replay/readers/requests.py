@@ -11,7 +11,7 @@ from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.replay.readers.clock_times import time_of
 from vllm_ascend_evaluation.replay.readers.documents import read_documents
 from vllm_ascend_evaluation.replay.readers.jsonl import integer, integers
-from vllm_ascend_evaluation.replay.readers.logged import Cap, Chat, LoggedRequest
+from vllm_ascend_evaluation.replay.readers.logged import Cap, Chat, LoggedRequest, Message
 from vllm_ascend_evaluation.replay.readers.messages import ASSISTANT, messages_of, turns_of
 
 # The largest id that the token store holds.
@@ -46,7 +46,7 @@ def _behind(request: LoggedRequest, think_ms: float) -> LoggedRequest:
     return LoggedRequest(**{**vars(request), "think_ms": think_ms})
 
 
-def body_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def _body_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the body of a request: of a batch file's line, of a logged pair, or the record."""
     for name in ("body", "request"):
         if isinstance(record.get(name), dict):
@@ -65,61 +65,63 @@ def requests_of(record: Mapping[str, Any], place: str, name: str) -> Iterator[Lo
     Raises:
         BadInputError: Names the place and what is wrong.
     """
-    body = body_of(record)
+    body = _body_of(record)
     endpoint = record.get("url", _ENDPOINTS[0])
     if not isinstance(endpoint, str) or not endpoint.endswith(_ENDPOINTS):
         raise BadInputError(
             f"{place}: url is {endpoint!r}, expected one of {', '.join(_ENDPOINTS)}"
         )
-    session = next((str(record[name]) for name in _SESSIONS if record.get(name) is not None), None)
+    # What stands beside the request comes before what stands within.
+    told = {**body, **{name: value for name, value in record.items() if value is not None}}
+    session = next((str(told[name]) for name in _SESSIONS if told.get(name) is not None), None)
     if body.get("prompt_token_ids") is not None:
         ids = integers(dict(body), "prompt_token_ids", place, maximum=MAX_TOKEN_ID)
-        yield _single(record, body, ids, session, place)
+        yield _single(told, ids, session, place)
     elif "conversations" in body:
         messages = messages_of(body["conversations"], "conversations", place)
-        yield from turns_of(messages, session or name, place)
+        yield from turns_of(messages, session or name, place, begun_ms=time_of(told, place))
     elif "messages" in body:
-        yield from _of_messages(record, body, session, place, name)
+        messages = messages_of(body["messages"], "messages", place)
+        yield from _of_messages(told, messages, session, place, name)
     elif "prompt" in body:
         for prompt in _prompts(body, place):
-            yield _single(record, body, prompt, session, place)
+            yield _single(told, prompt, session, place)
     else:
         raise BadInputError(f"{place}: in no known format; known are {_FORMATS}")
 
 
 def _of_messages(
-    record: Mapping[str, Any],
-    body: Mapping[str, Any],
+    told: Mapping[str, Any],
+    messages: list[Message],
     session: str | None,
     place: str,
     name: str,
 ) -> Iterator[LoggedRequest]:
-    messages = messages_of(body["messages"], "messages", place)
-    tools = body.get("tools")
+    tools = told.get("tools")
     offered = tuple(tools) if isinstance(tools, list) and tools else None
     if messages[-1]["role"] == ASSISTANT:  # a whole conversation, as for training
-        yield from turns_of(messages, session or name, place, offered)
+        begun_ms = time_of(told, place)
+        yield from turns_of(messages, session or name, place, offered, begun_ms=begun_ms)
     else:
-        yield _single(record, body, Chat(tuple(messages), offered), session, place)
+        yield _single(told, Chat(tuple(messages), offered), session, place)
 
 
 def _single(
-    record: Mapping[str, Any],
-    body: Mapping[str, Any],
+    told: Mapping[str, Any],
     prompt: list[int] | str | Chat,
     session: str | None,
     place: str,
 ) -> LoggedRequest:
     delay = None
-    if record.get("delay") is not None:
+    if told.get("delay") is not None:
         if session is None:
             raise BadInputError(f"{place}: delay means nothing without a session")
-        delay = float(integer(dict(record), "delay", place, minimum=0))
+        delay = float(integer(dict(told), "delay", place, minimum=0))
     return LoggedRequest(
         place=place,
         prompt=prompt,
-        answer=_answer(record, body, place),
-        time_ms=time_of(record, place),
+        answer=_answer(told, place),
+        time_ms=time_of(told, place),
         session=session,
         think_ms=delay,
     )
@@ -140,16 +142,16 @@ def _prompts(body: Mapping[str, Any], place: str) -> list[list[int] | str]:
     ]
 
 
-def _answer(record: Mapping[str, Any], body: Mapping[str, Any], place: str) -> int | Cap | None:
+def _answer(told: Mapping[str, Any], place: str) -> int | Cap | None:
     """Return how long the answer was, or else the most that it could be."""
-    usage = _usage(record)
+    usage = _usage(told)
     if usage is not None:
         return integer(usage, "completion_tokens", place, minimum=0)
-    if record.get("output_length") is not None:
-        return integer(dict(record), "output_length", place, minimum=0)
+    if told.get("output_length") is not None:
+        return integer(dict(told), "output_length", place, minimum=0)
     for name in ("max_completion_tokens", "max_tokens"):
-        if body.get(name) is not None:
-            return Cap(integer(dict(body), name, place, minimum=1))
+        if told.get(name) is not None:
+            return Cap(integer(dict(told), name, place, minimum=1))
     return None
 
 

@@ -112,7 +112,7 @@ def test_bad_files(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('{"x":', "line 2, column 6: not valid JSON (Expecting value)"),
+        ('{"x":', "line 2, column 6: not valid JSON (ends too early)"),
         ('{"x" 1}', "line 2, column 6: not valid JSON (Expecting ':' delimiter)"),
         ('{"x": "y}', "line 2, column 7: not valid JSON (Unterminated string)"),
         ('{"x": "\t"}', "line 2, column 8: not valid JSON (Invalid control character)"),

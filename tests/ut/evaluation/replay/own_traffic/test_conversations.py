@@ -190,6 +190,14 @@ def test_times_of_messages(tmp_path, tokenizer):
     assert (first.think_ms, second.think_ms) == (None, 0)
 
 
+def test_the_time_of_a_conversation_is_that_of_its_first_turn(tmp_path, tokenizer):
+    path = write(tmp_path, {**SHARE_GPT, "created": 100}, {**SHARE_GPT, "created": 50})
+    workload = load(path, tokenizer)
+    found = [(request.arrival_ms, request.think_ms) for request in workload.requests()]
+    assert found == [(0, None), (None, 0), (50, None), (None, 0)]
+    assert workload.check_arrivals() is None
+
+
 def test_sessions_and_think_times(tmp_path):
     def record(token, session, **more):
         return {"prompt": [token], "max_tokens": 1, "session_id": session, **more}
@@ -206,6 +214,22 @@ def test_sessions_and_think_times(tmp_path):
     assert [found[i].think_ms for i in (1, 2, 3, 4)] == [None, None, 2000, 0]
     assert [found[i].arrival_ms for i in (1, 2, 3, 4)] == [0, 200, None, 400]
     assert load(path).check_arrivals() is None
+
+
+@pytest.mark.parametrize("wrapper", ["body", "request"])
+def test_a_request_within_its_record_may_say_all_of_it(tmp_path, wrapper):
+    """What the record itself says comes first."""
+    told = {"session_id": "a", "timestamp": 100, "output_length": 7}
+    later = {"session_id": "a", "delay": 5, "timestamp": 1, "output_length": 9}
+    path = write(
+        tmp_path,
+        {wrapper: {"prompt": [1], **told}},
+        {wrapper: {"prompt": [2], **later}, "timestamp": 300, "output_length": 8, "delay": None},
+    )
+    first, second = requests(path)
+    assert (first.session, first.arrival_ms, first.output_tokens) == (0, 0, 7)
+    assert (second.session, second.arrival_ms, second.output_tokens) == (0, 200, 8)
+    assert (first.think_ms, second.think_ms) == (None, 5)
 
 
 def test_without_a_chat_template_messages_stand_one_behind_the_other(
@@ -285,6 +309,7 @@ def test_a_bad_record_is_named_with_file_and_line(tmp_path, bad, complaint, is_a
             "line 3, column 1: not valid JSON (Expecting ',' or ']')",
         ),
         ('[\n{"prompt": [1], "max_tokens": 1},\n{"prompt": ]', "line 3, column 12: not valid JSON"),
+        (json.dumps(SHARE_GPT, indent=1), "line 1, column 2: not valid JSON (ends too early)"),
         ('[{"prompt": [1], "max_tokens": 1}]\n[]', "line 2, column 1: not valid JSON (more behind"),
         ("[]", "no requests"),
         ("", "is empty"),
