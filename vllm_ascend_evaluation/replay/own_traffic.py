@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.status import Status
 
 from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend.command_line.ends import say
 from vllm_ascend_evaluation.replay.readers.documents import first_character
 from vllm_ascend_evaluation.replay.readers.logged import (
     AS_THE_OPTION,
@@ -28,23 +30,26 @@ from vllm_ascend_evaluation.replay.token_store import write_store
 from vllm_ascend_evaluation.replay.tokenizing import Tokenizer
 from vllm_ascend_evaluation.replay.trace import TraceRequest
 
-Reader = Callable[[Path], Iterator[LoggedRequest]]
 _SHOW_EVERY = 50
 
 
-def reader_of(path: Path) -> Reader:
-    """Tell the format of a file that is no Mooncake trace.
+def _logged(path: Path, left_out: Counter[str]) -> Iterator[LoggedRequest]:
+    """Return the requests of a file that is no Mooncake trace.
+
+    Args:
+        path: The file.
+        left_out: Counts what of it becomes no request, as that is read.
 
     Raises:
-        BadInputError: It has none that can be read.
+        BadInputError: It has no format that can be read.
     """
     first = first_character(path)
     if not first:
         raise BadInputError(f"--workload {path}: is empty")
     if first in ("{", "["):
-        return read_requests
+        return read_requests(path, left_out)
     if any(is_request_log(line) for _, line in lines_of(path)):
-        return read_vllm_log
+        return read_vllm_log(path)
     raise BadInputError(f"--workload {path}: no JSON, and no log of --enable-log-requests")
 
 
@@ -68,10 +73,14 @@ def store_of(
     Raises:
         BadInputError: Names file, line and what is wrong.
     """
-    logged = islice(reader_of(path)(path), max_requests)
+    left_out: Counter[str] = Counter()
+    logged = islice(_logged(path, left_out), max_requests)
     reading = _Reading(path, tokenizer, max_output_tokens, uses_times=uses_times)
     target = Path(_folder().name) / f"{len(list(Path(_folder().name).iterdir()))}.json"
-    if not write_store(target, reading.requests(logged)):
+    num_requests = write_store(target, reading.requests(logged))
+    for what, count in left_out.items():
+        say("[yellow]note:[/]", f"{path.name}: {count:,} {what} are left out")
+    if not num_requests:
         raise BadInputError(f"{path}: no requests")
     return target
 

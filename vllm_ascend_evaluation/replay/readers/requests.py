@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,12 @@ _FORMATS = (
 _ENDPOINTS = ("/completions", "/chat/completions")
 
 
-def read_requests(path: Path) -> Iterator[LoggedRequest]:
+def read_requests(path: Path, left_out: Counter[str]) -> Iterator[LoggedRequest]:
     """Yield the requests of a file of JSON lines, or of an array.
+
+    Args:
+        path: The file.
+        left_out: Counts records without a request, by what they are.
 
     Raises:
         BadInputError: Names the file, the line and what is wrong.
@@ -33,7 +38,10 @@ def read_requests(path: Path) -> Iterator[LoggedRequest]:
     seen: set[str] = set()
     for number, (place, record) in enumerate(read_documents(path)):
         # Not the place: a whole array may stand on one line.
-        for request in requests_of(record, place, f"record {number}"):
+        found = list(requests_of(record, place, f"record {number}"))
+        if not found:
+            left_out["conversations without an answer"] += 1
+        for request in found:
             # Of requests that were logged one by one, a later one of a session waits as well.
             if request.session in seen and request.think_ms is None:
                 request = _behind(request, 0.0)

@@ -103,6 +103,14 @@ def test_messages_that_end_with_an_answer_are_a_conversation(tmp_path, tokenizer
     assert first.session == second.session is not None and second.think_ms == 0
 
 
+@pytest.mark.parametrize("opening", [[], SHARE_GPT["conversations"][:1]])
+def test_conversations_without_an_answer_are_counted(tmp_path, tokenizer, capsys, opening):
+    unanswered = {"conversations": [*opening, {"from": "human", "value": "Hello?"}]}
+    path = write(tmp_path, unanswered, SHARE_GPT, unanswered)
+    assert len(requests(path, tokenizer)) == 2
+    assert "log.jsonl: 2 conversations without an answer are left out" in capsys.readouterr().err
+
+
 def test_calls_of_tools(tmp_path, tokenizer, hugging_face):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -169,6 +177,7 @@ def test_where_nothing_says_it_the_option_does(tmp_path):
         ([5000, 5400], [0, 400]),
         ([1_795_572_801, 1_795_572_803.5], [0, 2500]),
         ([1_795_572_801_000, 1_795_572_803_500], [0, 2500]),
+        (["1712010112345", "1712010112.5"], [0, 155]),
         (["2026-11-25T02:13:20Z", "2026-11-25T03:13:21.5+01:00"], [0, 1500]),
         (["2026-11-25 02:13:20", "2026-11-25 02:13:21"], [0, 1000]),
     ],
