@@ -193,7 +193,11 @@ def replay(
     with bad_input_ends():
         variants = with_evictions(variant or default_variants(layout), eviction or ())
     report_of = partial(
-        make_report, seed=seed, cost_model=settings.cost_model, with_policies=bool(eviction)
+        make_report,
+        seed=seed,
+        cost_model=settings.cost_model,
+        with_policies=bool(eviction),
+        is_timed=arrivals == TIMESTAMPS,
     )
     _replay(sources, variants, settings, report_of, out=out, png=png, jobs=jobs)
 

@@ -193,6 +193,7 @@ def make_report(
     seed: int,
     cost_model: CostModel | None = None,
     with_policies: bool = False,
+    is_timed: bool = False,
 ) -> ReplayReport:
     """Return the outcome per workload that ran at all, with the workload's bounds.
 
@@ -202,6 +203,7 @@ def make_report(
         seed: Of generated prompts.
         cost_model: Of times to first token.
         with_policies: Whether also to say what textbook policies would hit, in seconds.
+        is_timed: Whether requests arrived at their times.
     """
     return ReplayReport(
         command=command_line(),
@@ -209,7 +211,7 @@ def make_report(
         vllm_version=_vllm_version(),
         cost_model={} if cost_model is None else dict(vars(cost_model)),
         workloads=tuple(
-            _workload_report(workload, runs, with_policies=with_policies)
+            _workload_report(workload, runs, with_policies=with_policies, is_timed=is_timed)
             for source, workload in workloads.items()
             if (runs := [run for run in outcome.results if run.workload == source.source])
         ),
@@ -219,11 +221,12 @@ def make_report(
 
 
 def _workload_report(
-    workload: Workload, runs: Sequence[RunResult], *, with_policies: bool
+    workload: Workload, runs: Sequence[RunResult], *, with_policies: bool, is_timed: bool
 ) -> WorkloadReport:
     surveyed = survey(workload, sorted({run.alignment_tokens for run in runs}))
+    description = workload.in_words(is_timed=is_timed)
     return WorkloadReport(
-        *(workload.name, workload.in_words(), surveyed.digest, surveyed.bounds, tuple(runs)),
+        *(workload.name, description, surveyed.digest, surveyed.bounds, tuple(runs)),
         policy_rates(workload, runs) if with_policies else {},
         workload.num_left_out,
     )

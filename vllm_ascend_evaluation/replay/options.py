@@ -36,7 +36,12 @@ MaxRequests = Annotated[
     ),
 ]
 MaxOutputTokens = Annotated[
-    int | None, typer.Option(help="Cap the answers.", min=1, show_default="no cap")
+    int | None,
+    typer.Option(
+        help="Cap of answers, and the length of those that have none.",
+        min=1,
+        show_default="no cap",
+    ),
 ]
 Tokenizer = Annotated[
     str | None,

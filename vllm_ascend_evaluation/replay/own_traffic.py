@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -13,38 +14,43 @@ from rich.console import Console
 from rich.status import Status
 
 from vllm_ascend.command_line.bad_input import BadInputError
-from vllm_ascend_evaluation.replay.readers.documents import first_character, read_documents
-from vllm_ascend_evaluation.replay.readers.logged import Cap, Chat, LoggedRequest
-from vllm_ascend_evaluation.replay.readers.requests import PROMPTS, body_of, read_requests
+from vllm_ascend.command_line.ends import say
+from vllm_ascend_evaluation.replay.readers.documents import first_character
+from vllm_ascend_evaluation.replay.readers.logged import (
+    AS_THE_OPTION,
+    GIVE_THE_OPTION,
+    Cap,
+    Chat,
+    LoggedRequest,
+)
+from vllm_ascend_evaluation.replay.readers.requests import read_requests
 from vllm_ascend_evaluation.replay.readers.text import lines_of
 from vllm_ascend_evaluation.replay.readers.vllm_log import is_request_log, read_vllm_log
 from vllm_ascend_evaluation.replay.token_store import write_store
 from vllm_ascend_evaluation.replay.tokenizing import Tokenizer
 from vllm_ascend_evaluation.replay.trace import TraceRequest
 
-Reader = Callable[[Path], Iterator[LoggedRequest]]
-_FORMATS = (
-    "hash_ids (a Mooncake trace), prompt_token_ids, prompt, messages (OpenAI's), conversations "
-    "(ShareGPT's) or a body (a batch file's), and this is not a log of vLLM's --enable-log-requests"
-)
 _SHOW_EVERY = 50
 
 
-def reader_of(path: Path) -> Reader:
-    """Tell the format of a file that is none of this project's.
+def _logged(path: Path, left_out: Counter[str]) -> Iterator[LoggedRequest]:
+    """Return the requests of a file that is no Mooncake trace.
+
+    Args:
+        path: The file.
+        left_out: Counts what of it becomes no request, as that is read.
 
     Raises:
-        BadInputError: It has none that can be read.
+        BadInputError: It has no format that can be read.
     """
-    if first_character(path) not in ("{", "["):
-        if any(is_request_log(line) for _, line in lines_of(path)):
-            return read_vllm_log
-        raise BadInputError(f"--workload {path}: no JSON, and no log of --enable-log-requests")
-    for place, record in read_documents(path, 1):
-        if not any(name in body_of(record) for name in PROMPTS):
-            raise BadInputError(f"--workload {place}: has none of {_FORMATS}")
-        return read_requests
-    raise BadInputError(f"{path}: no requests")
+    first = first_character(path)
+    if not first:
+        raise BadInputError(f"--workload {path}: is empty")
+    if first in ("{", "["):
+        return read_requests(path, left_out)
+    if any(is_request_log(line) for _, line in lines_of(path)):
+        return read_vllm_log(path)
+    raise BadInputError(f"--workload {path}: no JSON, and no log of --enable-log-requests")
 
 
 @cache
@@ -61,16 +67,20 @@ def store_of(
         path: The file.
         tokenizer: Folder of the model's tokenizer; ``None`` will do for token ids.
         max_requests: Take only so many from the start.
-        max_output_tokens: Cap on answers, and their length where nothing says it.
+        max_output_tokens: Length of answers where nothing says it.
         uses_times: Whether times matter: then all requests must have one, or none.
 
     Raises:
         BadInputError: Names file, line and what is wrong.
     """
-    logged = islice(reader_of(path)(path), max_requests)
+    left_out: Counter[str] = Counter()
+    logged = islice(_logged(path, left_out), max_requests)
     reading = _Reading(path, tokenizer, max_output_tokens, uses_times=uses_times)
     target = Path(_folder().name) / f"{len(list(Path(_folder().name).iterdir()))}.json"
-    if not write_store(target, reading.requests(logged)):
+    num_requests = write_store(target, reading.requests(logged))
+    for what, count in left_out.items():
+        say("[yellow]note:[/]", f"{path.name}: {count:,} {what} are left out")
+    if not num_requests:
         raise BadInputError(f"{path}: no requests")
     return target
 
@@ -121,7 +131,7 @@ class _Reading:
         outputs = self._output_tokens(logged)
         return TraceRequest(
             prompt_token_ids=self._prompt(logged),
-            output_tokens=min(max(outputs, 1), self._max_output_tokens or max(outputs, 1)),
+            output_tokens=max(outputs, 1),
             arrival_ms=logged.time_ms,
             session=None if session is None else self._sessions[session],
             think_ms=logged.think_ms,
@@ -135,7 +145,7 @@ class _Reading:
         if isinstance(logged.answer, Cap):
             yield "answers as long as their max_tokens"
         elif logged.answer is None:
-            yield "answers as long as --max-output-tokens"
+            yield AS_THE_OPTION
 
     def _check_time(self, logged: LoggedRequest) -> None:
         has_time = logged.time_ms is not None
@@ -169,7 +179,7 @@ class _Reading:
         if self._max_output_tokens is None:
             raise BadInputError(
                 f"{logged.place}: nothing says how long the answer is (usage.completion_tokens, "
-                "output_length or max_tokens): give --max-output-tokens"
+                f"output_length or max_tokens): {GIVE_THE_OPTION}"
             )
         return self._max_output_tokens
 

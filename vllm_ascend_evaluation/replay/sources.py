@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.replay.own_traffic import store_of
-from vllm_ascend_evaluation.replay.readers.documents import first_character
-from vllm_ascend_evaluation.replay.readers.jsonl import read_records
-from vllm_ascend_evaluation.replay.readers.mooncake import mooncake_workload
-from vllm_ascend_evaluation.replay.readers.token_ids import token_id_workload
+from vllm_ascend_evaluation.replay.readers.mooncake import is_mooncake, mooncake_workload
 from vllm_ascend_evaluation.replay.token_store import read_index
 from vllm_ascend_evaluation.replay.trace import Workload, count_assumed
 from vllm_ascend_evaluation.replay.workloads import (
@@ -44,7 +40,7 @@ class WorkloadSource:
         seed: Seed of generated prompts.
         concurrency: Requests in flight; the workload's own if ``None``.
         max_requests: Only so many from the start.
-        max_output_tokens: Cap on answers.
+        max_output_tokens: Cap on answers, and their length where a file says none.
         tokenizer: Folder of the model's tokenizer, for a file that holds text.
         uses_times: Whether requests arrive at a file's times: then all have one, or none has.
         store: What :meth:`prepared` made of a file that is read once only.
@@ -62,7 +58,7 @@ class WorkloadSource:
     def prepared(self, *, uses_times: bool = True) -> WorkloadSource:
         """Return a source that costs little to load, in any process while this one lives.
 
-        Logs and data sets are read, and their texts tokenized, here and once.
+        All but Mooncake traces are read, and their texts tokenized, here and once.
 
         Args:
             uses_times: Of a file; see the attribute.
@@ -73,7 +69,7 @@ class WorkloadSource:
         if self.store is not None or self._generated() is not None:
             return self
         source = replace(self, uses_times=uses_times)
-        if _native_reader(self._path()) is not None:
+        if is_mooncake(self._path()):
             return source
         limits = (self.max_requests, self.max_output_tokens)
         store = store_of(self._path(), self.tokenizer, *limits, uses_times)
@@ -89,7 +85,7 @@ class WorkloadSource:
         if workload is None:
             return self._file()
         if self.concurrency is not None:
-            workload = workload.at_a_time(self.concurrency)
+            workload = replace(workload, concurrency=self.concurrency)
         return workload.cut(self.max_requests, self.max_output_tokens)
 
     def _generated(self) -> Workload | None:
@@ -123,10 +119,9 @@ class WorkloadSource:
         if self.store is not None:
             return self._stored(Path(self.store))
         path = self._path()
-        read = _native_reader(path)
-        if read is None:
+        if not is_mooncake(path):
             return self.prepared(uses_times=self.uses_times)._file()
-        return read(
+        return mooncake_workload(
             path,
             max_requests=self.max_requests,
             max_output_tokens=self.max_output_tokens,
@@ -135,16 +130,17 @@ class WorkloadSource:
         )
 
     def _stored(self, path: Path) -> Workload:
-        name, concurrency = Path(self.source).name, self.concurrency or _CONCURRENCY
+        name = Path(self.source).name
         store = read_index(path)
-        return Workload(
+        workload = Workload(
             name=name,
-            description=f"{store.num_requests} requests of {name}, {concurrency} at a time",
-            concurrency=concurrency,
+            description=f"{store.num_requests} requests of {name}",
+            concurrency=self.concurrency or _CONCURRENCY,
             num_requests=store.num_requests,
             requests=store.requests,
             assumed=count_assumed(row.assumed for row in store.rows),
         )
+        return workload.cut(None, self.max_output_tokens)
 
     def _shared_prefix(
         self, requests: str, inputs: str, shared: str, unit: str, outputs: str
@@ -173,21 +169,3 @@ class WorkloadSource:
             concurrency=self.concurrency or 1,
             seed=self.seed,
         )
-
-
-def _native_reader(path: Path) -> Callable[..., Workload] | None:
-    """Return what reads a Mooncake trace or token ids, which need no preparation; else ``None``.
-
-    They are told by their first record; a file that begins with no JSON object is neither.
-
-    Raises:
-        BadInputError: The file cannot be read, or its first line is broken JSON.
-    """
-    if first_character(path) != "{":
-        return None
-    for _, record in read_records(path, 1):
-        if "prompt_token_ids" in record:
-            return token_id_workload
-        if "hash_ids" in record:
-            return mooncake_workload
-    return None

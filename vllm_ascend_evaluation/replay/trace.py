@@ -46,7 +46,7 @@ class Workload:
 
     Attributes:
         name: Short name.
-        description: The shape, in words.
+        description: The shape, in words, but for ``concurrency``.
         concurrency: Requests in flight at once in a closed loop.
         num_requests: How many requests ``requests`` yields.
         requests: Yields the requests in order of arrival, lazily and each time alike.
@@ -62,17 +62,15 @@ class Workload:
     num_left_out: int = 0
     assumed: Mapping[str, int] = field(default_factory=dict)
 
-    def in_words(self) -> str:
-        """Return the shape, and what was assumed."""
-        remarks = (f"{count:,} {what}" for what, count in self.assumed.items())
-        return "; ".join((self.description, *remarks))
+    def in_words(self, *, is_timed: bool) -> str:
+        """Return the shape, how requests come in, and what was assumed.
 
-    def at_a_time(self, concurrency: int) -> Workload:
-        """Return this workload with so many requests in flight, which its description names."""
-        words = self.description.replace(
-            f"{self.concurrency} at a time", f"{concurrency} at a time", 1
-        )
-        return replace(self, concurrency=concurrency, description=words)
+        Args:
+            is_timed: Whether requests arrive at their times, not in a closed loop.
+        """
+        pace = "at their timestamps" if is_timed else f"{self.concurrency} at a time"
+        remarks = (f"{count:,} {what}" for what, count in self.assumed.items())
+        return "; ".join((self.description, pace, *remarks))
 
     def cut(self, max_requests: int | None, max_output_tokens: int | None) -> Workload:
         """Return this workload with only so many requests from its start, and shorter answers.

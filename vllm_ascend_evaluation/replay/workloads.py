@@ -52,7 +52,7 @@ def shared_prefix(
     return Workload(
         name=name,
         description=f"{num_requests} prompts of {input_tokens:,} tokens, the first "
-        f"{shared_tokens:,} shared, {output_tokens:,} out, {concurrency} at a time",
+        f"{shared_tokens:,} shared, {output_tokens:,} out",
         concurrency=concurrency,
         num_requests=num_requests,
         requests=requests,
@@ -89,8 +89,7 @@ def round_robin(
     return Workload(
         name=name,
         description=f"{num_prefixes} prefixes of {shared_tokens:,} tokens in turn, {num_rounds} "
-        f"times, each time {own_tokens:,} tokens behind it, {output_tokens:,} out, "
-        f"{concurrency} at a time",
+        f"times, each time {own_tokens:,} tokens behind it, {output_tokens:,} out",
         concurrency=concurrency,
         num_requests=num_prefixes * num_rounds,
         requests=requests,
@@ -142,7 +141,7 @@ def _replayed(name: str, seed: int, percent: Callable[[int], int]) -> Workload:
     share = " to ".join(str(share) for share in dict.fromkeys((shares[0], shares[-1])))
     return Workload(
         name=name,
-        description=f"{num_prompts} prompts of {input_tokens:,} tokens one after another, then "
+        description=f"{num_prompts} prompts of {input_tokens:,} tokens, then "
         f"{share} % of each again",
         concurrency=1,
         num_requests=2 * num_prompts,
@@ -187,8 +186,7 @@ def modelled(
 
     return Workload(
         name=name,
-        description=f"{num_requests} requests, {_MODEL_CONCURRENCY} at a time: "
-        f"{DESCRIPTIONS[model]}",
+        description=f"{num_requests} requests: {DESCRIPTIONS[model]}",
         concurrency=_MODEL_CONCURRENCY,
         num_requests=num_requests,
         requests=requests,

@@ -115,7 +115,7 @@ def check_together(context: typer.Context, *, arrivals: str) -> None:
         raise BadInputError(f"--url goes without {', '.join(wrong)}: the server has its own")
     if wrong:
         raise BadInputError(f"{', '.join(wrong)}: only with --url")
-    if is_server and arrivals == TIMESTAMPS and _given(context, ("concurrency",)):
+    if arrivals == TIMESTAMPS and _given(context, ("concurrency",)):
         raise BadInputError("--concurrency goes without timestamps: they say when requests arrive")
     if is_server and arrivals != TIMESTAMPS and _given(context, ("speed",)):
         raise BadInputError("--speed: only with --timestamps")

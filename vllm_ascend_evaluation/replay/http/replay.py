@@ -149,7 +149,8 @@ def _report(
         if not played.answers:
             continue
         run = _run(fitted.workload, played, model=model, url=url, options=options)
-        reports.append(_workload_report(fitted, played.answers, run))
+        description = fitted.workload.in_words(is_timed=options.is_open_loop)
+        reports.append(_workload_report(fitted, description, played.answers, run))
     return HttpReport(
         command=command_line(),
         seed=options.shape.seed,
@@ -180,9 +181,9 @@ def _run(
 
 
 def _workload_report(
-    fitted: FittedWorkload, answers: Mapping[int, Answer], run: HttpRun
+    fitted: FittedWorkload, description: str, answers: Mapping[int, Answer], run: HttpRun
 ) -> HttpWorkload:
-    name, description = fitted.workload.name, fitted.workload.in_words()
+    name = fitted.workload.name
     surveyed = survey(only(fitted.workload, answers.__contains__), ())
     return HttpWorkload(
         name, description, surveyed.digest, surveyed.bounds, fitted.num_dropped, (run,)

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from vllm_ascend.command_line.bad_input import BadInputError
-from vllm_ascend_evaluation.replay.readers.jsonl import read_records
+from vllm_ascend_evaluation.replay.readers.jsonl import not_json, read_records
 from vllm_ascend_evaluation.replay.readers.text import lines_of, reading
 
 _BLANKS = re.compile(r"\s*")
@@ -52,8 +52,10 @@ def _read_array(path: Path) -> Iterator[tuple[str, dict]]:
         place = f"{path}, line {line}"
         try:
             element, end = decode(text, at)
+        except json.JSONDecodeError as error:  # counts lines from the start of the text
+            raise not_json(error, path, 1) from error
         except (ValueError, RecursionError) as error:
-            raise BadInputError(f"{place}: not valid JSON ({error})") from error
+            raise not_json(error, path, line) from error
         if not isinstance(element, dict):
             raise BadInputError(f"{place}: expected a JSON object")
         yield place, element
@@ -61,7 +63,10 @@ def _read_array(path: Path) -> Iterator[tuple[str, dict]]:
         if text[at : at + 1] == ",":
             at = _after_blanks(text, at + 1)
         elif text[at : at + 1] != "]":
-            raise BadInputError(f"{place}: not valid JSON (expected a comma or ] behind it)")
+            raise not_json(json.JSONDecodeError("Expecting ',' or ']'", text, at), path, 1)
+    at = _after_blanks(text, at + 1)
+    if at < len(text):
+        raise not_json(json.JSONDecodeError("more behind the array", text, at), path, 1)
 
 
 def _after_blanks(text: str, at: int) -> int:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
+# Of records that do not say how long the answer is: what the report says, what an error asks for.
+AS_THE_OPTION = "answers as long as --max-output-tokens"
+GIVE_THE_OPTION = "give --max-output-tokens"
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,12 @@ def _text_of_part(part: Any, what: str) -> str:
 
 
 def turns_of(
-    messages: Sequence[Message], session: str, place: str, tools: tuple[Any, ...] | None = None
+    messages: Sequence[Message],
+    session: str,
+    place: str,
+    tools: tuple[Any, ...] | None = None,
+    *,
+    begun_ms: float | None,
 ) -> Iterator[LoggedRequest]:
     """Yield a request for every answer in a conversation, with all messages before it as prompt.
 
@@ -71,6 +76,7 @@ def turns_of(
         session: Names the conversation.
         place: For errors.
         tools: As the requests offered them.
+        begun_ms: When the conversation began, if that is known.
     """
     num_turns = 0
     for number, message in enumerate(messages):
@@ -82,11 +88,12 @@ def turns_of(
             or before[-1]["role"] in (ASSISTANT, "system")
         ):
             continue
+        sent_ms = time_of(before[-1], place)
         yield LoggedRequest(
             place=place,
             prompt=Chat(tuple(before), tools),
             answer=message["content"] + _calls(message),
-            time_ms=time_of(before[-1], place),
+            time_ms=begun_ms if sent_ms is None and not num_turns else sent_ms,
             session=session,
             think_ms=0.0 if num_turns else None,
         )

@@ -119,7 +119,7 @@ def _prompt(text: str, ids: str, place: str) -> list[int] | str:
             return [int(token) for token in json.loads(ids)]
         prompt = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError) as error:
-        raise BadInputError(f"{place}: the prompt cannot be read ({error})") from error
+        raise BadInputError(f"{place}: the prompt cannot be read") from error
     if not isinstance(prompt, str):
         raise BadInputError(f"{place}: holds neither a prompt nor its token ids")
     return prompt

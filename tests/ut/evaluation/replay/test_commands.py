@@ -367,32 +367,3 @@ def test_dspark_needs_a_release_that_has_it(monkeypatch, version, has_it):
         return
     with pytest.raises(BadInputError, match=r"dspark:7: vLLM 0\.20\.2\+cpu has no DSpark"):
         commands.drafts_of("dspark:7", 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "is_noted"),
-    [
-        (("--concurrency", "2"), True),
-        (("--concurrency", "1"), False),
-        (("--arrivals", "timestamps"), False),
-    ],
-)
-def test_requests_that_all_start_together_are_noted(runner, tmp_path, options, is_noted):
-    trace = tmp_path / "two.jsonl"
-    record = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
-    trace.write_text("".join(json.dumps(record) + "\n" for _ in range(2)))
-    arguments = ("replay", "--workload", str(trace), *options, "--out", str(tmp_path / "out"))
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    said = " ".join(result.output.split())
-    assert ("all 2 requests start together" in said) is is_noted
-
-
-def test_turns_that_wait_for_each_other_do_not_start_together(runner, tmp_path):
-    chat = tmp_path / "chat.jsonl"
-    turns = [{"prompt_token_ids": list(range(300 * n)), "output_length": 1} for n in (1, 2)]
-    waiting = [{**turn, "session": 1, "delay": 0} for turn in turns]
-    chat.write_text("".join(json.dumps(turn) + "\n" for turn in waiting))
-    result = invoke("replay", "--workload", str(chat), "--out", str(tmp_path / "out"))
-    assert result.exit_code == 0, result.output
-    assert "start together" not in " ".join(result.output.split())

@@ -57,10 +57,10 @@ def test_what_is_assumed_is_counted_in_what_is_replayed(tmp_path):
     told = {**OWN, "usage": {"completion_tokens": 2}}
     workload = load(write(tmp_path, OWN, long, told, long, OWN), max_model_len=15)
     assert workload.num_requests == 3
-    assert workload.in_words() == (
-        "5 requests of log.jsonl, 32 at a time; 2 longer than 15 left out; "
+    assert workload.in_words(is_timed=False) == (
+        "5 requests of log.jsonl; 2 longer than 15 left out; 32 at a time; "
         "2 answers as long as their max_tokens"
     )
     sent = fit(load(tmp_path / "log.jsonl"), PromptShape(max_prompt_tokens=10))
     assert sent.num_dropped == 2
-    assert "2 answers as long as their max_tokens" in sent.workload.in_words()
+    assert "2 answers as long as their max_tokens" in sent.workload.in_words(is_timed=False)

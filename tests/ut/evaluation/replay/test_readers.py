@@ -9,7 +9,6 @@ import pytest
 
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.replay.readers.mooncake import mooncake_workload
-from vllm_ascend_evaluation.replay.readers.token_ids import token_id_workload
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 from vllm_ascend_evaluation.replay.workloads import (
     WORKLOAD_NAMES,
@@ -82,7 +81,8 @@ def test_the_last_id_may_be_partial(tmp_path, length):
         (row(hash_ids=[7, -8, 9]), "hash_ids must be a non-empty list"),
         (row(input_length=0), "input_length is 0, expected a whole number >= 1"),
         (row(input_length="1300"), "input_length is '1300'"),
-        (row(output_length=None), "output_length is None"),
+        (row(output_length=None), "output_length is missing: give --max-output-tokens"),
+        (row(output_length=0), "output_length is 0, expected a whole number >= 1"),
         (row(timestamp=True), "timestamp is True"),
         (row(session=-1), "session is -1, expected a whole number >= 0"),
         (row(timestamp=1), "timestamp 1 lies before the previous one"),
@@ -102,22 +102,33 @@ def test_bad_files(tmp_path):
         mooncake_workload(tmp_path / "missing.jsonl")
     with pytest.raises(BadInputError, match="no requests"):
         mooncake_workload(write(tmp_path, []))
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"timestamp": \n')
-    with pytest.raises(BadInputError, match=r"broken.jsonl, line 1: not valid JSON"):
-        mooncake_workload(broken)
     fake = tmp_path / "fake.jsonl.gz"
     fake.write_text("{}")
     with pytest.raises(BadInputError, match="cannot be read"):
         mooncake_workload(fake)
 
 
-@pytest.mark.parametrize("line", ["[" * 100_000, '{"timestamp": ' + "9" * 5000 + "}"])
-def test_json_that_cannot_be_decoded(tmp_path, line):
+@pytest.mark.parametrize("is_array", [True, False])
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"x":', "line 2, column 6: not valid JSON (ends too early)"),
+        ('{"x" 1}', "line 2, column 6: not valid JSON (Expecting ':' delimiter)"),
+        ('{"x": "y}', "line 2, column 7: not valid JSON (Unterminated string)"),
+        ('{"x": "\t"}', "line 2, column 8: not valid JSON (Invalid control character)"),
+        ('{"x": ' + "9" * 5000 + "}", "line 2: not valid JSON (a number has too many digits)"),
+        ('{"x": ' + "[" * 100_000, "line 2: not valid JSON (nested too deeply)"),
+        ("[1]", "line 2: expected a JSON object"),
+    ],
+)
+def test_broken_json_is_named_once_with_the_line_of_the_file(tmp_path, text, complaint, is_array):
     path = tmp_path / "odd.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(BadInputError, match=re.escape(f"{path}, line 1: not valid JSON")):
-        mooncake_workload(path)
+    path.write_text(
+        f"[{json.dumps(row())},\n{text}" if is_array else f"{json.dumps(row())}\n{text}"
+    )
+    with pytest.raises(BadInputError) as error:
+        WorkloadSource(str(path)).load()
+    assert str(error.value) == f"{path}, {complaint}"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path):
@@ -168,36 +179,23 @@ def test_limits(tmp_path):
     workload = mooncake_workload(path, max_requests=2, max_output_tokens=9, concurrency=3)
     assert [request.output_tokens for request in workload.requests()] == [9, 5]
     assert (workload.num_requests, workload.concurrency) == (2, 3)
+    assert "answers capped at 9 tokens" in workload.in_words(is_timed=False)
+    assert "capped" not in mooncake_workload(path, max_output_tokens=50).in_words(is_timed=False)
 
 
-def test_token_ids(tmp_path):
-    records = [
-        {"prompt_token_ids": [1, 2, 3], "output_length": 2, "timestamp": 5},
-        {"prompt_token_ids": [4], "output_length": 1, "timestamp": 9},
-    ]
-    requests = list(token_id_workload(write(tmp_path, records)).requests())
-    assert [request.prompt_token_ids for request in requests] == [[1, 2, 3], [4]]
-    assert [request.arrival_ms for request in requests] == [0, 4]
+def test_an_answer_of_unknown_length_takes_the_option(tmp_path):
+    record = row()
+    del record["output_length"]
+    workload = mooncake_workload(write(tmp_path, [row(), record]), max_output_tokens=9)
+    assert [request.output_tokens for request in workload.requests()] == [5, 9]
+    assert "1 answers as long as --max-output-tokens" in workload.in_words(is_timed=False)
 
 
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        ({"prompt_token_ids": [], "output_length": 1}, "prompt_token_ids must be"),
-        ({"prompt_token_ids": [2**63], "output_length": 1}, "expected at most"),
-        ({"prompt_token_ids": [1.5], "output_length": 1}, "prompt_token_ids must be"),
-        ({"prompt_token_ids": [1], "output_length": 0}, "output_length is 0"),
-        (
-            {"prompt_token_ids": [1], "output_length": 1, "timestamp": 3},
-            "timestamp must be in all records or in none",
-        ),
-    ],
-)
-def test_bad_token_ids(tmp_path, bad, complaint):
-    path = write(tmp_path, [{"prompt_token_ids": [1], "output_length": 1}, bad])
-    with pytest.raises(BadInputError, match=re.escape(f"{path}, line 2: ")) as error:
-        token_id_workload(path)
-    assert complaint in str(error.value)
+def test_a_trace_may_be_an_array(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([row(), row(timestamp=1700)], indent=1))
+    workload = WorkloadSource(str(path)).load()
+    assert [request.arrival_ms for request in workload.requests()] == [0, 700]
 
 
 def test_the_format_is_told_by_the_first_record(tmp_path):

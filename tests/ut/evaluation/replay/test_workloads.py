@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The named workloads have their documented shapes and cost nothing until they are read."""
 
+import json
 import subprocess
 import sys
 from itertools import islice
@@ -136,8 +137,18 @@ def test_requests_that_are_too_long_are_counted_and_left_out():
         workload.within(14)
 
 
-@pytest.mark.parametrize("name", ["W1", "chat:30", "agentic:20", "20:100:50:4", "3x2:50:5:1"])
-def test_a_workload_says_how_many_requests_are_in_flight(name):
-    workload = WorkloadSource(name, concurrency=7).load()
+@pytest.mark.parametrize(
+    "name", [*WORKLOAD_NAMES, "chat:30", "20:100:50:4", "3x2:50:5:1", "log.jsonl", "trace.jsonl"]
+)
+def test_a_workload_names_the_concurrency_in_force_and_no_other(name, tmp_path):
+    record = {"hash_ids": [1], "input_length": 3, "output_length": 1, "timestamp": 0}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(record))
+    (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": [1], "max_tokens": 1}))
+    path = tmp_path / name
+    workload = WorkloadSource(str(path) if path.exists() else name, concurrency=7).load()
     assert workload.concurrency == 7
-    assert "7 at a time" in workload.description and "32 at a time" not in workload.description
+    words = workload.in_words(is_timed=False)
+    assert "; 7 at a time" in words and words.count("at a time") == 1
+    assert "one after another" not in words
+    timed = workload.in_words(is_timed=True)
+    assert "; at their timestamps" in timed and "at a time" not in timed

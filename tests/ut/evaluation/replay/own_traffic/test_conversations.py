@@ -103,6 +103,14 @@ def test_messages_that_end_with_an_answer_are_a_conversation(tmp_path, tokenizer
     assert first.session == second.session is not None and second.think_ms == 0
 
 
+@pytest.mark.parametrize("opening", [[], SHARE_GPT["conversations"][:1]])
+def test_conversations_without_an_answer_are_counted(tmp_path, tokenizer, capsys, opening):
+    unanswered = {"conversations": [*opening, {"from": "human", "value": "Hello?"}]}
+    path = write(tmp_path, unanswered, SHARE_GPT, unanswered)
+    assert len(requests(path, tokenizer)) == 2
+    assert "log.jsonl: 2 conversations without an answer are left out" in capsys.readouterr().err
+
+
 def test_calls_of_tools(tmp_path, tokenizer, hugging_face):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -145,7 +153,9 @@ def test_prompts(tmp_path, tokenizer, hugging_face, wrapped):
 def test_how_long_an_answer_is(tmp_path, says, tokens):
     workload = load(write(tmp_path, {"prompt": [1], **says}))
     assert [request.output_tokens for request in workload.requests()] == [tokens]
-    assert ("1 answers as long as their max_tokens" in workload.in_words()) == (tokens >= 8)
+    assert ("1 answers as long as their max_tokens" in workload.in_words(is_timed=False)) == (
+        tokens >= 8
+    )
 
 
 def test_where_nothing_says_it_the_option_does(tmp_path):
@@ -154,9 +164,11 @@ def test_where_nothing_says_it_the_option_does(tmp_path):
         load(path)
     workload = load(path, max_output_tokens=6)
     assert [request.output_tokens for request in workload.requests()] == [6]
-    assert "1 answers as long as --max-output-tokens" in workload.in_words()
-    capped = load(write(tmp_path, {"prompt": [1], "max_tokens": 50}), max_output_tokens=6)
+    assert "1 answers as long as --max-output-tokens" in workload.in_words(is_timed=False)
+    long = write(tmp_path, {"prompt": [1], "max_tokens": 50}, name="long.jsonl")
+    capped = load(long, max_output_tokens=6)
     assert [request.output_tokens for request in capped.requests()] == [6]
+    assert "answers capped at 6 tokens" in capped.in_words(is_timed=False)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +177,7 @@ def test_where_nothing_says_it_the_option_does(tmp_path):
         ([5000, 5400], [0, 400]),
         ([1_795_572_801, 1_795_572_803.5], [0, 2500]),
         ([1_795_572_801_000, 1_795_572_803_500], [0, 2500]),
+        (["1712010112345", "1712010112.5"], [0, 155]),
         (["2026-11-25T02:13:20Z", "2026-11-25T03:13:21.5+01:00"], [0, 1500]),
         (["2026-11-25 02:13:20", "2026-11-25 02:13:21"], [0, 1000]),
     ],
@@ -186,6 +199,14 @@ def test_times_of_messages(tmp_path, tokenizer):
     assert (first.think_ms, second.think_ms) == (None, 0)
 
 
+def test_the_time_of_a_conversation_is_that_of_its_first_turn(tmp_path, tokenizer):
+    path = write(tmp_path, {**SHARE_GPT, "created": 100}, {**SHARE_GPT, "created": 50})
+    workload = load(path, tokenizer)
+    found = [(request.arrival_ms, request.think_ms) for request in workload.requests()]
+    assert found == [(0, None), (None, 0), (50, None), (None, 0)]
+    assert workload.check_arrivals() is None
+
+
 def test_sessions_and_think_times(tmp_path):
     def record(token, session, **more):
         return {"prompt": [token], "max_tokens": 1, "session_id": session, **more}
@@ -204,6 +225,22 @@ def test_sessions_and_think_times(tmp_path):
     assert load(path).check_arrivals() is None
 
 
+@pytest.mark.parametrize("wrapper", ["body", "request"])
+def test_a_request_within_its_record_may_say_all_of_it(tmp_path, wrapper):
+    """What the record itself says comes first."""
+    told = {"session_id": "a", "timestamp": 100, "output_length": 7}
+    later = {"session_id": "a", "delay": 5, "timestamp": 1, "output_length": 9}
+    path = write(
+        tmp_path,
+        {wrapper: {"prompt": [1], **told}},
+        {wrapper: {"prompt": [2], **later}, "timestamp": 300, "output_length": 8, "delay": None},
+    )
+    first, second = requests(path)
+    assert (first.session, first.arrival_ms, first.output_tokens) == (0, 0, 7)
+    assert (second.session, second.arrival_ms, second.output_tokens) == (0, 200, 8)
+    assert (first.think_ms, second.think_ms) == (None, 5)
+
+
 def test_without_a_chat_template_messages_stand_one_behind_the_other(
     tmp_path, plain_tokenizer, hugging_face
 ):
@@ -212,7 +249,9 @@ def test_without_a_chat_template_messages_stand_one_behind_the_other(
     text = f"user: {USER['content']}\nassistant: {ASSISTANT['content']}\n"
     ids = hugging_face.encode(f"{text}user: {LATER['content']}\nassistant:")
     assert second.prompt_token_ids == ids
-    assert "2 prompts without a chat template, which the tokenizer lacks" in workload.in_words()
+    assert "2 prompts without a chat template, which the tokenizer lacks" in workload.in_words(
+        is_timed=False
+    )
 
 
 def test_a_file_is_read_once_for_all_runs(tmp_path, tokenizer):
@@ -250,11 +289,16 @@ def prompt(**changes):
         (prompt(max_tokens=0), "max_tokens is 0, expected a whole number >= 1"),
         (prompt(usage={"completion_tokens": -1}), "completion_tokens is -1"),
         (prompt(url="/v1/embeddings"), "url is '/v1/embeddings', expected one of /completions"),
-        (prompt(timestamp="soon"), "timestamp is 'soon', expected a number or a time"),
-        (prompt(timestamp=[1]), "timestamp is [1], expected a number or a time"),
+        (
+            prompt(timestamp="soon"),
+            "timestamp is 'soon', expected a number >= 0 or a time of ISO 8601",
+        ),
+        (prompt(timestamp=-1), "timestamp is -1, expected a number >= 0 or a time of ISO 8601"),
+        (prompt(timestamp=[1]), "timestamp is [1], expected a number >= 0 or a time of ISO 8601"),
         (prompt(timestamp=1), "times must be in all records or in none"),
+        (prompt(delay=1), "delay means nothing without a session"),
         (prompt(session="a", delay=-1), "delay is -1, expected a whole number >= 0"),
-        ({"text": "x"}, "has none of conversations, messages, prompt"),
+        ({"text": "x"}, "in no known format; known are prompt_token_ids, prompt, messages"),
         ([1], "expected a JSON object"),
     ],
 )
@@ -272,13 +316,19 @@ def test_a_bad_record_is_named_with_file_and_line(tmp_path, bad, complaint, is_a
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[", "line 1: not valid JSON"),
-        ('[\n{"prompt": [1], "max_tokens": 1}\n{}]', "line 2: not valid JSON"),
-        ('[\n{"prompt": [1], "max_tokens": 1},\n{"prompt": ]', "line 3: not valid JSON"),
+        ("[", "line 1, column 2: not valid JSON"),
+        (
+            '[\n{"prompt": [1], "max_tokens": 1}\n{}]',
+            "line 3, column 1: not valid JSON (Expecting ',' or ']')",
+        ),
+        ('[\n{"prompt": [1], "max_tokens": 1},\n{"prompt": ]', "line 3, column 12: not valid JSON"),
+        (json.dumps(SHARE_GPT, indent=1), "line 1, column 2: not valid JSON (ends too early)"),
+        ('[{"prompt": [1], "max_tokens": 1}]\n[]', "line 2, column 1: not valid JSON (more behind"),
         ("[]", "no requests"),
-        ("", "no JSON, and no log of --enable-log-requests"),
+        ("", "is empty"),
+        ("\n \n", "is empty"),
         ("hello\n", "no JSON, and no log of --enable-log-requests"),
-        ('{"text": "x"}', "line 1: has none of hash_ids (a Mooncake trace), prompt_token_ids"),
+        ('{"text": "x"}', "line 1: in no known format; known are prompt_token_ids"),
         ('{"conversations": [{"from": "human", "value": "x"}]}', "no requests"),
     ],
 )

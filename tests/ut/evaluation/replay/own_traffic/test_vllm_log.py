@@ -66,7 +66,7 @@ def test_prompts_answers_and_times(tmp_path, log):
     ]
     assert [request.output_tokens for request in requests] == [3, 2, 8, 8]
     assert [request.arrival_ms for request in requests] == [0, 2000, 5000, 5000]
-    assert "2 answers as long as their max_tokens" in workload.in_words()
+    assert "2 answers as long as their max_tokens" in workload.in_words(is_timed=False)
 
 
 def test_the_releases_spell_it_in_two_ways():
@@ -113,5 +113,5 @@ def test_a_line_that_is_broken_is_named(tmp_path, broken, complaint):
             text,
         )
         complaint = "line 3: holds neither a prompt nor its token ids"
-    with pytest.raises(BadInputError, match=re.escape(complaint)):
+    with pytest.raises(BadInputError, match=re.escape(complaint) + "$"):
         load(tmp_path, text)
