@@ -147,8 +147,9 @@ def test_turns_wait_for_their_think_time(tmp_path):
         result = invoke(server, tmp_path, "--workload", source, "--timestamps", "--speed", "2")
     assert result.exit_code == 0, result.output
     # Twice as fast: half of 400 ms behind an answer that takes 100.
-    times = [time - server.times[0] for time in server.times]
-    assert times == pytest.approx([0, 0, 0.3, 0.3, 0.6, 0.6], abs=0.15)
+    waits = np.array(server.times[2:]) - np.array(server.times[:-2])
+    # A busy machine makes some of them longer.
+    assert waits.size == 4 and waits.min() == pytest.approx(0.3, abs=0.1)
 
 
 @pytest.mark.parametrize("speed", [1, 2])
@@ -162,8 +163,9 @@ def test_timestamps(tmp_path, speed):
         )
     assert result.exit_code == 0, result.output
     distances = np.diff(server.times) * speed
-    assert distances.sum() == pytest.approx(1.0, abs=0.2 * speed)
-    assert distances.min() > 0.05 and server.most_in_flight >= 3
+    # A busy machine delays some of them.
+    assert np.median(distances) == pytest.approx(0.2, abs=0.1)
+    assert distances.sum() > 0.9 and server.most_in_flight >= 3
     assert f"{speed} times as fast" in only_run(tmp_path)[1]["arrivals"]
 
 
