@@ -42,7 +42,8 @@ except ModuleNotFoundError as _error:
     print(_what_lacks(_error), file=sys.stderr)
     sys.exit(_EXIT_BAD_INPUT)
 
-from vllm_ascend.command_line.help_pages import HelpContext, use_whole_words  # noqa: E402 - needs typer
+from vllm_ascend.command_line.bad_values import name_bad_values  # noqa: E402 - needs typer
+from vllm_ascend.command_line.help_pages import HelpContext, use_whole_words  # noqa: E402
 
 # Some need no vLLM, and must not import it: the overlay runs before anything is in its place.
 COMMANDS = {
@@ -81,7 +82,7 @@ class _LazyCommands(typer.core.TyperGroup):
             command = _unavailable(error)
         if not isinstance(command, typer.Typer):
             command = _as_typer(cmd_name, command)
-        return use_whole_words(typer.main.get_command(command))
+        return name_bad_values(use_whole_words(typer.main.get_command(command)))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a file that cannot be used, or no library, ends it with one line."""
