@@ -6,8 +6,9 @@ It is one line with the option, the value and what is allowed. Typer's has three
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
@@ -37,17 +38,25 @@ def _naming(parameter: Any, read: Callable[..., Any]) -> Callable[..., Any]:
     def read_or_end(context: Any, given: dict[str, Any], rest: list[str]) -> Any:
         values = given.get(parameter.name)
         # One by one, because Typer does not say which of several it means.
-        parts = [[value] for value in values] if isinstance(values, list | tuple) else [values]
-        for part in parts if values is not None else ():
-            try:
-                read(context, {**given, parameter.name: part}, rest)
-            except typer.BadParameter as error:
-                value = part[0] if isinstance(part, list) else part
-                typer.echo(f"error: {_say(parameter, value, error.message)}", err=True)
-                raise typer.Exit(_EXIT_BAD_INPUT) from error
-        return read(context, given, rest)
+        parts = [[value] for value in values] if isinstance(values, list | tuple) else []
+        for part in (*parts, values):
+            with _bad_value_ends(parameter, part):
+                result = read(context, {**given, parameter.name: part}, rest)
+        return result
 
     return read_or_end
+
+
+@contextlib.contextmanager
+def _bad_value_ends(parameter: Any, value: Any) -> Iterator[None]:
+    try:
+        yield
+    except typer.BadParameter as error:
+        if value is None:
+            raise  # it was not given, and must be
+        text = value[0] if isinstance(value, list | tuple) else value
+        typer.echo(f"error: {_say(parameter, text, error.message)}", err=True)
+        raise typer.Exit(_EXIT_BAD_INPUT) from error
 
 
 def _say(parameter: Any, value: str, problem: str) -> str:
