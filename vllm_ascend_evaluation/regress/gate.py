@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from vllm_ascend.command_line.ends import (
     bad_input_ends,
     say,
 )
+from vllm_ascend.command_line.interrupts import termination_interrupts
 from vllm_ascend.server_access.access import ServerError, without_api_key
 from vllm_ascend.server_access.server import Server
 from vllm_ascend_evaluation.regress.ci import write_junit, write_markdown
@@ -139,21 +139,15 @@ def _failures_end(what_now: str) -> Iterator[None]:
     Raises:
         typer.Exit: In place of ``ServerError``, ``ToolError`` and ``KeyboardInterrupt``.
     """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        with termination_interrupts():
+            yield
     except (ServerError, ToolError) as error:
         say("[bold red]failed:[/]", f"{error}{what_now}")
         raise typer.Exit(EXIT_BAD_INPUT) from error
     except KeyboardInterrupt as error:
         say("[yellow]interrupted:[/]", f"by the user{what_now}")
         raise typer.Exit(EXIT_INTERRUPTED) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write(report: RegressReport, options: Options) -> None:
