@@ -17,7 +17,7 @@ def _end_at_once(*_: object) -> None:
     os._exit(_EXIT_INTERRUPTED)
 
 
-# While modules are imported there is nothing yet that an interrupt could leave half done.
+# Until a command is called there is nothing that an interrupt could leave half done.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end_at_once)
 
@@ -99,6 +99,13 @@ class _LazyCommands(typer.core.TyperGroup):
         if not isinstance(command, typer.Typer):
             command = _as_typer(cmd_name, command)
         return name_bad_values(use_whole_words(typer.main.get_command(command)))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that is called; from here on it handles interrupts itself."""
+        found = super().resolve_command(ctx, args)
+        if signal.getsignal(signal.SIGINT) is _end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an interrupt, a file that cannot be used, or no library is one line."""
@@ -206,8 +213,6 @@ def _commands(
 
 def main() -> None:
     """Run the command that the command line names."""
-    if signal.getsignal(signal.SIGINT) is _end_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app(prog_name="python -m vllm_ascend")
     finally:

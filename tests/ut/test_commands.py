@@ -142,6 +142,11 @@ def test_an_interrupt_while_modules_are_imported_is_one_line():
     assert (result.returncode, result.stdout, result.stderr) == INTERRUPTED
 
 
+def test_an_interrupt_while_the_command_line_is_read_is_one_line():
+    result = interrupted_at_import_of("pydantic", "regress", "--requests", "7")
+    assert (result.returncode, result.stdout, result.stderr) == INTERRUPTED
+
+
 def test_an_interrupt_while_a_command_is_imported_is_one_line():
     result = interrupted_at_import_of("matplotlib", "replay", "--workload", "nowhere")
     assert (result.returncode, result.stdout, result.stderr) == INTERRUPTED

@@ -37,10 +37,7 @@ _TOLERANCES = ", ".join(f"{m.name} {m.tolerance:g} {m.tolerance_unit}" for m in 
 
 
 _Url = Annotated[
-    str | None,
-    typer.Option(
-        help="The running server, http://HOST:PORT.", show_default="none; only --rejudge needs none"
-    ),
+    str | None, typer.Option(help="The running server, http://HOST:PORT; --rejudge needs none.")
 ]
 _Out = Annotated[Path, typer.Option(help="Folder of this run. An interrupted run continues.")]
 _Suite = Annotated[str, typer.Option(help="What to measure.")]
