@@ -3,46 +3,31 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import os
 import signal
 import sys
+
+_EXIT_BAD_INPUT = 2
+_EXIT_INTERRUPTED = 130
+_INTERRUPTED = "interrupted: by the user"
+
+
+def _end_at_once(*_: object) -> None:
+    os.write(2, f"{_INTERRUPTED}\n".encode())
+    os._exit(_EXIT_INTERRUPTED)
+
+
+# Until a command is called there is nothing that an interrupt could leave half done.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _end_at_once)
+
+import importlib
+import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from vllm_ascend.releases import describe_supported
-
-_EXIT_BAD_INPUT = 2
-# Those of the extra `evaluation`: what the commands need and serving does not.
-_EXTRAS = ("httpx", "matplotlib", "rich", "typer")
-
-
-# Measures and proves; it is in the same distribution, and the overlay leaves it out.
-_EVALUATION = "vllm_ascend_evaluation"
-
-
-def _what_lacks(error: ModuleNotFoundError) -> str:
-    """Return what to do about a missing library; never a name that an index may give to others."""
-    module = str(error.name).partition(".")[0]
-    if module in _EXTRAS:
-        return (
-            f"error: this command needs {module}: pip install {' '.join(_EXTRAS)}, or, in this "
-            "project's own folder, pip install -e '.[evaluation]'"
-        )
-    return (
-        f"error: this command needs vLLM {describe_supported('or')} and what comes with it, and "
-        f"this Python has no {module}: use the one that serves"
-    )
-
-
-try:
-    import typer
-except ModuleNotFoundError as _error:
-    print(_what_lacks(_error), file=sys.stderr)
-    sys.exit(_EXIT_BAD_INPUT)
-
-from vllm_ascend.command_line.help_pages import HelpContext, use_whole_words  # noqa: E402 - needs typer
 
 # Some need no vLLM, and must not import it: the overlay runs before anything is in its place.
 COMMANDS = {
@@ -59,6 +44,38 @@ COMMANDS = {
     "port-report": "vllm_ascend_evaluation.port_report.cli:port_report",
     "tiny-model": "vllm_ascend_evaluation.models.tiny.cli:tiny_model",
 }
+# Measures and proves; it is in the same distribution, and the overlay leaves it out.
+_EVALUATION = "vllm_ascend_evaluation"
+# Those of the extra `evaluation`, and what of them every command needs.
+_EXTRAS = ("httpx", "matplotlib", "rich", "typer")
+_ALWAYS = ("rich", "typer")
+
+
+def _what_lacks(error: ModuleNotFoundError, command: str) -> str:
+    """Return what to do about a missing library; never a name that an index may give to others."""
+    module = str(error.name).partition(".")[0]
+    if module not in _EXTRAS:
+        return (
+            f"error: this command needs vLLM {describe_supported('or')} and what comes with it, "
+            f"and this Python has no {module}: use the one that serves"
+        )
+    needed = f"error: this command needs {module}: pip install "
+    if not COMMANDS.get(command, "").startswith(_EVALUATION):
+        return needed + " ".join(sorted({module, *_ALWAYS}))
+    return (
+        f"{needed}{' '.join(_EXTRAS)}, or, in this project's own folder, pip install -e "
+        "'.[evaluation]'"
+    )
+
+
+try:
+    import typer
+except ModuleNotFoundError as _error:
+    print(_what_lacks(_error, sys.argv[1] if sys.argv[1:] else ""), file=sys.stderr)
+    sys.exit(_EXIT_BAD_INPUT)
+
+from vllm_ascend.command_line.bad_values import name_bad_values
+from vllm_ascend.command_line.help_pages import HelpContext, use_whole_words
 
 
 class _LazyCommands(typer.core.TyperGroup):
@@ -81,12 +98,22 @@ class _LazyCommands(typer.core.TyperGroup):
             command = _unavailable(error)
         if not isinstance(command, typer.Typer):
             command = _as_typer(cmd_name, command)
-        return use_whole_words(typer.main.get_command(command))
+        return name_bad_values(use_whole_words(typer.main.get_command(command)))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that is called; from here on it handles interrupts itself."""
+        found = super().resolve_command(ctx, args)
+        if signal.getsignal(signal.SIGINT) is _end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return found
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a file that cannot be used, or no library, ends it with one line."""
+        """Run a command; an interrupt, a file that cannot be used, or no library is one line."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            typer.echo(_INTERRUPTED, err=True)
+            raise typer.Exit(_EXIT_INTERRUPTED) from error
         except BrokenPipeError:
             raise  # whoever read the output has enough: Click ends quietly
         except OSError as error:
@@ -95,7 +122,7 @@ class _LazyCommands(typer.core.TyperGroup):
         except ModuleNotFoundError as error:
             if _is_ours(error):
                 raise
-            typer.echo(_what_lacks(error), err=True)
+            typer.echo(_what_lacks(error, str(ctx.invoked_subcommand)), err=True)
             raise typer.Exit(_EXIT_BAD_INPUT) from error
 
 

@@ -84,6 +84,8 @@ def options() -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 OPTIONS = list(options())
+# Errors that say nothing of the option's value.
+OF_OTHERS = re.compile("Connection refused|only with --url|holds a model already")
 
 
 class NothingRuns:
@@ -110,7 +112,8 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(logging, "raiseExceptions", False)
 
 
-def check(*arguments: str) -> None:
+def check(*arguments: str) -> str:
+    """Return the output of a command that refuses its arguments; nothing of one that does not."""
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(
         result.exception
@@ -119,6 +122,7 @@ def check(*arguments: str) -> None:
     assert "Traceback" not in result.output
     if result.exit_code == 2:
         assert re.search("error|failed", result.output.lower())
+    return result.output if result.exit_code == 2 else ""
 
 
 def test_every_command_is_covered():
@@ -130,6 +134,15 @@ def test_every_command_is_covered():
 def test_a_value_is_taken_or_one_clear_error(path, option):
     for value in VALUES.values():
         check(*path, *BASE[path], f"{option}={value}")
+
+
+@pytest.mark.parametrize(("path", "option"), OPTIONS, ids=lambda value: "".join(value))
+def test_the_error_of_a_number_names_the_option_and_the_value(path, option):
+    for value in ("-1", "0", "0.5", "nan", "inf", "x"):
+        error = check(*path, *BASE[path], f"{option}={value}")
+        if error and not OF_OTHERS.search(error):
+            (line,) = error.splitlines()
+            assert re.match(rf"(error|failed): (\S+/)?{option}(/\S+)? {re.escape(value)}\b", line)
 
 
 @pytest.mark.parametrize("path", BASE, ids="-".join)

@@ -114,9 +114,42 @@ def test_where_only_the_serving_package_is_its_own_commands_are_listed(tmp_path)
 
 
 def test_without_the_library_of_all_commands_there_is_one_line():
-    result = without("typer", "doctor")
+    result = without("typer", "replay")
     assert (result.returncode, result.stdout) == (2, "")
     assert LOCAL in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("lacking", "arguments", "libraries"),
+    [
+        ("typer", ("overlay", "plan", "nowhere"), "rich typer"),
+        ("rich", ("overlay", "plan", "nowhere"), "rich typer"),
+        ("typer", (), "rich typer"),
+        ("httpx", ("npu-check", "--url", "http://127.0.0.1:9"), "httpx rich typer"),
+    ],
+)
+def test_a_command_that_serves_asks_for_no_library_of_the_evaluation(lacking, arguments, libraries):
+    result = without(lacking, *arguments)
+    told = f"error: this command needs {lacking}: pip install {libraries}\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", told)
+
+
+INTERRUPTED = (130, "", "interrupted: by the user\n")
+
+
+def test_an_interrupt_while_modules_are_imported_is_one_line():
+    result = interrupted_at_import_of("typer", "replay", "--workload", "nowhere")
+    assert (result.returncode, result.stdout, result.stderr) == INTERRUPTED
+
+
+def test_an_interrupt_while_the_command_line_is_read_is_one_line():
+    result = interrupted_at_import_of("pydantic", "regress", "--requests", "7")
+    assert (result.returncode, result.stdout, result.stderr) == INTERRUPTED
+
+
+def test_an_interrupt_while_a_command_is_imported_is_one_line():
+    result = interrupted_at_import_of("matplotlib", "replay", "--workload", "nowhere")
+    assert (result.returncode, result.stdout, result.stderr) == INTERRUPTED
 
 
 def test_whoever_reads_no_further_gets_no_error():
@@ -143,13 +176,25 @@ runpy.run_module("vllm_ascend", run_name="__main__")
 
 def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a Python that does not find a module."""
+    return at_import_of(
+        module, 'raise ModuleNotFoundError(f"No module named {name!r}", name=name)', *arguments
+    )
+
+
+def interrupted_at_import_of(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose user interrupts it when it imports a module."""
+    return at_import_of(module, "signal.raise_signal(signal.SIGINT)", *arguments)
+
+
+def at_import_of(module: str, statement: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; when it imports a module, this happens instead."""
     code = f"""
-import sys
-class Missing:
+import signal, sys
+class Finder:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == {module!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Missing())
+            {statement}
+sys.meta_path.insert(0, Finder())
 sys.argv = ["vllm_ascend", *{list(arguments)!r}]
 import runpy
 runpy.run_module("vllm_ascend", run_name="__main__")

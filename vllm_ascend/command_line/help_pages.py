@@ -74,7 +74,7 @@ def use_whole_words(command: Any) -> Any:
     Args:
         command: Of Typer's; is changed.
     """
-    for each in _with_those_below(command):
+    for each in with_those_below(command):
         each.rich_markup_mode = None  # Typer's own tables otherwise
         each.context_class = HelpContext
         # A list of commands cuts what a command is for, but not what it has for such a list.
@@ -82,7 +82,8 @@ def use_whole_words(command: Any) -> Any:
     return command
 
 
-def _with_those_below(command: Any) -> Iterator[Any]:
+def with_those_below(command: Any) -> Iterator[Any]:
+    """Yield a command of Typer's and all commands below it."""
     yield command
     for child in getattr(command, "commands", {}).values():
-        yield from _with_those_below(child)
+        yield from with_those_below(child)

@@ -19,6 +19,20 @@ def no_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def termination_interrupts() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextlib.contextmanager
 def interrupts_call(
     stop: Callable[[], object], signals: tuple[signal.Signals, ...] = (signal.SIGINT,)
 ) -> Iterator[None]:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,27 @@ _FIND_PACKAGE = (
     "found = importlib.util.find_spec(sys.argv[1]); "
     "json.dump({'origin': found and found.origin}, open(sys.argv[2], 'w'))"
 )
+
+
+_running: set[subprocess.Popen[str]] = set()
+_is_over = threading.Event()
+
+
+@contextlib.contextmanager
+def end_together() -> Iterator[None]:
+    """Let an exception that leaves the block, such as an interrupt, end all that threads ask.
+
+    A terminal's interrupt does not reach these processes: each leads a group of its own, so that
+    what it starts can be ended with it.
+    """
+    _is_over.clear()
+    try:
+        yield
+    except BaseException:
+        _is_over.set()
+        for process in tuple(_running):
+            _end(process)
+        raise
 
 
 def ask(
@@ -39,16 +64,7 @@ def ask(
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         try:
-            result = subprocess.run(
-                [sys.executable, *arguments, str(answer)],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
+            result = _run([sys.executable, *arguments, str(answer)], environ, timeout)
         except (OSError, subprocess.TimeoutExpired) as error:
             return {**_read(answer), "died": str(error)}
         answers = _read(answer)
@@ -56,6 +72,43 @@ def ask(
         lines = (result.stderr.strip() or result.stdout.strip()).splitlines()[-_LAST_LINES:]
         answers["died"] = f"exit code {result.returncode}: {' '.join(lines) or 'nothing said'}"
     return answers
+
+
+def _run(
+    command: Sequence[str], environ: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; what ends the wait ends it and all that it has started.
+
+    Raises:
+        OSError: It cannot be started.
+        TimeoutExpired: It did not end in time.
+    """
+    process = subprocess.Popen(
+        command,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    _running.add(process)
+    try:
+        if _is_over.is_set():  # before it could be seen among those that run
+            _end(process)
+        output, error = process.communicate(timeout=timeout)
+    finally:
+        _running.discard(process)
+        _end(process)
+    return subprocess.CompletedProcess(command, process.returncode, output, error)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _read(answer: Path) -> dict[str, Any]:

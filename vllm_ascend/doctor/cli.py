@@ -75,10 +75,12 @@ def doctor(
 ) -> None:
     """Say whether serving would do what the settings ask for.
 
-    Exit codes: 0 it would, 1 it would not, 2 bad input.
+    Exit codes: 0 it would, 1 it would not, 2 bad input, 130 interrupted.
     """
     # Here, not above: python -m vllm_ascend must not import vLLM to list its commands.
     from vllm_ascend.command_line.bad_input import BadInputError
+    from vllm_ascend.command_line.ends import EXIT_INTERRUPTED, say
+    from vllm_ascend.command_line.interrupts import termination_interrupts
 
     flags = {
         "--block-size": block_size,
@@ -93,7 +95,11 @@ def doctor(
             question = _of_command(command or [], manifest, container, model, flags)
         else:
             question = _of_options(model, flags)
-        diagnosis = _diagnose(question, checkout)
+        with termination_interrupts():
+            diagnosis = _diagnose(question, checkout)
+    except KeyboardInterrupt as error:
+        say("[yellow]interrupted:[/]", "doctor was not finished; it changes nothing")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
     except BadInputError as error:
         text = f"[bold red]error:[/] {escape(str(error))}"
         _stderr().print(text, highlight=False, soft_wrap=True)

@@ -64,7 +64,7 @@ def diagnose(question: Question, *, checkout: Path | None = None) -> Diagnosis:
     environ = question.environ
     invalid = tuple(environment.check_values(environ))
     package = children.find_package("vllm_ascend", environ)
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=2) as pool, children.end_together():
         serving = pool.submit(patches.ask_serving, environ)
         # An invalid value is one finding; with it no engine could be built anyway.
         answered = pool.submit(_ask, question, package) if not invalid else None

@@ -8,7 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.doctor.findings import Finding, Severity, VariableRow
-from vllm_ascend.prefix_cache_config import VARIABLES, Variable, is_left_to_vllm, load_config
+from vllm_ascend.prefix_cache_config import (
+    FORMER_VARIABLES,
+    VARIABLES,
+    Variable,
+    is_left_to_vllm,
+    load_config,
+)
 
 _PROBE = "environment"
 _APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
@@ -70,6 +76,12 @@ def _complaint(variable: Variable, environ: Mapping[str, str]) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def invalid_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables with which no engine starts: bad values, and names of the past."""
+    former = [name for name in FORMER_VARIABLES if environ.get(name)]
+    return [*former, *(v.name for v in VARIABLES if _complaint(v, environ))]
 
 
 def check_values(environ: Mapping[str, str]) -> Iterator[Finding]:

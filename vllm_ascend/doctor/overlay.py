@@ -17,6 +17,7 @@ from vllm_ascend.overlay.state import (
     ABSENT,
     APPLIED,
     HALF_APPLIED,
+    INTERRUPTED,
     MODIFIED,
     OUTDATED,
 )
@@ -38,6 +39,7 @@ _TEXTS = {
     ABSENT: "the checkout is vllm-ascend's own, nothing of this project lies over it",
     APPLIED: "this project lies over the checkout, whole",
     OUTDATED: "another version of this project lies over the checkout, whole; these differ",
+    INTERRUPTED: "applying it was interrupted before anything was replaced",
     HALF_APPLIED: "applying or reverting it was interrupted",
     MODIFIED: "changed since it was applied",
 }
@@ -45,6 +47,7 @@ _OVERLAY = "python -m vllm_ascend overlay"
 # By what is there, with the checkout in place of {0}.
 _COMMANDS = {
     ABSENT: f"{_OVERLAY} apply {{0}}",
+    INTERRUPTED: f"{_OVERLAY} apply {{0}}",
     OUTDATED: f"{_OVERLAY} revert {{0}} && {_OVERLAY} apply {{0}}",
     HALF_APPLIED: f"{_OVERLAY} revert {{0}} && {_OVERLAY} apply {{0}}",
     MODIFIED: f"{_OVERLAY} revert --discard-changes {{0}} && {_OVERLAY} apply {{0}}",
@@ -111,7 +114,7 @@ def check_overlay(
         severity = Severity.WRONG if asks_for_something(environ) else Severity.WARNING
         remedy = "check out a branch that it names, or use its image"
         yield Finding(_PROBE, severity, f"{facts.checkout}: {facts.text}", remedy)
-    elif facts.state == ABSENT:
+    elif facts.state in (ABSENT, INTERRUPTED):
         yield from _check_fit(Path(str(facts.checkout)))
         if asks_for_something(environ):
             yield _finding(facts)

@@ -13,7 +13,11 @@ from typing import Any
 import vllm_ascend
 from vllm_ascend.deployment import is_checkout, vllm_distribution
 from vllm_ascend.doctor import children, serving_child
-from vllm_ascend.doctor.environment import asks_for_something, variables_set
+from vllm_ascend.doctor.environment import (
+    asks_for_something,
+    invalid_variables,
+    variables_set,
+)
 from vllm_ascend.doctor.findings import Finding, PatchRow, Severity, Version
 from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE
@@ -87,8 +91,11 @@ def patch_rows(
         why = "the package vllm_ascend that serving imports has no patches, or cannot be imported"
         listed = listed_patches(_installed_release())
         return tuple(PatchRow(p.target, p.feature, NOT_LOADED, why) for p in listed)
-    unneeded = _Unneeded(_partial_hits(environ), _over_checkout(package))
     active = any(row["state"] == APPLIED for row in found)
+    if not active and (names := invalid_variables(environ)):
+        why = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} invalid"
+        return tuple(PatchRow(r["target"], r["feature"], NOT_LOADED, why) for r in found)
+    unneeded = _Unneeded(_partial_hits(environ), _over_checkout(package))
     return tuple(
         PatchRow(row["target"], row["feature"], *_status(row, unneeded, active=active))
         for row in found
@@ -103,7 +110,7 @@ def _status(row: Mapping[str, str], unneeded: _Unneeded, *, active: bool) -> tup
     if not active:
         if state != NOT_LOADED:
             return state, why
-        return (REFUSED, why) if why else (NOT_LOADED, "what installs it is not active")
+        return (REFUSED, why) if why else (NOT_LOADED, "what installs them is not active")
     reason = unneeded.reason(row["target"], module, row["feature"])
     if reason:
         return NOT_NEEDED, reason

@@ -127,13 +127,12 @@ def _paragraph(text: str, width: int, indent: int, first: str = "", style: str =
 def _short(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
     """Yield a line, or a few, for each of what ``verbose`` has a section for."""
     found = [version for version in diagnosis.versions if version.version]
-    counts = Counter(row.status for row in diagnosis.patches)
     asked = [row for row in diagnosis.variables if row.source != "default"]
     rows = {
         "Versions": ", ".join(f"{v.name} {v.version}" for v in found),
         "Overlay": _overlay(diagnosis),
         "Command": diagnosis.command.text if diagnosis.command else "",
-        "Patches": ", ".join(f"{n} {s}" for s, n in sorted(counts.items())) or "none",
+        "Patches": _patch_counts(diagnosis.patches),
         "Variables": "\n".join(map(_assignment, asked)) or "none is set",
     }
     for name, text in rows.items():
@@ -141,6 +140,14 @@ def _short(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
             yield from [Text(f"{name:{_LABEL}}{text}")] if text else []
         else:
             yield from _paragraph(text, width, _LABEL, name)
+
+
+def _patch_counts(rows: tuple[PatchRow, ...]) -> str:
+    """Return how many patches have which status; of one that all have, with its reason."""
+    counts = Counter(row.status for row in rows)
+    told = ", ".join(f"{n} {s}" for s, n in sorted(counts.items())) or "none"
+    reasons = {row.reason for row in rows} if len(counts) == 1 and APPLIED not in counts else ()
+    return told if len(reasons) != 1 else f"{told}: {reasons.pop()}"
 
 
 def _assignment(row: VariableRow) -> str:

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
+from vllm_ascend.command_line.ends import EXIT_INTERRUPTED, say
 from vllm_ascend.overlay import inspection, state, transaction
 from vllm_ascend.overlay.checkout import Checkout
 from vllm_ascend.overlay.errors import OverlayError
@@ -38,6 +38,20 @@ _console = Console()
 # Fields of a patch in JSON.
 _TOLD_OF_PATCHES = ("target", "feature", "why", "digests")
 
+_AFTER_INTERRUPT = {
+    state.ABSENT: "no file is changed",
+    state.INTERRUPTED: f"no file is changed; `overlay revert` removes {state.STATE_DIRECTORY}",
+    state.HALF_APPLIED: "half of the overlay is there; run `overlay revert`",
+    state.APPLIED: "the overlay is there, whole",
+}
+_WHAT_NOW = {
+    state.INTERRUPTED: (
+        "an apply was interrupted before it replaced anything: run `overlay apply` again, or "
+        f"`overlay revert`, which removes {state.STATE_DIRECTORY}"
+    ),
+    state.HALF_APPLIED: "an apply or a revert was interrupted: run `overlay revert`",
+}
+
 CheckoutArgument = Annotated[
     Path, typer.Argument(help="The checkout, e.g. /vllm-workspace/vllm-ascend.", metavar="CHECKOUT")
 ]
@@ -51,6 +65,16 @@ def _one_error() -> Iterator[None]:
     except OverlayError as error:
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
         raise typer.Exit(2) from error
+
+
+@contextmanager
+def _interrupt_told(command: str, checkout: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        now = _AFTER_INTERRUPT[state.standing(checkout)]
+        say("[yellow]interrupted:[/]", f"overlay {command} {checkout}: {now}")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
 
 
 @app.command()
@@ -75,12 +99,10 @@ def apply(
     ] = False,
 ) -> None:
     """Put all files in their places, or none."""
-    with _one_error():
+    with _one_error(), _interrupt_told("apply", checkout):
         planned = make_plan(checkout)
         planned.refuse_misfit(allow_unknown=allow_unknown)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("overlay", total=len(planned.files))
-            done = transaction.apply(planned, progress=lambda _path: progress.advance(task))
+        done = transaction.apply(planned)
     files = f"{len(planned.files)} files"
     print_line(f"applied: {files}" if done else f"applied already: {files}, nothing to do")
     _print_unknown(planned.checkout)
@@ -95,7 +117,7 @@ def revert(
     ] = False,
 ) -> None:
     """Put every file of vllm-ascend back, byte for byte."""
-    with _one_error():
+    with _one_error(), _interrupt_told("revert", checkout):
         done = transaction.revert(checkout, discard_changes=discard_changes)
     print_line("reverted" if done else "no overlay there, nothing to do")
 
@@ -115,6 +137,8 @@ def status(checkout: CheckoutArgument, as_json: JsonOption = False) -> None:
 def _print_status(found: OverlayStatus, checkout: Path) -> None:
     on = f" on commit {found.head[:8]}" if found.head else ""
     print_line(f"{found.state}{on}: {found.files} files of ours")
+    if found.state in _WHAT_NOW:
+        print_line(f"  {_WHAT_NOW[found.state]}")
     if found.unsupported:
         print_line(f"  {found.unsupported}")
     if found.left_behind:

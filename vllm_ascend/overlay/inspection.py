@@ -12,7 +12,6 @@ from vllm_ascend.overlay.files import digest, overlay_files
 from vllm_ascend.overlay.ownership import files_of_ours
 from vllm_ascend.overlay.release import unsupported
 from vllm_ascend.overlay.state import (
-    ABSENT,
     APPLIED,
     HALF_APPLIED,
     LEFT_BEHIND,
@@ -24,6 +23,7 @@ from vllm_ascend.overlay.state import (
     original,
     originals,
     read_manifest,
+    standing,
 )
 from vllm_ascend.patch.upstream.source import PACKAGE
 
@@ -33,8 +33,8 @@ class OverlayStatus:
     """What is there.
 
     Attributes:
-        state: ``absent``, ``applied``, ``outdated``, ``half-applied``, ``modified`` or
-            ``left-behind``.
+        state: ``absent``, ``applied``, ``outdated``, ``half-applied``, ``modified``,
+            ``left-behind``, or ``interrupted`` where no file of the package is ours.
         head: Commit that the overlay was put on, ``None`` if there is none or it is unknown.
         files: Files of ours.
         modified: Files of ours that are not as they were put there.
@@ -66,7 +66,7 @@ def status(path: Path) -> OverlayStatus:
         left = files_of_ours(root / PACKAGE)
         if left:
             return OverlayStatus(LEFT_BEHIND, files=len(left), left_behind=left)
-        return OverlayStatus(ABSENT, unsupported=unsupported(root))
+        return OverlayStatus(standing(root), unsupported=unsupported(root))
     if manifest.state != APPLIED:
         return OverlayStatus(HALF_APPLIED, manifest.head, len(manifest.files))
     modified = tuple(file.path for file in manifest.files if not _is_intact(root, file))

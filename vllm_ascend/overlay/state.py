@@ -18,6 +18,7 @@ ABSENT = "absent"
 APPLYING = "applying"
 APPLIED = "applied"
 REVERTING = "reverting"
+INTERRUPTED = "interrupted"
 HALF_APPLIED = "half-applied"
 MODIFIED = "modified"
 OUTDATED = "outdated"
@@ -98,6 +99,18 @@ def read_manifest(root: Path) -> Manifest | None:
         return Manifest(**{**content, "files": files, "directories": tuple(content["directories"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise OverlayError(f"{path} cannot be read ({error}); nothing was changed") from error
+
+
+def standing(root: Path) -> str:
+    """Return what the manifest says: ``absent``, ``interrupted``, ``half-applied`` or ``applied``.
+
+    Raises:
+        OverlayError: It cannot be read.
+    """
+    manifest = read_manifest(root)
+    if manifest is None:
+        return INTERRUPTED if directory(root).is_dir() else ABSENT
+    return APPLIED if manifest.state == APPLIED else HALF_APPLIED
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from vllm_ascend.overlay import state
@@ -23,20 +22,13 @@ from vllm_ascend.overlay.plan import OverlayPlan, files_differ
 from vllm_ascend.overlay.state import Manifest, ManifestFile
 from vllm_ascend.patch.upstream.source import PACKAGE
 
-Progress = Callable[[str], None]
 
-
-def _silent(_path: str) -> None:
-    """Report nothing."""
-
-
-def apply(plan: OverlayPlan, *, progress: Progress = _silent) -> bool:
+def apply(plan: OverlayPlan) -> bool:
     """Put our files over a checkout.
 
     Args:
         plan: See :func:`~vllm_ascend.overlay.plan.make_plan`; whether the checkout fits must have
             been asked.
-        progress: Called with every file's path once it is in its place.
 
     Returns:
         Whether anything was done; ``False`` if this very overlay is in force already.
@@ -53,15 +45,16 @@ def apply(plan: OverlayPlan, *, progress: Progress = _silent) -> bool:
         return False
     try:
         _stage(plan, manifest)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(state.directory(root), ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         raise OverlayError(f"{root} cannot be written, nothing was changed: {error}") from error
     try:
         for relative in manifest.directories:
             (plan.checkout.package / relative).mkdir()
         for file in manifest.files:
             os.replace(_staged(root) / file.path, plan.checkout.package / file.path)
-            progress(file.path)
         state.write_manifest(root, state.in_state(manifest, state.APPLIED))
         shutil.rmtree(_staged(root))
     except BaseException as error:
@@ -91,7 +84,7 @@ def revert(path: Path, *, discard_changes: bool = False) -> bool:
     manifest = state.read_manifest(root)
     if manifest is None:
         refuse_left_behind(root)
-        return False
+        return _remove_leftovers(root)
     strangers = [file.path for file in manifest.files if not _is_known(root, file)]
     if strangers and not discard_changes:
         raise OverlayError(
@@ -165,6 +158,21 @@ def _stage(plan: OverlayPlan, manifest: Manifest) -> None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             _keep(package / file.path, kept)
     state.write_manifest(root, manifest)
+
+
+def _remove_leftovers(root: Path) -> bool:
+    """Remove what an apply left that ended before it replaced anything; say whether it was there.
+
+    Raises:
+        OverlayError: It cannot be removed.
+    """
+    if not state.directory(root).is_dir():
+        return False
+    try:
+        shutil.rmtree(state.directory(root))
+    except OSError as error:
+        raise OverlayError(f"{state.directory(root)} cannot be removed: {error}") from error
+    return True
 
 
 def _keep(original: Path, kept: Path) -> None:

@@ -3,25 +3,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.command_line.ends import bad_input_ends
+from vllm_ascend.command_line.given import given_options
 from vllm_ascend.server_access.access import ApiKey, HttpAccess, Insecure, base_url
 from vllm_ascend_evaluation.regress.gate import run_gate
 from vllm_ascend_evaluation.regress.gpqa import QuestionFile, read_questions
 from vllm_ascend_evaluation.regress.judge import METRICS, parse_tolerances
 from vllm_ascend_evaluation.regress.options import (
     AUTO,
+    Description,
     EarlierRun,
     Options,
     OutputFiles,
     choose_tool,
     parse_suite,
 )
+from vllm_ascend_evaluation.regress.recorded import recorded_run
 from vllm_ascend_evaluation.regress.results import (
     ACCURACY,
     PERFORMANCE,
@@ -32,7 +36,9 @@ from vllm_ascend_evaluation.regress.results import (
 _TOLERANCES = ", ".join(f"{m.name} {m.tolerance:g} {m.tolerance_unit}" for m in METRICS)
 
 
-_Url = Annotated[str, typer.Option(help="The running server, http://HOST:PORT.")]
+_Url = Annotated[
+    str | None, typer.Option(help="The running server, http://HOST:PORT; --rejudge needs none.")
+]
 _Out = Annotated[Path, typer.Option(help="Folder of this run. An interrupted run continues.")]
 _Suite = Annotated[str, typer.Option(help="What to measure.")]
 _Baseline = Annotated[
@@ -82,7 +88,11 @@ _Restart = Annotated[
     bool, typer.Option("--restart", help="Forget what is in --out and measure anew.")
 ]
 _Rejudge = Annotated[
-    bool, typer.Option("--rejudge", help="Judge the finished run in --out; measure nothing.")
+    bool,
+    typer.Option(
+        "--rejudge",
+        help="Judge the finished run in --out; measure nothing. The run says how it was measured.",
+    ),
 ]
 _SameServer = Annotated[
     bool,
@@ -94,7 +104,8 @@ _SameServer = Annotated[
 
 
 def regress(
-    url: _Url,
+    context: typer.Context,
+    url: _Url = None,
     out: _Out = Path("regress-out"),
     suite: _Suite = f"{PERFORMANCE},{ACCURACY}",
     baseline: _Baseline = None,
@@ -129,20 +140,20 @@ def regress(
     earlier = EarlierRun(restart, rejudge, same_server)
     with bad_input_ends():
         earlier.check()
-        steps = parse_suite(suite)
-        chosen = choose_tool(tool, needs_vllm=PERFORMANCE in steps)
-        load = PerformanceSettings(
-            *(chosen, input_tokens, output_tokens, concurrency, requests, shared_percent),
-            *(warmup, repeats),
-        )
-        gpqa = _questions(gpqa_file) if ACCURACY in steps else None
+        if rejudge:
+            given = {name: context.params[name] for name in given_options(context)}
+            described = recorded_run(out, given)
+        else:
+            load = PerformanceSettings(
+                *(tool, input_tokens, output_tokens, concurrency, requests, shared_percent),
+                *(warmup, repeats),
+            )
+            asking = _Asking(gpqa_file, gpqa_max_tokens, temperature)
+            described = _described(url, suite, load, asking)
         options = Options(
-            url=base_url(url),
+            **vars(described),
             access=HttpAccess.of(api_key, insecure=insecure),
             out=out,
-            performance=load if PERFORMANCE in steps else None,
-            accuracy=_asking(gpqa, chosen, gpqa_max_tokens, temperature, concurrency),
-            gpqa=gpqa,
             model=model,
             tokenizer=tokenizer,
             baseline_file=baseline,
@@ -154,19 +165,48 @@ def regress(
     run_gate(options)
 
 
-def _asking(
-    gpqa: QuestionFile | None, tool: str, max_tokens: int, temperature: float, concurrency: int
-) -> AccuracySettings | None:
-    """Return how to ask the questions, if there are any to be asked."""
-    if gpqa is None:
-        return None
-    return AccuracySettings(
-        tool=tool,
-        questions=len(gpqa.questions),
-        digest=gpqa.digest,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        concurrency=concurrency,
+class _Asking(NamedTuple):
+    """What options say of the questions."""
+
+    file: Path | None
+    max_tokens: int
+    temperature: float
+
+
+def _described(
+    url: str | None, suite: str, load: PerformanceSettings, asking: _Asking
+) -> Description:
+    """Return what options say of a run.
+
+    Args:
+        url: ``--url``.
+        suite: ``--suite``.
+        load: The load, with ``--tool`` as its tool.
+        asking: Of the questions.
+
+    Raises:
+        BadInputError: One is missing or cannot be used.
+    """
+    if url is None:
+        raise BadInputError("--url: name the running server, http://HOST:PORT")
+    steps = parse_suite(suite)
+    tool = choose_tool(load.tool, needs_vllm=PERFORMANCE in steps)
+    gpqa = _questions(asking.file) if ACCURACY in steps else None
+    accuracy = None
+    if gpqa is not None:
+        accuracy = AccuracySettings(
+            tool=tool,
+            questions=len(gpqa.questions),
+            digest=gpqa.digest,
+            max_tokens=asking.max_tokens,
+            temperature=asking.temperature,
+            concurrency=load.concurrency,
+        )
+    return Description(
+        url=base_url(url),
+        performance=replace(load, tool=tool) if PERFORMANCE in steps else None,
+        accuracy=accuracy,
+        gpqa=gpqa,
     )
 
 

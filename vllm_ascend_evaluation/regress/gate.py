@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from vllm_ascend.command_line.ends import (
     bad_input_ends,
     say,
 )
+from vllm_ascend.command_line.interrupts import termination_interrupts
 from vllm_ascend.server_access.access import ServerError, without_api_key
 from vllm_ascend.server_access.server import Server
 from vllm_ascend_evaluation.regress.ci import write_junit, write_markdown
@@ -46,7 +46,6 @@ def run_gate(options: Options) -> None:
         options.files.check()
         baseline = options.read_baseline()
         journal = Journal(options.out, restart=options.earlier.restart)
-        _check_journal(journal, options)
         run = None if options.earlier.rejudge else _begin(journal, options)
         kept = _kept(journal.measured, options)
     with bad_input_ends(), _failures_end(f"; {_go_on(options)}"):
@@ -67,19 +66,14 @@ def run_gate(options: Options) -> None:
 
 
 def _check_journal(journal: Journal, options: Options) -> None:
-    """Check that what is in ``--out`` can be gone on with, or judged if that is asked for.
+    """Check that what is in ``--out`` can be gone on with.
 
     Raises:
         BadInputError: It cannot.
     """
     for step, settings in options.steps.items():
         journal.check(step, settings)
-    missing = [step for step in options.steps if getattr(journal.measured, step) is None]
-    if options.earlier.rejudge and missing:
-        raise BadInputError(f"--rejudge: {options.out} holds no finished {missing[0]}")
-    if options.earlier.rejudge:
-        journal.check_url(options.url)
-    elif not missing:
+    if all(getattr(journal.measured, step) is not None for step in options.steps):
         raise BadInputError(
             f"--out {options.out} holds a finished run: --rejudge judges it without measuring, "
             "--restart measures anew, another folder keeps both"
@@ -87,12 +81,13 @@ def _check_journal(journal: Journal, options: Options) -> None:
 
 
 def _begin(journal: Journal, options: Options) -> Run:
-    """Ask the server what it is, and open the journal for it.
+    """Check the journal, ask the server what it is, and open the journal for it.
 
     Raises:
         ServerError: It cannot be reached, or has no counters of a prefix cache.
         BadInputError: It is another one, or will not do.
     """
+    _check_journal(journal, options)
     server = Server(options.url, options.access)
     model = server.model(options.model)
     options.check_fits(model)
@@ -144,21 +139,15 @@ def _failures_end(what_now: str) -> Iterator[None]:
     Raises:
         typer.Exit: In place of ``ServerError``, ``ToolError`` and ``KeyboardInterrupt``.
     """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        with termination_interrupts():
+            yield
     except (ServerError, ToolError) as error:
         say("[bold red]failed:[/]", f"{error}{what_now}")
         raise typer.Exit(EXIT_BAD_INPUT) from error
     except KeyboardInterrupt as error:
         say("[yellow]interrupted:[/]", f"by the user{what_now}")
         raise typer.Exit(EXIT_INTERRUPTED) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write(report: RegressReport, options: Options) -> None:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.server_access.server import Target
 from vllm_ascend_evaluation.regress.results import (
+    ACCURACY,
+    PERFORMANCE,
     Accuracy,
     AccuracySettings,
     Load,
@@ -110,6 +112,11 @@ class Journal:
         self._settings["target"] = asdict(target)
         self.measured = replace(self.measured, target=target)
 
+    @property
+    def begun(self) -> list[str]:
+        """The steps that were begun, finished or not."""
+        return [step for step in (PERFORMANCE, ACCURACY) if step in self._settings]
+
     def check(self, step: str, settings: PerformanceSettings | AccuracySettings) -> None:
         """Check that a step, if it was begun before, was begun with these settings.
 
@@ -117,14 +124,6 @@ class Journal:
             BadInputError: It was not.
         """
         self._check(step, self._settings.get(step), asdict(settings))
-
-    def check_url(self, url: str) -> None:
-        """Check that what was measured was measured there.
-
-        Raises:
-            BadInputError: It was not.
-        """
-        self._check("server", asdict(self.measured.target), {"url": url})
 
     def begin(self, step: str, settings: PerformanceSettings | AccuracySettings) -> None:
         """Note with what settings a step is begun; see :meth:`check`."""

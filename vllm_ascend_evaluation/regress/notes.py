@@ -47,9 +47,12 @@ def _on_targets(measured: Measured, baseline: Measured) -> list[str]:
     ]
     if measured.performance is not None and baseline.performance is not None:
         settings = measured.performance.settings, baseline.performance.settings
-        loads, loads_before = (f"{s.repeats} behind {s.warmup} to warm up" for s in settings)
+        loads, loads_before = (each.loads_in_words for each in settings)
         if loads != loads_before:
-            notes.append(f"the baseline's loads were {loads_before}, this run's {loads}")
+            notes.append(
+                f"the baseline was measured with {loads_before}, this run with {loads}: medians of "
+                "more loads vary less"
+            )
         notes += _on_counting(measured.performance, baseline.performance)
     return notes
 

@@ -90,17 +90,30 @@ class EarlierRun:
             raise BadInputError("--rejudge and --restart: choose one")
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for.
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a run measures, and where.
 
     Attributes:
         url: The server.
-        access: API key and TLS.
-        out: Folder of the run.
         performance: The load, if it is in the suite.
         accuracy: How to ask, if that is in the suite.
         gpqa: The questions, if they are to be asked.
+    """
+
+    url: str
+    performance: PerformanceSettings | None
+    accuracy: AccuracySettings | None
+    gpqa: QuestionFile | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Description):
+    """What the user asked for.
+
+    Attributes:
+        access: API key and TLS.
+        out: Folder of the run.
         model: Name of the model; by default the server's first.
         tokenizer: Folder or repository; by default what the server was started with.
         baseline_file: What to compare with.
@@ -110,12 +123,8 @@ class Options:
         earlier: What becomes of a run that is in ``out`` already.
     """
 
-    url: str
     access: HttpAccess
     out: Path
-    performance: PerformanceSettings | None
-    accuracy: AccuracySettings | None
-    gpqa: QuestionFile | None
     model: str | None
     tokenizer: str | None
     baseline_file: Path | None

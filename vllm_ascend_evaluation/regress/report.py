@@ -30,7 +30,8 @@ from vllm_ascend_evaluation.regress.results import (
 from vllm_ascend_evaluation.replay.report.json_file import write_json
 from vllm_ascend_evaluation.replay.report.page import write_page
 
-COLUMNS = ("", "baseline", "now", "change", "allowed", "noise", "verdict")
+_WITH_UNITS = ("change", "allowed", "noise")
+COLUMNS = ("", "baseline", "now", *_WITH_UNITS, "verdict")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
         _median(verdict.now),
         _change(verdict.change, verdict.change_unit),
         _change(verdict.allowed, verdict.change_unit),
-        "-" if verdict.noise is None else f"{verdict.noise:,.2f}",
+        "-" if verdict.noise is None else f"{verdict.noise:,.2f} {verdict.change_unit}",
         verdict.outcome,
     )
 
@@ -139,7 +140,7 @@ def _facts_of_load(step: Performance) -> list[tuple[str, str]]:
         f"{settings.input_tokens:,} tokens in ({settings.shared_percent} % shared), "
         f"{settings.output_tokens:,} out, by {_TOOLS[settings.tool]}"
     )
-    times = f"{settings.repeats} (medians are judged), behind {settings.warmup} for warming up"
+    times = f"{settings.loads_in_words}; medians are judged"
     seconds = step.total(lambda load: load.times.seconds)
     hits = "not known" if step.hit_tokens is None else f"{step.hit_tokens:,}"
     prompts = step.total(lambda load: load.cache.prompt_tokens)
@@ -180,7 +181,8 @@ def print_report(report: RegressReport, console: Console) -> None:
     headings, *rows = table_of(report.verdicts)
     table.add_column(headings[0], overflow="fold", min_width=10)
     for heading in headings[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
+        # A unit may stand below its number, but no verdict is cut.
+        table.add_column(heading, justify="right", no_wrap=heading not in _WITH_UNITS)
     for verdict, row in zip(report.verdicts, rows, strict=True):
         style = "bold red" if verdict.outcome == REGRESSION else ""
         table.add_row(*map(escape, row), style=style)

@@ -71,6 +71,12 @@ class PerformanceSettings:
         """Tokens that all prompts begin with."""
         return self.input_tokens * self.shared_percent // 100
 
+    @property
+    def loads_in_words(self) -> str:
+        """How many loads count, and how many were put before them."""
+        counts = ((self.repeats, "load"), (self.warmup, "warm-up load"))
+        return " after ".join(f"{count} {name}{'s' * (count != 1)}" for count, name in counts)
+
 
 @dataclass(frozen=True)
 class Times:

@@ -128,9 +128,11 @@ def make_job(source: WorkloadSource, variant: Variant, settings: RunSettings) ->
             other.
     """
     settings.check()
-    layout = variant.layout or settings.layout
-    check_layout(layout)
-    block_size = fit_block_size(layout, variant.block_size or settings.block_size)
+    layout, size = variant.layout or settings.layout, variant.block_size or settings.block_size
+    of_variant = f"--variant {variant.name}: "
+    check_layout(layout, f"{of_variant}layout" if variant.layout else "--layout")
+    size_option = f"{of_variant}block_size" if variant.block_size else "--block-size"
+    block_size = fit_block_size(layout, size, size_option)
     return Job(
         **vars(replace(settings, layout=layout, block_size=block_size)),
         variant=variant.name,

@@ -237,29 +237,33 @@ def default_variants(layout: str) -> list[str]:
     return ["upstream-like" if layout == ASCEND_LAYOUT else "stock", "best"]
 
 
-def check_layout(layout: str) -> None:
+def check_layout(layout: str, option: str = "--layout") -> None:
     """Check that a layout can be there, without the seconds that building it takes.
+
+    Args:
+        layout: As ``--layout`` takes it.
+        option: What named it.
 
     Raises:
         BadInputError: It is neither a known name nor a file or folder.
     """
     if layout not in (ASCEND_LAYOUT, GPU_LAYOUT) and not Path(layout).exists():
         raise BadInputError(
-            f"layout {layout}: neither {ASCEND_LAYOUT} nor {GPU_LAYOUT} nor a Hugging Face "
+            f"{option} {layout}: neither {ASCEND_LAYOUT} nor {GPU_LAYOUT} nor a Hugging Face "
             "config.json"
         )
 
 
-def fit_block_size(layout: str, block_size: int) -> int:
-    """Return the block size that a layout has when ``block_size`` is asked for.
+def fit_block_size(layout: str, block_size: int, option: str = "--block-size") -> int:
+    """Return the block size that a layout has when ``block_size`` is asked for by an option.
 
     Raises:
-        BadInputError: Names the size and what is allowed.
+        BadInputError: Names the option, the size and what is allowed.
     """
     if layout == GPU_LAYOUT:
         return _GPU_BLOCK_SIZE
     if layout == ASCEND_LAYOUT and block_size not in DSV4_COMPRESSED_BLOCK_SIZES:
-        raise BadInputError(f"block size {block_size}: {layout} has 32, 64 and 128")
+        raise BadInputError(f"{option} {block_size}: {layout} has 32, 64 and 128")
     if block_size < 1:
-        raise BadInputError(f"block size {block_size}: expected a positive number")
+        raise BadInputError(f"{option} {block_size}: expected a positive number")
     return block_size

@@ -130,7 +130,7 @@ def test_hugging_face_config_and_stock_with_trace_timestamps(tmp_path):
     [
         (("--workload", "nowhere.jsonl"), "--workload nowhere.jsonl: neither a file"),
         (("--variant", "magic"), "--variant magic: unknown"),
-        (("--block-size", "48"), "block size 48: dsv4-flash-a3 has 32, 64 and 128"),
+        (("--block-size", "48"), "--block-size 48: dsv4-flash-a3 has 32, 64 and 128"),
         (("--workload", "[/y].jsonl"), "--workload [/y].jsonl: neither a file"),
         (("--layout", "nowhere.json"), "layout nowhere.json: neither dsv4-flash-a3"),
         (("--variant", "retention-0@nowhere"), "layout nowhere: neither dsv4-flash-a3"),

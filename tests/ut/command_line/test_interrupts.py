@@ -5,7 +5,11 @@ import signal
 
 import pytest
 
-from vllm_ascend.command_line.interrupts import interrupts_call, no_interrupts
+from vllm_ascend.command_line.interrupts import (
+    interrupts_call,
+    no_interrupts,
+    termination_interrupts,
+)
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -41,3 +45,10 @@ def test_what_takes_seconds_behind_an_interrupt_brings_none_back():
     with no_interrupts():
         pass
     signal.raise_signal(signal.SIGINT)
+
+
+def test_a_termination_interrupts_and_only_in_its_block():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), termination_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

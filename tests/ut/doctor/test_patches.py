@@ -10,6 +10,7 @@ import pytest
 
 from vllm_ascend.doctor.findings import Finding, Severity
 from vllm_ascend.doctor.patches import check_package, check_patches, patch_rows
+from vllm_ascend.prefix_cache_config import FORMER_VARIABLES
 
 PARTIAL = {"VLLM_ASCEND_DSV4_PARTIAL_HITS": "1"}
 NAME = "vllm_ascend_backport"
@@ -74,6 +75,14 @@ def test_an_invalid_value_is_told_once_and_not_here():
     environ = {"VLLM_ASCEND_DSV4_PARTIAL_HITS": "yes"}
     raised = "ValueError: VLLM_ASCEND_DSV4_PARTIAL_HITS='yes' is invalid: allowed are 0 and 1"
     assert not findings(answers(patch("refused"), raised=raised), environ)
+
+
+@pytest.mark.parametrize("state", ["refused", "not loaded"])
+@pytest.mark.parametrize("name", ["VLLM_ASCEND_DSV4_PARTIAL_HITS", *FORMER_VARIABLES])
+def test_no_patch_is_refused_where_a_setting_is_invalid(state, name):
+    told = answers(patch(state, why="ValueError: of a variable"))
+    (row,) = patch_rows(told, {name: "yes"}, None)
+    assert (row.status, row.reason) == ("not loaded", f"{name} is invalid")
 
 
 def test_a_process_that_dies_is_wrong():

@@ -127,6 +127,13 @@ def test_without_verbose_patches_and_variables_are_one_line_each():
     assert text.rstrip().endswith("serving would be wrong (2 wrong, 1 warning)")
 
 
+def test_a_reason_that_all_patches_have_stands_in_their_line():
+    why = "VLLM_ASCEND_DSV4_PARTIAL_HITS is invalid"
+    rows = tuple(replace(row, status="not loaded", reason=why) for row in DIAGNOSIS.patches)
+    text = printed(replace(DIAGNOSIS, patches=rows), verbose=False)
+    assert f"Patches    {len(rows)} not loaded: {why}\n" in text
+
+
 def test_what_is_wrong_comes_before_warnings():
     text = printed(DIAGNOSIS)
     assert text.index("wrong:") < text.index("warning:")

@@ -12,8 +12,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.ut.overlay.miniature import COMMIT, snapshot
+from vllm_ascend.__main__ import app
 from vllm_ascend.deployment import own_package
 from vllm_ascend.overlay import OverlayError, apply, make_plan, revert, status
 from vllm_ascend.releases import SUPPORTED
@@ -96,9 +98,12 @@ def test_a_failure_at_any_point_leaves_nothing(checkout, monkeypatch, part):
         assert snapshot(checkout) == before
 
 
-@pytest.mark.parametrize("renames", (1, 40, 90))
-def test_a_process_killed_in_the_middle_is_recovered(checkout, renames):
-    before = snapshot(checkout)
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["overlay", *arguments])
+
+
+def kill_apply(checkout: Path, at: str) -> None:
+    """Apply in a process that ends where a statement says so."""
     code = f"""
         import os, sys
         from pathlib import Path
@@ -108,17 +113,90 @@ def test_a_process_killed_in_the_middle_is_recovered(checkout, renames):
         root = Path(sys.argv[1])
         know(root, pytest.MonkeyPatch())
         plan = make_plan(root)
-        placed = iter(range(1, 10**6))
-        apply(plan, progress=lambda path: next(placed) == {renames} and os._exit(9))
+        original, calls = os.replace, iter(range(10**6))
+        def replace(*paths):
+            call = next(calls)  # 0 puts the manifest in its place
+            {at} and os._exit(9)
+            original(*paths)
+        os.replace = replace
+        apply(plan)
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(checkout)]
     killed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert killed.returncode == 9, killed.stderr
+
+
+def test_a_process_killed_while_it_is_staging_has_changed_nothing_and_says_so(checkout):
+    before = snapshot(checkout)
+    kill_apply(checkout, "call == 0")
+    result = run("status", str(checkout))
+    assert result.exit_code == 1
+    first, second = result.output.splitlines()
+    assert first == "interrupted: 0 files of ours"
+    assert "interrupted before it replaced anything: run `overlay apply` again, or" in second
+    assert "`overlay revert`, which removes .vllm-ascend-backport" in second
+    assert run("revert", str(checkout)).output == "reverted\n"
+    assert snapshot(checkout) == before
+    assert status(checkout).state == "absent"
+    kill_apply(checkout, "call == 0")
+    assert put_on(checkout)
+    assert status(checkout).state == "applied"
+
+
+@pytest.mark.parametrize("renames", (1, 40, 90))
+def test_a_process_killed_in_the_middle_is_recovered(checkout, renames):
+    before = snapshot(checkout)
+    kill_apply(checkout, f"call > {renames}")
     assert status(checkout).state == "half-applied"
     with pytest.raises(OverlayError, match="half of an overlay: run `overlay revert` first"):
         put_on(checkout)
     assert revert(checkout)
     assert snapshot(checkout) == before
+
+
+PARTS = {"staging": (shutil, "copymode"), "swapping": (os, "replace")}
+
+
+def interrupt(monkeypatch, part: str, call: int) -> None:
+    """Let a user interrupt a part at one of its calls."""
+    module, name = PARTS[part]
+    original, calls = getattr(module, name), iter(range(10**6))
+
+    def interrupted(*args):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(module, name, interrupted)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_interrupted_apply_is_taken_back_and_says_so(checkout, monkeypatch, part):
+    before = snapshot(checkout)
+    with monkeypatch.context() as patch:
+        interrupt(patch, part, 3)
+        result = run("apply", str(checkout))
+    told = f"interrupted: overlay apply {checkout}: no file is changed\n"
+    assert (result.exit_code, result.output) == (130, told)
+    assert snapshot(checkout) == before
+
+
+def test_an_interrupted_revert_says_what_is_there(checkout, monkeypatch):
+    before = snapshot(checkout)
+    put_on(checkout)
+    with monkeypatch.context() as patch:
+        interrupt(patch, "swapping", 3)
+        result = run("revert", str(checkout))
+    told = f"overlay revert {checkout}: half of the overlay is there; run `overlay revert`\n"
+    assert (result.exit_code, result.output) == (130, f"interrupted: {told}")
+    assert "interrupted: run `overlay revert`" in run("status", str(checkout)).output
+    assert run("revert", str(checkout)).exit_code == 0
+    assert snapshot(checkout) == before
+
+
+def test_apply_and_revert_print_one_line_each(checkout):
+    assert run("apply", str(checkout)).output.splitlines()[0].startswith("applied: ")
+    assert run("revert", str(checkout)).output == "reverted\n"
 
 
 def test_a_revert_that_fails_goes_on_where_it_stopped(checkout, monkeypatch):

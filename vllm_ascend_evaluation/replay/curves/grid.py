@@ -99,11 +99,15 @@ class Grid:
             best: Whether to add a column for the profile.
 
         Raises:
-            BadInputError: A value of ``partial`` is neither 0 nor 1.
+            BadInputError: A value of ``partial`` is neither 0 nor 1, or one of ``intervals`` is no
+                interval.
         """
         for value in partial:
             if value not in (0, 1):
                 raise BadInputError(f"--partial {value}: allowed are 0 and 1")
+        for interval in intervals:
+            if interval != UNSET:
+                with_variables(f"--interval {interval}", {RETENTION: interval}, ASCEND_LAYOUT)
         axes = (dict.fromkeys(axis) for axis in (block_sizes, mtp, partial))
         rows = tuple(Row(size, drafts, bool(flag)) for size, drafts, flag in product(*axes))
         columns = [*dict.fromkeys(intervals), *([BEST] if best else [])]

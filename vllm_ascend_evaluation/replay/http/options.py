@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend.command_line.given import given_options
 from vllm_ascend.server_access.access import HttpAccess
 from vllm_ascend_evaluation.replay.http.prompts import PromptShape
 from vllm_ascend_evaluation.replay.runs.job import CLOSED_LOOP, TIMESTAMPS
@@ -110,23 +111,13 @@ def check_together(context: typer.Context, *, arrivals: str) -> None:
         BadInputError: Names the options.
     """
     is_server = context.params["url"] is not None
-    wrong = _given(context, _ONLY_REPLAY if is_server else _ONLY_SERVER)
+    given = given_options(context)
+    wrong = [given[name] for name in (_ONLY_REPLAY if is_server else _ONLY_SERVER) if name in given]
     if wrong and is_server:
         raise BadInputError(f"--url goes without {', '.join(wrong)}: the server has its own")
     if wrong:
         raise BadInputError(f"{', '.join(wrong)}: only with --url")
-    if arrivals == TIMESTAMPS and _given(context, ("concurrency",)):
+    if arrivals == TIMESTAMPS and "concurrency" in given:
         raise BadInputError("--concurrency goes without timestamps: they say when requests arrive")
-    if is_server and arrivals != TIMESTAMPS and _given(context, ("speed",)):
+    if is_server and arrivals != TIMESTAMPS and "speed" in given:
         raise BadInputError("--speed: only with --timestamps")
-
-
-def _given(context: typer.Context, names: tuple[str, ...]) -> list[str]:
-    """Return those options that the command line has, as they are spelled there."""
-    spelled = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-
-    def is_given(name: str) -> bool:
-        source = context.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
-
-    return [spelled[name] for name in names if is_given(name)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -30,10 +31,12 @@ def print_curve(curve: MemoryCurve, console: Console) -> None:
     if curve.bytes_per_block is not None:
         _explain_bounds(curve.bytes_per_block, console)
     print_variants(curve.replay, console)
-    # Most often all variants are refused alike.
-    reasons = {(refusal.kv_memory_bytes, refusal.reason) for refusal in curve.refusals}
-    for memory, reason in sorted(reasons):
-        text = f"-  {memory / _GIB:g} GiB refused: {reason}"
+    # Often all variants are refused alike.
+    names: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
+    for refusal in curve.refusals:
+        names[refusal.kv_memory_bytes, refusal.reason].append(refusal.variant)
+    for (memory, reason), variants in sorted(names.items()):
+        text = f"-  {memory / _GIB:g} GiB refused for {' / '.join(variants)}: {reason}"
         console.print(f"[dim]{escape(text)}[/]", highlight=False)
 
 

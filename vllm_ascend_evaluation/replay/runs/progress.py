@@ -81,9 +81,9 @@ class _Lines:
             f"{result.num_requests:,} requests, {result.seconds:.1f} s",
         )
 
-    def drop(self, index: int, reason: str) -> None:
-        """Say why there is nothing."""
-        self._say(index, reason)
+    def drop(self, index: int, what: str) -> None:
+        """Say that there is nothing."""
+        self._say(index, what)
 
     def _say(self, index: int, text: str) -> None:
         self._num_over += 1
@@ -133,11 +133,11 @@ class _Table:
         if self._lines is not None:
             self._lines.finish(index, result)
 
-    def drop(self, index: int, reason: str) -> None:
-        """Put why there is nothing beside the bar."""
-        self._end(index, reason.partition(":")[0])
+    def drop(self, index: int, what: str) -> None:
+        """Put beside the bar that there is nothing."""
+        self._end(index, what)
         if self._lines is not None:
-            self._lines.drop(index, reason)
+            self._lines.drop(index, what)
 
     def _end(self, index: int, found: str) -> None:
         self._num_over += 1

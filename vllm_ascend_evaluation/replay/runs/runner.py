@@ -38,8 +38,8 @@ class Watcher(Protocol):
     def finish(self, index: int, result: RunResult) -> None:
         """It ran, or what of it ran before the interrupt."""
 
-    def drop(self, index: int, reason: str) -> None:
-        """It cannot be run, or its process died."""
+    def drop(self, index: int, what: str) -> None:
+        """It cannot be run, or its process died; ``what`` leaves the reason out."""
 
 
 def _raise_refusal(index: int, reason: str) -> None:
@@ -134,7 +134,7 @@ class Runner:
     def _drop(self, index: int, kind: str, value: list | str) -> None:
         if kind == fork_server.REFUSED:
             assert isinstance(value, str)
-            self._watcher.drop(index, f"refused: {value}")
+            self._watcher.drop(index, "refused")
             self._on_refusal(index, value)
             return
         assert not isinstance(value, str)

@@ -61,7 +61,7 @@ def test_junit_has_a_case_per_metric(report, tmp_path):
     assert list(cases) == [verdict.metric.name for verdict in report.verdicts]
     message = cases["ttft-avg"].find("failure").get("message")
     assert "baseline 200.00" in message and "now 305.00" in message
-    assert "change +52.50 %, allowed +5.00 %, noise 3.28" in message
+    assert "change +52.50 %, allowed +5.00 %, noise 3.28 %" in message
     assert cases["accuracy"].find("skipped") is not None
     assert len(suite.findall("testcase/failure")) == len(suite.findall("testcase/skipped")) == 1
     assert "note: noise & " in suite.find("system-out").text
@@ -76,7 +76,7 @@ def test_markdown_has_the_table(report, tmp_path):
     assert len(table) == 2 + len(report.verdicts)
     assert {line.count("|") for line in table} == {len(COLUMNS) + 1}
     assert [line for line in table if "REGRESSION" in line] == [
-        "| **TTFT avg, ms** | **200.00** | **305.00** | **+52.50 %** | **+5.00 %** | **3.28** "
+        "| **TTFT avg, ms** | **200.00** | **305.00** | **+52.50 %** | **+5.00 %** | **3.28 %** "
         "| **REGRESSION** |"
     ]
     assert r"- note: a\|b &lt;c> d" in lines

@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page is as wide as the screen: what is wider scrolls in a box of its own."""
+"""Where there is little room: a page scrolls in boxes, a table of 80 columns cuts nothing."""
 
+import io
 import re
 from html.parser import HTMLParser
 
+from rich.console import Console
+
 from tests.ut.evaluation.regress.samples import accuracy, measured, performance
-from vllm_ascend_evaluation.regress.judge import Tolerances, judge
-from vllm_ascend_evaluation.regress.report import RegressReport, write_report
+from vllm_ascend_evaluation.regress.judge import (
+    METRICS,
+    REGRESSION,
+    Figure,
+    Tolerances,
+    Verdict,
+    judge,
+)
+from vllm_ascend_evaluation.regress.report import RegressReport, print_report, write_report
 
 
 class Boxes(HTMLParser):
@@ -37,3 +47,16 @@ def test_tables_scroll_in_boxes_of_their_own(tmp_path):
     boxes.feed(page)
     assert boxes.found == ["wide", "wide"]
     assert re.search(r"\.wide { overflow-x: auto;", page)
+
+
+def test_on_80_columns_every_number_has_its_unit_and_no_verdict_is_cut():
+    figure = Figure((12_345.0, 12_355.0))
+    verdicts = [Verdict(metric, figure, figure, -12.34, -26.83, REGRESSION) for metric in METRICS]
+    console = Console(file=io.StringIO(), width=80)
+    now = measured(performance=performance())
+    print_report(RegressReport("command", now, "b.json", verdicts, []), console)
+    text = console.file.getvalue()
+    rows = [line.split() for line in text.splitlines() if REGRESSION in line]
+    assert len(rows) == len(METRICS)
+    assert text.count("points") == 3 * 3  # change, allowed and noise of three metrics
+    assert sum(row.count("%") for row in rows) >= 3 * 5

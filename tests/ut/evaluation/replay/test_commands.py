@@ -327,7 +327,8 @@ def test_memories_that_do_not_suffice_are_left_out(runner, tmp_path):
     runner.refused = (0, 1, 2)
     result = curve(tmp_path, "--kv-gib", "1", "--kv-gib", "8", "--block-size", "32")
     assert result.exit_code == 0
-    assert "1 GiB refused: odd" in result.output
+    told = "-  1 GiB refused for upstream-like / interval 0, partial hits / best: odd"
+    assert told in result.output and result.output.count("odd") == 1
     assert [job.block_size for job in runner.jobs] == [32] * 6
 
 

@@ -146,7 +146,7 @@ def test_the_default_comparison_has_a_stock_side_that_can_run():
 def test_layouts_that_cannot_be_there(tmp_path):
     for layout in ("dsv4-flash-a3", "dsv4-flash-gpu", str(tmp_path)):
         check_layout(layout)
-    with pytest.raises(BadInputError, match="layout nowhere: neither dsv4-flash-a3 nor"):
+    with pytest.raises(BadInputError, match="--layout nowhere: neither dsv4-flash-a3 nor"):
         check_layout("nowhere")
 
 
@@ -170,7 +170,7 @@ def test_block_sizes():
     assert fit_block_size("dsv4-flash-a3", 64) == 64
     assert fit_block_size("dsv4-flash-gpu", 64) == 256
     assert fit_block_size("config.json", 16) == 16
-    with pytest.raises(BadInputError, match="has 32, 64 and 128"):
+    with pytest.raises(BadInputError, match="--block-size 16: dsv4-flash-a3 has 32, 64 and 128"):
         fit_block_size("dsv4-flash-a3", 16)
     with pytest.raises(BadInputError, match="positive"):
         fit_block_size("config.json", 0)

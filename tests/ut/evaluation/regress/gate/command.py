@@ -22,7 +22,10 @@ BOTH = (*PERFORMANCE, "--suite", "performance,accuracy", "--gpqa-file", str(QUES
 
 def invoke(server, folder, *arguments):
     url = server if isinstance(server, str) else server.url
-    arguments = ("regress", "--url", url, "--out", str(folder / "out"), *map(str, arguments))
+    return run_command("regress", "--url", url, "--out", str(folder / "out"), *map(str, arguments))
+
+
+def run_command(*arguments):
     result = CliRunner().invoke(app, arguments)
     # A console takes its width from whoever imports it first: where lines end says nothing.
     result.output_bytes = b" ".join(result.output_bytes.split())

@@ -18,7 +18,7 @@ from tests.ut.evaluation.regress.gate.command import ACCURACY, PERFORMANCE, invo
         ((*PERFORMANCE, "--model", "big"), "--model big: http://127.0.0.1"),
         ((*PERFORMANCE, "--baseline", "none.json"), "--baseline none.json: "),
         ((*PERFORMANCE, "--save-baseline", "."), "--save-baseline .: is a folder"),
-        ((*PERFORMANCE, "--rejudge"), "holds no finished performance"),
+        ((*PERFORMANCE, "--rejudge"), "/out holds no run"),
         ((*PERFORMANCE, "--rejudge", "--restart"), "--rejudge and --restart: choose one"),
         ((*PERFORMANCE, "--tolerance", "x=1"), "--tolerance x=1: expected"),
         ((*PERFORMANCE, "--input-tokens", "99993"), "--input-tokens 99993 and --output-tokens 8"),

@@ -9,8 +9,10 @@ from tests.ut.evaluation.regress.gate.command import (
     BOTH,
     NUM_QUESTIONS,
     PERFORMANCE,
+    QUESTIONS,
     invoke,
     report_of,
+    run_command,
 )
 
 
@@ -50,17 +52,66 @@ def test_a_finished_run_is_not_passed_off_as_a_new_one(tmp_path):
         assert (report_of(tmp_path), len(server.bodies)) == (before, already)
 
 
-def test_a_finished_run_is_judged_anew_on_request_without_the_server(tmp_path):
+def rejudge(folder, *arguments):
+    arguments = ("regress", "--rejudge", "--out", folder / "out", *arguments)
+    return run_command(*map(str, arguments))
+
+
+def test_a_finished_run_is_judged_anew_without_the_server_and_without_what_it_was_measured_with(
+    tmp_path,
+):
     base = tmp_path / "base.json"
     with ChatServer() as server:
-        assert invoke(server, tmp_path, *PERFORMANCE, "--save-baseline", base).exit_code == 0
-    arguments = (*PERFORMANCE, "--baseline", base, "--rejudge")
-    result = invoke(server, tmp_path, *arguments)
+        assert invoke(server, tmp_path, *BOTH, "--save-baseline", base).exit_code == 0
+    result = rejudge(tmp_path, "--baseline", base)
     assert result.exit_code == 0, result.output
-    assert "no regression in 6 metrics" in result.output
+    assert "no regression in 7 metrics" in result.output
     report = report_of(tmp_path)
     assert "performance is kept from before (--restart measures anew)" in report["notes"]
-    assert result.output.count(report["performance"]["finished"]) == 1
+    assert report["performance"]["finished"] in result.output
+    result = rejudge(tmp_path, "--baseline", base, "--suite", "performance")
+    assert "no regression in 6 metrics" in result.output
+    assert invoke(server, tmp_path, *BOTH, "--baseline", base, "--rejudge").exit_code == 0
+
+
+CONTRADICTIONS = {
+    "--url http://other:1": "http://127.0.0.1:",
+    "--suite accuracy": "performance",
+    "--requests 7": "6",
+    "--warmup 3": "0",
+    "--tool vllm": "ais_bench",
+    "--model other": "tiny",
+}
+
+
+def test_an_option_that_contradicts_the_run_is_one_error(tmp_path):
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *PERFORMANCE).exit_code == 0
+    for given, recorded in CONTRADICTIONS.items():
+        result = rejudge(tmp_path, *given.split())
+        assert result.exit_code == 2
+        told = f"error: {given}: the run in {tmp_path / 'out'} was measured with {recorded}"
+        assert result.output.startswith(told), result.output
+
+
+def test_other_questions_contradict_the_run(tmp_path):
+    with ChatServer() as server:
+        assert invoke(server, tmp_path, *ACCURACY).exit_code == 0
+    other = tmp_path / "other.csv"
+    other.write_text(QUESTIONS.read_text().replace("a", "b"))
+    result = rejudge(tmp_path, "--gpqa-file", other)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"error: --gpqa-file {other} (digest ")
+    assert rejudge(tmp_path, "--gpqa-file", QUESTIONS).exit_code == 0
+
+
+def test_a_step_that_was_interrupted_is_not_passed_over(tmp_path):
+    with ChatServer(fails_from=9) as server:
+        assert invoke(server, tmp_path, *BOTH, "--concurrency", "1").exit_code == 2
+    result = rejudge(tmp_path)
+    assert result.exit_code == 2, result.output
+    assert f"--rejudge: accuracy is not finished in {tmp_path / 'out'}" in result.output
+    assert rejudge(tmp_path, "--suite", "performance").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ def test_loads_are_repeated_behind_those_for_warming_up(tmp_path):
     assert rates == [75, 70, 80]
     hit_rate = report["verdicts"][0]
     assert hit_rate["now"] == {"median": 75, "min": 70, "max": 80, "loads": 3}
-    assert hit_rate["noise"] == 10 and " 10.00 not compared" in result.output
-    assert "3 (medians are judged), behind 2 for warming up" in result.output
+    assert hit_rate["noise"] == 10 and " 10.00 points not compared" in result.output
+    assert "loads: 3 loads after 2 warm-up loads; medians are judged" in result.output
 
 
 def test_an_interrupted_repetition_goes_on_with_the_next_load(tmp_path):
@@ -39,4 +39,7 @@ def test_a_baseline_of_fewer_loads_will_do_and_is_noted(tmp_path):
         more = (*PERFORMANCE, "--repeats", "2", "--baseline", base, "--restart")
         result = invoke(server, tmp_path, *more)
     assert result.exit_code == 0, result.output
-    assert "the baseline's loads were 1 behind 0 to warm up, this run's 2 behind 0" in result.output
+    told = (
+        "the baseline was measured with 1 load after 0 warm-up loads, this run with 2 loads after"
+    )
+    assert told in result.output

@@ -56,7 +56,7 @@ def test_table():
     rows = [line.split() for line in text.splitlines() if line.strip()[:2] in ("4 ", "8 ")]
     assert ["4", "10.00", "-", "1.00", "3.00"] in rows
     assert ["8", "30.85", "0.00", "2.00", "-"] in rows
-    assert text.count("4 GiB refused: too little") == 1
+    assert text.count("-  4 GiB refused for other / third: too little") == 1
     assert "1,000 bytes" in text
 
 
