@@ -160,7 +160,7 @@ lint: setup  ## Check style, types and generated files (a minute).
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m vllm_ascend.patch.ledger --check
+	$(BIN)/python -m tools.patch_ledger --check
 	$(BIN)/python -m tools.settings_page --check
 	$(BIN)/python -m tools.drawings --check
 
@@ -170,7 +170,7 @@ docs: setup  ## Build the documentation site into site/; a broken link is an err
 docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledger (half a minute).
 	$(BIN)/python -m tools.settings_page
 	$(BIN)/python -m tools.drawings
-	$(BIN)/python -m vllm_ascend.patch.ledger
+	$(BIN)/python -m tools.patch_ledger
 
 # Behind the suite, when nothing else runs: it compares times.
 speed-check: setup  ## Fail if something is slower than its limit, five times of five (minutes).
@@ -187,7 +187,7 @@ bench: setup  ## Measure what single features cost the scheduler (tens of minute
 	$(BIN)/python -m benchmarks.pinned_overhead
 
 ledger: setup  ## Write docs/patches.md from the patch tables (half a minute).
-	$(BIN)/python -m vllm_ascend.patch.ledger
+	$(BIN)/python -m tools.patch_ledger
 
 # Tried where there is no vLLM: the doctor has to say just that.
 dist: setup  ## Release: build and try the wheel and the source distribution in dist/ (a minute).

@@ -34,7 +34,6 @@ _IN_ORDER = (APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE, NOT_NEEDED, READY)
 
 _PROBE = "patches"
 _WORKER = "vllm_ascend.patch.worker."
-_CPU = "vllm_ascend.patch.cpu."
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]+")
 _CHECKOUT = "checkout-"  # features that only a vllm-ascend checkout needs
 
@@ -140,8 +139,6 @@ class _Unneeded:
         of_checkout = target.startswith("vllm_ascend.") or feature.startswith(_CHECKOUT)
         if not self.over_checkout and (not feature or of_checkout):
             return "over a vllm-ascend checkout only"
-        if module.startswith(_CPU):
-            return "for vLLM's CPU platform only"
         if not self.over_checkout and module.startswith(_WORKER) and not self.partial_hits:
             return "with VLLM_ASCEND_DSV4_PARTIAL_HITS=1 only"
         return ""

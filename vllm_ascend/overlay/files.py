@@ -32,9 +32,6 @@ _WHY_REPLACED = {
         "Tables no longer than the compressed rows need, of which only changes are uploaded."
     ),
 }
-# For DeepSeek-V4 on the CPU, whose model is not in this package.
-_LEFT_OUT = ("patch/cpu",)
-_SUFFIXES_LEFT_OUT = (".pyc",)
 
 
 @dataclass(frozen=True)
@@ -94,12 +91,7 @@ def overlay_files(
 
 
 def _is_left_out(relative: str) -> bool:
-    folders = tuple(f"{folder}/" for folder in _LEFT_OUT)
-    return (
-        relative.startswith(folders)
-        or "__pycache__" in relative
-        or relative.endswith(_SUFFIXES_LEFT_OUT)
-    )
+    return "__pycache__" in relative or relative.endswith(".pyc")
 
 
 @cache

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Add, AddField, Patch, Rebind
 from vllm_ascend.releases import SUPPORTED, Release
 
@@ -74,7 +73,7 @@ def listed_patches(release: Release) -> tuple[ListedPatch, ...]:
     return tuple(
         replace(patch, digests=release.digests_of(patch.target))
         for patch in all_patches()
-        if patch.target not in left and patch.feature != DSV4_ON_CPU["feature"]
+        if patch.target not in left
     )
 
 

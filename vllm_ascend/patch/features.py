@@ -92,10 +92,6 @@ UPSTREAM_CONNECTORS = _entries(
     "none: vllm-ascend has it so in releases/v0.20.2rc",
     "vllm-ascend's connectors ask for the granule instead of assuming a block",
 )
-# DeepSeek-V4 on the CPU, to try and to prove what is served elsewhere.
-DSV4_ON_CPU = _entries(
-    "dsv4-on-cpu", "none: vLLM has no DeepSeek-V4 for the CPU", "vLLM runs DeepSeek-V4 on the CPU"
-)
 # What the NPU side of vllm-ascend needs for other block sizes than 128; over a checkout only.
 CHECKOUT_BLOCK_SIZE = _ascend_layout(
     "checkout-block-size", "vllm-ascend takes block sizes of 32 and 64 for DeepSeek-V4 itself"

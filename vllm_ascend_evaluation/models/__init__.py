@@ -30,7 +30,7 @@ def register_cpu_models() -> None:
         return
     from vllm.model_executor.models.registry import ModelRegistry
 
-    import vllm_ascend.patch.cpu  # noqa: F401 - importing them installs the patches
+    import vllm_ascend_evaluation.models.patches  # noqa: F401 - importing them installs the patches
 
     for architecture, model_class in _MODELS.items():
         ModelRegistry.models.pop(architecture, None)  # or vLLM warns of the replacement

@@ -92,7 +92,7 @@ def test_blocks_can_be_copied_and_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "generator", ["tools.settings_page", "tools.drawings.__main__", "vllm_ascend.patch.ledger"]
+    "generator", ["tools.settings_page", "tools.drawings.__main__", "tools.patch_ledger"]
 )
 def test_generated_pages_are_up_to_date(generator: str) -> None:
     assert importlib.import_module(generator).main(["--check"]) == 0

@@ -106,7 +106,6 @@ def test_a_patch_that_somebody_replaced_is_wrong_and_a_wrapped_one_is_not():
     [
         (patch("not loaded", module="vllm_ascend.patch.worker.patch_x"), {}, "not needed"),
         (patch("not loaded", module="vllm_ascend.patch.worker.patch_x"), PARTIAL, "not loaded"),
-        (patch("not loaded", module="vllm_ascend.patch.cpu.patch_x"), PARTIAL, "not needed"),
         (patch("ready", feature="checkout-cache"), PARTIAL, "not needed"),
         (patch("ready", "vllm_ascend.worker:x"), PARTIAL, "not needed"),
         (patch("left to vLLM"), PARTIAL, "left to vLLM"),

@@ -8,12 +8,12 @@ import inspect
 
 import pytest
 
-import vllm_ascend.patch.cpu
 import vllm_ascend.patch.platform
 import vllm_ascend.patch.worker
 from vllm_ascend.patch.planner import Change
 from vllm_ascend.patch.signatures import call_mismatches, shown_signature
 from vllm_ascend.patch.table import Wrap, plain_function
+from vllm_ascend_evaluation.models import patches as cpu_patches
 
 
 def original(first, second=2, *, third=3):
@@ -70,7 +70,11 @@ def test_a_signature_that_a_function_passes_itself_off_with_is_not_believed():
 
 
 def changed_functions() -> list[Change]:
-    tables = (vllm_ascend.patch.platform, vllm_ascend.patch.worker, vllm_ascend.patch.cpu)
+    tables = (
+        vllm_ascend.patch.platform,
+        vllm_ascend.patch.worker,
+        cpu_patches,
+    )
     changes = [change for table in tables for change in table.install_all().changes]
     return [change for change in changes if callable(plain_function(change.old))]
 

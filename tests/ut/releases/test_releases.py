@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from vllm_ascend.patch.ledger import collect_patches
+from tools.patch_ledger import collect_patches
 from vllm_ascend.patch.table import Add, Wrap
 from vllm_ascend.patch.upstream.source import PACKAGE
 from vllm_ascend.releases import (
@@ -14,8 +14,9 @@ from vllm_ascend.releases import (
     describe_supported,
     find_release,
 )
+from vllm_ascend_evaluation.models import patches as cpu_patches
 
-PATCHES = collect_patches()
+PATCHES = (*collect_patches(), *cpu_patches.PATCHES)
 each_release = pytest.mark.parametrize("release", SUPPORTED, ids=lambda release: release.vllm)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.patch_ledger import collect_patches
 from vllm_ascend.overlay.patch_list import ListedPatch, all_patches, kind_of
-from vllm_ascend.patch.ledger import collect_patches
 from vllm_ascend.patch.table import Add
 from vllm_ascend.releases import SUPPORTED
 from vllm_ascend_evaluation.port_report.census import make_section

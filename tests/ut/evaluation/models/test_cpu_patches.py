@@ -4,7 +4,7 @@
 import pytest
 from vllm.utils.cpu_triton_utils import _FuncWrapper
 
-import vllm_ascend.patch.cpu  # noqa: F401 - installs the patches
+import vllm_ascend_evaluation.models.patches  # noqa: F401 - installs the patches
 from tests.release_marks import where_patched
 
 pytestmark = where_patched("vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__")

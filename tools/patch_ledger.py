@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/patches.md, and the list that overlay and port report read, from the patch tables::
 
-python -m vllm_ascend.patch.ledger [--check]
+python -m tools.patch_ledger [--check]
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.table import Patch, Rebind, Wrap
 from vllm_ascend.releases import SUPPORTED, describe_supported
+from vllm_ascend_evaluation.models import patches as cpu_patches
 
-LEDGER = Path(__file__).parents[2] / "docs" / "patches.md"
+LEDGER = Path(__file__).parents[1] / "docs" / "patches.md"
 
 
 def patch_modules(package: ModuleType = vllm_ascend.patch) -> Iterator[str]:
@@ -105,8 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write docs/patches.md from the patch tables.")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args(arguments).check
-    patches = collect_patches()
-    texts = {LEDGER: render(patches), PATCH_LIST: patch_list.render(patches)}
+    serving = collect_patches()
+    texts = {
+        LEDGER: render((*serving, *cpu_patches.PATCHES)),
+        PATCH_LIST: patch_list.render(serving),
+    }
     stale = []
     for path, text in texts.items():
         if not check:

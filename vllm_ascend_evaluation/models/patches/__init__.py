@@ -5,13 +5,13 @@ Raises, on import:
     PatchError: See :mod:`vllm_ascend.patch.installer`; nothing was changed.
 """
 
-from vllm_ascend.patch.cpu import (
+from vllm_ascend.patch.installer import Plan, plan
+from vllm_ascend.patch.table import Patch
+from vllm_ascend_evaluation.models.patches import (
     patch_cpu_model_runner,
     patch_cpu_platform,
     patch_cpu_triton_utils,
 )
-from vllm_ascend.patch.installer import Plan, plan
-from vllm_ascend.patch.table import Patch
 
 PATCHES: tuple[Patch, ...] = (
     *patch_cpu_platform.PATCHES,

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Patch, changes
+from vllm_ascend_evaluation.models.patches.feature import DSV4_ON_CPU
 
 # What the sampler asks of kernels, in one release or another, that the stand-ins do not have.
 _MODES = {

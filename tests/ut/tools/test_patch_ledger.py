@@ -10,17 +10,19 @@ import pytest
 from packaging.requirements import Requirement
 
 import vllm_ascend.patch
-from vllm_ascend.patch import cpu, ledger, platform, worker
+from tools import patch_ledger as ledger
+from vllm_ascend.patch import platform, worker
 from vllm_ascend.patch.upstream import installation as upstream
 from vllm_ascend.patch.upstream import patch_spec_classes
 from vllm_ascend.patch.worker import patch_deepseek_compressor
 from vllm_ascend.releases import SUPPORTED
+from vllm_ascend_evaluation.models import patches as cpu_patches
 
 # What is in force somewhere: beside vLLM, on the CPU, or over a checkout of vllm-ascend.
 PATCHES = (
     *platform.PATCHES,
     *worker.PATCHES,
-    *cpu.PATCHES,
+    *cpu_patches.PATCHES,
     *patch_deepseek_compressor.PATCHES,
     *patch_spec_classes.PATCHES,
     *upstream.TABLE,
@@ -28,7 +30,8 @@ PATCHES = (
 
 
 def test_every_patch_module_is_in_force():
-    assert {patch.target for patch in ledger.collect_patches()} == {p.target for p in PATCHES}
+    found = (*ledger.collect_patches(), *ledger.collect_patches(cpu_patches))
+    assert {patch.target for patch in found} == {p.target for p in PATCHES}
 
 
 def test_every_patch_file_is_walked():

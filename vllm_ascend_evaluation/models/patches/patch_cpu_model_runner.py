@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # not all processes have workers
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Patch, changes
+from vllm_ascend_evaluation.models.patches.feature import DSV4_ON_CPU
 
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
 _DRAFTS = "vllm.v1.spec_decode.utils"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.platforms.cpu import CpuPlatform
 
-from vllm_ascend.patch.features import DSV4_ON_CPU
 from vllm_ascend.patch.table import Patch, changes
+from vllm_ascend_evaluation.models.patches.feature import DSV4_ON_CPU
 
 _ARCHITECTURE = "DeepseekV4ForCausalLM"
 
