@@ -105,4 +105,5 @@ class Passage:
         pool = self.manager.block_pool
         granules = getattr(pool, "granules", None)
         keys = sum(map(len, pool.cached_block_hash_to_block._cache))
-        return keys + (granules.key_bytes() if granules is not None else 0)
+        known = {} if granules is None else granules.known
+        return keys + sum(map(len, {name for _, names in known.values() for name in names}))

@@ -27,7 +27,7 @@ from vllm_ascend.core.lookup.prefix_lookup import CacheView
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
-from vllm_ascend.core.policy.units import GroupId, KVCacheBlockCopy
+from vllm_ascend.core.policy.units import KVCacheBlockCopy
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
@@ -254,12 +254,6 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     def allocate_new_blocks(self, *args: Any) -> tuple[list[KVCacheBlock], ...]:
         """Make room for more tokens; see vLLM's base class."""
         return self.caching.allocation.allocate_new_blocks(*args)
-
-    def num_blocks_held(self, group_id: GroupId, request_id: str) -> int:
-        """Return the blocks that a request cannot do without, of those that it holds in a group."""
-        blocks = self.single_type_managers[group_id].req_to_blocks.get(request_id, ())
-        held = sum(not block.is_null for block in blocks)
-        return held - self.caching.num_spares(group_id, request_id)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group; see vLLM's base class."""

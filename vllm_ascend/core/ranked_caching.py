@@ -26,7 +26,7 @@ from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.core.policy.ranks import Rank
-from vllm_ascend.core.policy.units import GroupId, KVCacheBlockCopy, Ordinal
+from vllm_ascend.core.policy.units import KVCacheBlockCopy, Ordinal
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.freed_blocks import (
@@ -148,10 +148,6 @@ class RankedCaching:
         for group in self._groups.prefix:
             self._pool.keep(blocks[group.id][: num_local // group.block_tokens])
         self.partial_hits.start_behind(record, num_local)
-
-    def num_spares(self, group_id: GroupId, request_id: str) -> int:
-        """Return how many blocks of a request's table are held for spare tails, for this step."""
-        return self.sparse_state.num_spares(group_id, request_id)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group, for cascade attention.

@@ -16,7 +16,7 @@ from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.core.policy.ranks import Rank
-from vllm_ascend.core.policy.units import GroupId, KVCacheBlockCopy
+from vllm_ascend.core.policy.units import KVCacheBlockCopy
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import RequestRecord
@@ -65,10 +65,6 @@ class StockCaching:
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return the blocks that all running requests share, per group."""
         return self.allocation.get_num_common_prefix_blocks(running_request_id)
-
-    def num_spares(self, group_id: GroupId, request_id: str) -> int:
-        """There are no spare tails."""
-        return 0
 
     # Caching and freeing
 

@@ -7,7 +7,7 @@ Every check walks the whole pool: for tests and replays, not for serving.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import get_group_id
@@ -67,9 +67,9 @@ def check_drained(kv_cache_manager: KVCacheManager) -> None:
             raise IntegrityError(
                 f"group {manager.kv_cache_group_id} remembers {sorted(leftover)} after the end"
             )
-    remembered = getattr(_ranked_caching(kv_cache_manager), "records", {})
-    if remembered:
-        raise IntegrityError(f"the coordinator remembers {sorted(remembered)} after the end")
+    for part, remembered in _remembered_requests(kv_cache_manager.coordinator).items():
+        if remembered:
+            raise IntegrityError(f"{part} remembers {sorted(remembered)} after the end")
     granules = getattr(pool, "granules", ())
     if len(granules):
         raise IntegrityError(f"{len(granules)} blocks have granules after a reset")
@@ -117,9 +117,14 @@ def _walk(queue: FreeKVCacheBlockQueue, num_blocks: int) -> list[int]:
     return forward
 
 
-def _ranked_caching(kv_cache_manager: KVCacheManager) -> Any:
-    """Return the part that remembers requests and copies; vLLM's coordinators have none."""
-    return getattr(kv_cache_manager.coordinator, "caching", None)
+def _remembered_requests(coordinator: Any) -> dict[str, Collection[str]]:
+    """Return the parts that remember requests, and which; vLLM's coordinators have none."""
+    if not hasattr(coordinator, "ledger"):
+        return {}
+    return {
+        "the ledger": coordinator.ledger.records,
+        "the memory of successors": coordinator.successors._pending,
+    }
 
 
 # What each tier behind the scratch blocks is called, and the ranks whose blocks it holds.
@@ -270,14 +275,20 @@ def _check_windows(kv_cache_manager: KVCacheManager) -> None:
     footprint = getattr(coordinator, "request_footprint", None)
     if footprint is None:
         return
+    # Nobody has to have room for what spare tails are given for a step.
+    ranked = coordinator.caching if not coordinator.plan.is_stock else None
+    spares = Counter(
+        (group.id, request_id)
+        for request_id, group, _ in (ranked.sparse_state.spares() if ranked else ())
+    )
     for manager in coordinator.single_type_managers:
         group_id = manager.kv_cache_group_id
         group = footprint.groups[group_id]
         if group is None or group.window is None:
             continue
         most = footprint.blocks(group_id)
-        for request_id in manager.req_to_blocks:
-            held = coordinator.num_blocks_held(group_id, request_id)
+        for request_id, blocks in manager.req_to_blocks.items():
+            held = sum(not block.is_null for block in blocks) - spares[group_id, request_id]
             if held > most:
                 raise IntegrityError(
                     f"{request_id} holds {held} blocks of group {group_id}, whose window of "

@@ -22,7 +22,7 @@ from tests.e2e.core.workload import Workload
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.dry_run.worker import SamplingWorker
-from vllm_ascend_evaluation.oracle import OracleOptions
+from vllm_ascend_evaluation.oracle import IntegrityError, OracleOptions
 
 # Everything that can be on, and the other ways of keeping blocks.
 _NUM_REQUESTS = {
@@ -121,3 +121,33 @@ def test_a_request_id_that_is_kept_is_found(
     assert later_entries - entries == {
         ".kv_cache_manager.coordinator.freed": len(freed) - num_before
     }
+
+
+def remember_records(self: AscendHybridKVCacheCoordinator, request_id: str) -> None:
+    self.caching.free(request_id)
+    self.ledger.record(request_id)
+
+
+def remember_successors(self: AscendHybridKVCacheCoordinator, request_id: str) -> None:
+    pending = self.successors._pending.get(request_id)
+    self.caching.free(request_id)
+    if pending:
+        self.successors._pending[request_id] = pending
+
+
+@WHERE_BLOCKS_COUNT_ROWS
+@pytest.mark.parametrize(
+    ("name", "free", "told"),
+    [
+        ("dsv4-rows-plain-best", remember_records, "the ledger remembers"),
+        ("dsv4-rows-async-mtp-pin-best", remember_successors, "the memory of successors remembers"),
+    ],
+)
+def test_a_request_that_is_remembered_is_found_where_all_have_ended(
+    name: str, free: Callable, told: str, switch: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = _CELLS[name]
+    switch(cell.environment)
+    monkeypatch.setattr(AscendHybridKVCacheCoordinator, "free", free)
+    with pytest.raises(IntegrityError, match=told):
+        Traffic(cell).serve(50)

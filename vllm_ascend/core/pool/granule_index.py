@@ -95,11 +95,6 @@ class GranuleIndex:
         self.known.clear()
         self.kept_until.clear()
 
-    def key_bytes(self) -> int:
-        """Return the bytes of all distinct granule hashes that are entered. Walks everything."""
-        distinct = {key for entries in self._blocks.values() for key in entries._cache}
-        return sum(map(len, distinct))
-
     def num_entries(self) -> int:
         """Return how many (group, granule, block) there are. Walks everything, for checks."""
         return sum(

@@ -9,7 +9,7 @@ the tails of boundaries that are cached.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -19,7 +19,6 @@ from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import kept_boundaries
 from vllm_ascend.core.policy.ranks import SPARE_SPACING
-from vllm_ascend.core.policy.units import GroupId
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.tail_cache import TailCache
@@ -212,24 +211,21 @@ class SparseState:
                     holes.setdefault(boundary, []).extend(lacks)
         return holes
 
-    def num_spares(self, group_id: GroupId, request_id: str) -> int:
-        """Return how many blocks of a request's table are held for spare tails, for this step."""
-        return sum(
-            (group.id, name) == (group_id, request_id)
-            and group.manager.req_to_blocks[name][ordinal] is block
-            for name, group, ordinal, block in self._spares
-            if name in group.manager.req_to_blocks
-        )
-
-    def release_spares(self) -> None:
-        """Free the spare tails' state: the step that wrote it has been dispatched."""
-        released: list[KVCacheBlock] = []
+    def spares(self) -> Iterator[tuple[str, Group, int]]:
+        """Yield the blocks held for spare tails, for this step: request, group and ordinal."""
         for request_id, group, ordinal, block in self._spares:
             table = group.manager.req_to_blocks.get(request_id)
             # A request that was preempted, ended or moved on has freed it itself.
             if table is not None and ordinal < len(table) and table[ordinal] is block:
-                table[ordinal] = self._pool.null_block
-                released.append(block)
+                yield request_id, group, ordinal
+
+    def release_spares(self) -> None:
+        """Free the spare tails' state: the step that wrote it has been dispatched."""
+        released: list[KVCacheBlock] = []
+        for request_id, group, ordinal in self.spares():
+            table = group.manager.req_to_blocks[request_id]
+            released.append(table[ordinal])
+            table[ordinal] = self._pool.null_block
         self._spares.clear()
         if released:
             self._pool.free_blocks(released)
