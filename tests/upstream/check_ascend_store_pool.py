@@ -25,7 +25,8 @@ from tests.upstream import store_instances
 from tests.upstream.fixtures import without_npu  # noqa: F401
 from tests.upstream.store_instances import Instance, Pool
 from vllm_ascend.core.layout.specs import window_span
-from vllm_ascend.patch.upstream import ascend_store_pages, patch_ascend_store
+from vllm_ascend.kv_transfer import store_pages
+from vllm_ascend.patch.upstream import patch_ascend_store
 from vllm_ascend_evaluation.oracle import ContentViolation
 
 WHOLE_BLOCKS = 64  # tokens that the pool is asked for; hits in the cache end at every 16
@@ -172,7 +173,7 @@ def test_sparse_state_is_not_stored_once_it_is_others(sparse_engine):
 
 
 def test_stored_sparse_state_of_others_is_noticed(sparse_engine, monkeypatch):
-    monkeypatch.setattr(ascend_store_pages, "read_span", lambda spec, _: window_span(spec))
+    monkeypatch.setattr(store_pages, "read_span", lambda spec, _: window_span(spec))
     assert store_behind_open_windows(sparse_engine)
 
 

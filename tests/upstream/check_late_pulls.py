@@ -22,7 +22,7 @@ from tests.upstream.mooncake_instances import Instance, decode, prefill
 from vllm_ascend.distributed.kv_transfer.kv_p2p import (  # type: ignore[import-not-found]
     mooncake_hybrid_connector,
 )
-from vllm_ascend.patch.upstream import mooncake_held_blocks
+from vllm_ascend.kv_transfer import held_blocks
 
 TRANSFER = mooncake_instances.CopyingEngine()
 mooncake_instances.stand_in_for_hosts(mooncake_hybrid_connector, TRANSFER)
@@ -125,7 +125,7 @@ def test_a_prefill_side_that_was_restarted_holds_nothing(switch, caplog_of_vllm)
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 def test_a_prefill_side_that_is_gone_is_not_waited_for(switch, monkeypatch, policy):
     """In both releases the thread that pulls waited for ever after the first such request."""
-    monkeypatch.setattr(mooncake_held_blocks, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(held_blocks, "PATIENCE_S", 0.3)
     configuration = cell()
     switch(configuration.environment)
     pair = Pair(configuration, policy)

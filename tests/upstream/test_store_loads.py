@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.upstream.store_client import StoreClient
-from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore, PageAddresses
+from vllm_ascend.kv_transfer.store_loads import CheckedStore, PageAddresses
 
 KEYS = ["a", "b", "c"]
 PLACES = [PageAddresses([8 * block], block) for block in (5, 6, 7)]

@@ -23,8 +23,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.v1.request import RequestStatus
 
 from tests.e2e.connectors.worker_hooks import EmptyWorkerHooks
-from vllm_ascend.core.connectors import kv_transfer_contract
-from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
+from vllm_ascend.kv_transfer import layout_contract
+from vllm_ascend.kv_transfer.layout_contract import KVTransferContract
 
 logger = logging.getLogger("tests.file_connector")
 
@@ -52,7 +52,7 @@ class FileConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
         self.folder = Path(extra["folder"])
         self.timeout_s = extra.get("timeout_s", 5.0)
         self.pause_s = extra.get("pause_s", 0.0)
-        self.contract = kv_transfer_contract.describe(kv_cache_config, vllm_config)
+        self.contract = layout_contract.describe(kv_cache_config, vllm_config)
         self.layers = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         self.pending = Transfers()
         self.loads: dict[str, tuple[Future[None], Placed]] = {}
@@ -137,7 +137,7 @@ class FileConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
                 raise TimeoutError(f"{folder.name} was not handed over in {self.timeout_s} s")
             time.sleep(0.01)
         remote = KVTransferContract.from_dict(json.loads((folder / "contract.json").read_text()))
-        kv_transfer_contract.check(self.contract, remote, remote_name=f"{folder.name}'s producer")
+        layout_contract.check(self.contract, remote, remote_name=f"{folder.name}'s producer")
         for group_id, blocks in enumerate(placed):
             ordinals, pages = torch.load(folder / f"{group_id}.pt")
             # Where the producer has the null block after a hit, nobody reads.

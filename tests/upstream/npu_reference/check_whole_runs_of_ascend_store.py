@@ -196,7 +196,7 @@ def promise_all() -> None:
 
 def promise_and_miss_nothing() -> None:
     """The same, and take all of them for loaded."""
-    from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore
+    from vllm_ascend.kv_transfer.store_loads import CheckedStore
 
     promise_all()
     wrap(CheckedStore, "_missing", lambda original, *pages: original(*pages) and ())
@@ -227,7 +227,7 @@ def lose_pages_in_the_step() -> None:
     If it stores anything, there is a file beside the pool.
     """
     from tests.upstream.npu_reference.tags import Memory
-    from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore
+    from vllm_ascend.kv_transfer.store_loads import CheckedStore
 
     lost: list[int] = []
 
@@ -253,7 +253,7 @@ def lose_pages_in_the_step() -> None:
 
 def store_behind_lost_pages() -> None:
     """The same, and store what the step leaves all the same."""
-    from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore
+    from vllm_ascend.kv_transfer.store_loads import CheckedStore
 
     lose_pages_in_the_step()
     CheckedStore.lost = frozenset()  # type: ignore[assignment,method-assign]

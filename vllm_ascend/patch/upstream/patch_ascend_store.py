@@ -17,7 +17,6 @@ from vllm.logger import init_logger
 from vllm.utils.math_utils import round_up
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import (
     KNOWS_GRANULES,
     KNOWS_ROWS,
@@ -25,13 +24,14 @@ from vllm_ascend.core.connectors.connector_rules import (
     TAKES_WHOLE_BLOCK_TAILS,
 )
 from vllm_ascend.core.connectors.failed_loads import is_affected
-from vllm_ascend.core.connectors.kv_transfer_contract import KVTransferContract
 from vllm_ascend.core.layout.specs import group_specs, is_compressed
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
+from vllm_ascend.kv_transfer import layout_contract
+from vllm_ascend.kv_transfer.layout_contract import KVTransferContract
+from vllm_ascend.kv_transfer.store_loads import CheckedStore, PageAddresses
+from vllm_ascend.kv_transfer.store_pages import blocks_of_tails, stored_tokens
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
-from vllm_ascend.patch.upstream.ascend_store_loads import CheckedStore, PageAddresses
-from vllm_ascend.patch.upstream.ascend_store_pages import blocks_of_tails, stored_tokens
 
 _PACKAGE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 _DATABASE = "config_data:ChunkedTokenDatabase"
@@ -86,7 +86,7 @@ def _no_explicit_hash_size(vllm_config: VllmConfig) -> Iterator[None]:
 
 def _take_granules(built: Any, vllm_config: VllmConfig) -> KVTransferContract:
     """Give a scheduler or worker the real hash granularity; return the layout."""
-    contract = kv_transfer_contract.describe(built.kv_cache_config, vllm_config)
+    contract = layout_contract.describe(built.kv_cache_config, vllm_config)
     built.hash_block_size = contract.hash_block_size
     return contract
 

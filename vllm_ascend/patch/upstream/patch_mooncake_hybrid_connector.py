@@ -20,22 +20,22 @@ import msgspec
 import zmq
 from vllm.utils.math_utils import cdiv
 
-from vllm_ascend.core.connectors import kv_transfer_contract
 from vllm_ascend.core.connectors.connector_rules import (
     BRINGS_TAILS,
     KNOWS_GRANULES,
     KNOWS_ROWS,
     TAKES_TAILS_ALONE,
 )
-from vllm_ascend.core.connectors.kv_transfer_contract import (
+from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
+from vllm_ascend.kv_transfer import layout_contract
+from vllm_ascend.kv_transfer.held_blocks import AnsweringSocket, pulled_while_held
+from vllm_ascend.kv_transfer.layout_contract import (
     CONTRACT_FIELD,
     ContractDecoder,
     KVTransferContract,
 )
-from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.patch.features import UPSTREAM_CONNECTORS
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
-from vllm_ascend.patch.upstream.mooncake_held_blocks import AnsweringSocket, pulled_while_held
 
 _MODULE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 
@@ -52,7 +52,7 @@ def wrap_register_kv_caches(self, kv_caches: dict[str, Any], *, original: Callab
     """Both sides must know how pages are laid out."""
     contract = None
     if self.use_hybrid:
-        contract = kv_transfer_contract.describe(self.kv_cache_config, self.vllm_config)
+        contract = layout_contract.describe(self.kv_cache_config, self.vllm_config)
     token = _CONTRACT.set(contract)
     try:
         original(self, kv_caches)

@@ -11,16 +11,16 @@ import pytest
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
-from vllm_ascend.core.connectors.kv_transfer_contract import (
+from vllm_ascend.dry_run import scheduler as replay_scheduler
+from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.kv_transfer.layout_contract import (
     ContractError,
     GroupContract,
     KVTransferContract,
     check,
     describe,
 )
-from vllm_ascend.dry_run import scheduler as replay_scheduler
-from vllm_ascend.dry_run.layouts import dsv4_flash_a3
-from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
 CONTRACT = KVTransferContract(
     block_size=128,
