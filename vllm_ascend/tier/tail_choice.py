@@ -36,7 +36,7 @@ class PromptBoundaries(NamedTuple):
     Attributes:
         ends: ``replay`` and ``fallback``, see :meth:`TailChoice.of_prompt`.
         kept: Those of them whose tails are kept, and the junction.
-        marginal: The others.
+        marginal: The others, but for multiples of the interval.
     """
 
     ends: frozenset[int]
@@ -60,6 +60,11 @@ class TailChoice:
     least_gain: int = 0
     interval: int = AUTO_RETENTION_INTERVAL_TOKENS
 
+    @property
+    def _spacing(self) -> int:
+        """The interval in force: a multiple of the unit."""
+        return align_down(self.interval, self.unit) or self.unit
+
     def of_prompt(self, num_prompt_tokens: int, junction: int) -> PromptBoundaries:
         """Return the boundaries that a prompt singles out.
 
@@ -72,7 +77,8 @@ class TailChoice:
         replay = replay_boundary(num_prompt_tokens, self.unit, max(self.lookahead, 1))
         ends = frozenset({replay, fallback_boundary(replay, self.unit, self.lookahead)})
         worth = {b for b in ends if is_worth_a_tail(b, ends, self.least_gain)} | {junction}
-        return PromptBoundaries(ends, frozenset(worth), ends - worth)
+        marginal = frozenset(b for b in ends - worth if b % self._spacing)
+        return PromptBoundaries(ends, frozenset(worth), marginal)
 
     def kept(self, start: int, end: int, prompt: PromptBoundaries) -> list[int]:
         """Return the boundaries in ``(start, end]`` whose tails are kept, ascending: a prompt's,
@@ -82,7 +88,7 @@ class TailChoice:
             start,
             end,
             alignment=self.unit,
-            interval=align_down(self.interval, self.unit) or self.unit,
+            interval=self._spacing,
             singled_out=prompt.kept,
         )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vllm_ascend.tier.tail_choice import KEPT, MARGINAL, TailChoice
@@ -77,6 +77,8 @@ def test_spare_tails_are_ranked_by_how_round_their_boundary_is():
     least_gain=st.integers(0, 4096),
     lookahead=st.sampled_from([0, 128]),
 )
+# It ends shortly behind a kept boundary, and with a multiple of the interval.
+@example(prompt=65_537, chunks=[], least_gain=513, lookahead=0)
 def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(prompt, chunks, least_gain, lookahead):
     choice = TailChoice(128, lookahead=lookahead, least_gain=least_gain)
     ends = [end for end in itertools.accumulate(chunks) if end < prompt]
