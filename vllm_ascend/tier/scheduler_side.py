@@ -219,7 +219,8 @@ class TierScheduler:
     def _load_ended(self, load_id: int, num_workers: int, lost_block_ids: set[int]) -> None:
         load, num_ended = self._loads[load_id]
         if not load.block_ids.isdisjoint(lost_block_ids):
-            self._failed.add(load.request_id)
+            if load.request_id in self._live:
+                self._failed.add(load.request_id)
             # Workers of one load may fail in different steps.
             self.counts.failed_loads += self._stores.load_failed(load_id)
         self._loads[load_id] = load, num_ended + num_workers

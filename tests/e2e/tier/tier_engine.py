@@ -85,6 +85,13 @@ class TierEngine(ConnectedEngine):
         connector.register_kv_caches(caches)
         return connector
 
+    def drain(self) -> None:
+        """Let all requests end, and check that neither cache nor tier remembers one."""
+        super().drain()
+        half = self.tier
+        remembered = {*half._live, *half._hits, *half._failed, *half._stores._due._latest}
+        assert not remembered, f"the tier remembers {sorted(remembered)} after the end"
+
     def close(self) -> None:
         """Leave the store."""
         self.worker.connector.shutdown()

@@ -87,6 +87,15 @@ def test_loads_that_fail_are_counted_one_by_one(half):
     assert half.counts.failed_loads == 2
 
 
+def test_nothing_is_remembered_of_a_request_that_ends_before_its_load_fails(half):
+    """Another request may have its name later."""
+    load_id = load(half, "aborted")
+    half.ended(request("aborted"))
+    half.reported(Report(ended={load_id: NUM_WORKERS}), {11})
+    assert half.counts.failed_loads == 1
+    assert half.look_up(request("aborted"), 0) == (4 * UNIT, False)
+
+
 def test_a_tail_that_a_local_hit_rests_on_is_used_as_well(monkeypatch):
     layout = replace(LAYOUT, tails=(GroupLayout(1, 1, UNIT, 8, tail_rows=UNIT),))
     index = HostIndex(1 << 20, (layout.unit_bytes, layout.tail_bytes))
