@@ -47,6 +47,7 @@ class TierFollower(Follower):
         hits = [cached.hit for cached in index.look_up(names, len(tokens))]
         found = index.with_tier(names, len(tokens), hits)[_RANK]
         brought, _ = engine.tier.look_up(probe, hits[_RANK])
+        engine.tier.ended(probe)
         assert found == hits[_RANK] + brought, f"{len(tokens)} tokens, {salt}, {adapter}"
         self.num_longer += brought > 0
 
