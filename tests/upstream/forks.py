@@ -50,6 +50,10 @@ class Answer:
         """Return the tests that passed."""
         return {test for test, outcome in self.tests.items() if outcome == "passed"}
 
+    def is_skipped(self) -> bool:
+        """Whether there were tests, and this release has use for none of them."""
+        return bool(self.tests) and set(self.tests.values()) == {"skipped"}
+
 
 def run_groups(
     checkout: Path,

@@ -276,11 +276,10 @@ def _check_windows(kv_cache_manager: KVCacheManager) -> None:
     if footprint is None:
         return
     # Nobody has to have room for what spare tails are given for a step.
-    ranked = coordinator.caching if not coordinator.plan.is_stock else None
-    spares = Counter(
-        (group.id, request_id)
-        for request_id, group, _ in (ranked.sparse_state.spares() if ranked else ())
-    )
+    spares: Counter[tuple[int, str]] = Counter()
+    if not coordinator.plan.is_stock:
+        given = coordinator.caching.sparse_state.spares()
+        spares.update((group.id, request_id) for request_id, group, _ in given)
     for manager in coordinator.single_type_managers:
         group_id = manager.kv_cache_group_id
         group = footprint.groups[group_id]

@@ -11,8 +11,8 @@ import typer
 
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.command_line.ends import bad_input_ends
-from vllm_ascend.command_line.given import given_options
 from vllm_ascend.server_access.access import ApiKey, HttpAccess, Insecure, base_url
+from vllm_ascend_evaluation.given_options import given_options
 from vllm_ascend_evaluation.regress.gate import run_gate
 from vllm_ascend_evaluation.regress.gpqa import QuestionFile, read_questions
 from vllm_ascend_evaluation.regress.judge import METRICS, parse_tolerances

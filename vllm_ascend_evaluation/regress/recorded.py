@@ -73,11 +73,7 @@ def _pairs(
             if setting in settings and (name, value) != ("tool", AUTO):
                 yield f"--{name.replace('_', '-')}", value, settings[setting]
     if "gpqa_file" in given and measured.accuracy is not None and ACCURACY in suite:
-        file = read_questions(given["gpqa_file"])
-        recorded = f"a file with the digest {measured.accuracy.settings.digest}"
-        is_same = file.digest == measured.accuracy.settings.digest
-        yield (
-            "--gpqa-file",
-            recorded if is_same else f"{file.path} (digest {file.digest})",
-            recorded,
-        )
+        file, digest = read_questions(given["gpqa_file"]), measured.accuracy.settings.digest
+        if file.digest != digest:
+            other = f"{file.path} (digest {file.digest})"
+            yield "--gpqa-file", other, f"a file with the digest {digest}"

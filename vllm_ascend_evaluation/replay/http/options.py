@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from vllm_ascend.command_line.bad_input import BadInputError
-from vllm_ascend.command_line.given import given_options
 from vllm_ascend.server_access.access import HttpAccess
+from vllm_ascend_evaluation.given_options import given_options
 from vllm_ascend_evaluation.replay.http.prompts import PromptShape
 from vllm_ascend_evaluation.replay.runs.job import CLOSED_LOOP, TIMESTAMPS
 

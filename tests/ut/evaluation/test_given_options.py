@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from vllm_ascend.command_line.given import given_options
+from vllm_ascend_evaluation.given_options import given_options
 
 
 def test_given_options_are_those_of_the_command_line_as_they_are_spelled():
