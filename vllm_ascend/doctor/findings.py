@@ -132,6 +132,8 @@ class LayoutFacts:
         tokens_per_gib: About how many tokens of prefixes a GiB of KV cache holds.
         max_model_len: Tokens of the longest request.
         warnings: What the engine would warn of at its start.
+        weights: With a KV connector: names the model's files, as engines do in their logs;
+            ``None``: their weights are not there.
     """
 
     model: str
@@ -147,6 +149,7 @@ class LayoutFacts:
     tokens_per_gib: int
     max_model_len: int
     warnings: tuple[str, ...]
+    weights: str | None = None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LayoutFacts:

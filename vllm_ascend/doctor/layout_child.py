@@ -120,7 +120,18 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
         ),
         max_model_len=max_model_len,
         warnings=(*_warnings(scheduler, plan), *_tier_warnings(asked, scheduler)),
+        weights=None if asked.kv_transfer_config is None else _weights(path),
     )
+
+
+def _weights(model: Path) -> str | None:
+    """Return the name of a model's files; ``None``: its weights are not here."""
+    from vllm_ascend.kv_transfer.weights_fingerprint import NoWeightsError, fingerprint
+
+    try:
+        return fingerprint(model)
+    except (NoWeightsError, OSError):
+        return None
 
 
 def _patches_are_active() -> bool:

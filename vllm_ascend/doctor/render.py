@@ -252,6 +252,8 @@ def _facts(layout: LayoutFacts) -> Iterator[tuple[str, str]]:
     yield "retention interval", kept
     yield "bytes of a KV block", f"{layout.bytes_per_block:,}"
     yield "a GiB holds about", f"{layout.tokens_per_gib:,} tokens of prefixes"
+    if layout.weights is not None:
+        yield "weights", f"{layout.weights} (engines that share rows must have the same)"
 
 
 def _worst_first(findings: tuple[Finding, ...]) -> list[Finding]:

@@ -2,11 +2,12 @@
 """The settings that two engines must share before one reads the other's KV cache pages.
 
 Pages are moved as bytes, block by block: with other block sizes every byte arrives, in the wrong
-place, and the decoder goes on from garbage without an error.
+place, and the decoder goes on from garbage without an error. So it does with another model's rows.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
@@ -24,12 +25,15 @@ from vllm_ascend.core.layout.specs import (
     kind_in_words,
     tokens_per_block,
 )
+from vllm_ascend.kv_transfer.model_identity import model_identity
 
 # The field of a prefill side's metadata that describes its layout.
 CONTRACT_FIELD = "kv_transfer_contract"
 
 # The groups are compared one by one; the rest names blocks.
 _NOT_COMPARED = ("groups", "hash_block_size", "hash_algorithm")
+# Compared where both sides can tell, or have any.
+_IF_KNOWN = ("weights", "drafts", "computed_with")
 
 
 class ContractError(ValueError):
@@ -47,7 +51,7 @@ class GroupContract:
 
 @dataclass(frozen=True)
 class KVTransferContract:
-    """How an engine lays its KV cache out, and how it names blocks."""
+    """How an engine lays its KV cache out, how it names blocks, and what computes their rows."""
 
     block_size: int  # --block-size
     layout: str  # whether compressed blocks count "rows" (Ascend) or "tokens" (vLLM)
@@ -55,6 +59,9 @@ class KVTransferContract:
     groups: tuple[GroupContract, ...]
     hash_block_size: int  # tokens per request hash
     hash_algorithm: str
+    weights: str = ""  # see kv_transfer/model_identity.py; empty: nobody can tell
+    drafts: str = ""  # the same of a draft model; empty: there is none
+    computed_with: str = ""  # options that change rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON or MessagePack."""
@@ -86,6 +93,7 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTrans
     specs, cache_config = group_specs(kv_cache_config), vllm_config.cache_config
     # Looked up on its module: it is one of the patched functions.
     _, hash_block_size = kv_cache_utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    identity = model_identity(vllm_config)
     return KVTransferContract(
         block_size=cache_config.block_size,
         layout="rows" if has_row_layout(specs) else "tokens",
@@ -96,7 +104,26 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTrans
         ),
         hash_block_size=hash_block_size,
         hash_algorithm=str(cache_config.prefix_caching_hash_algo),
+        weights=identity.weights,
+        drafts=identity.drafts if identity.weights else "",
+        computed_with=_computed_with(vllm_config),
     )
+
+
+def _computed_with(vllm_config: VllmConfig) -> str:
+    """Return the options that change rows and cannot be seen in the layout, in words.
+
+    Not vLLM's hash of the model: prefill and decode may well differ in what has no part in rows.
+    """
+    model, cache_dtype = vllm_config.model_config, vllm_config.cache_config.cache_dtype
+    dtype = str(model.dtype).removeprefix("torch.")
+    options = {
+        "--dtype": dtype,
+        "--quantization": model.quantization,
+        "--hf-overrides": model.hf_overrides if isinstance(model.hf_overrides, dict) else "other",
+        "--kv-cache-dtype": dtype if cache_dtype == "auto" else cache_dtype,
+    }
+    return json.dumps(options, sort_keys=True, default=str)
 
 
 def check(
@@ -112,9 +139,9 @@ def check(
     differences = list(_differences(local, remote))
     if differences:
         raise ContractError(
-            f"KV transfer refused, {remote_name} has another KV cache layout: "
+            f"KV transfer refused, {remote_name} has another KV cache: "
             + "; ".join(differences)
-            + ". Start both sides with the same --block-size, --speculative-config and "
+            + ". Start both sides with the same model files, --block-size, --speculative-config and "
             "VLLM_ASCEND_DSV4_* variables"
         )
 
@@ -131,6 +158,8 @@ def _differences(local: KVTransferContract, remote: KVTransferContract) -> Itera
 def _unequal_fields(where: str, local: Any, remote: Any) -> Iterator[str]:
     for name in (field.name for field in fields(local) if field.name not in _NOT_COMPARED):
         here, there = getattr(local, name), getattr(remote, name)
+        if name in _IF_KNOWN and not (here and there):
+            continue
         if here != there:
             yield f"{where}{name} {here} here, {there} there"
 

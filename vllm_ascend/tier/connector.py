@@ -38,6 +38,10 @@ from vllm_ascend.tier.worker_side import TierWorker
 logger = logging.getLogger("vllm.vllm_ascend.tier")
 
 _MIB = 1 << 20
+_OTHER_NAMES = (
+    "tier: this worker names rows %s, its scheduler %s, so none of them is loaded: the model's files "
+    "or the options here differ from those of the scheduler's node (weights here: %s)"
+)
 
 
 class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
@@ -69,6 +73,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         self.layout = describe(kv_cache_config, vllm_config, self._settings.pool)
         self._tiered_kv_cache_config = kv_cache_config
         events = vllm_config.kv_events_config
+        self._has_told_of_names = False
         self._has_kv_events = events is not None and events.enable_kv_cache_events
         self._news: CacheNewsQueue | None = None
         self._events: TierEvents | None = None
@@ -78,9 +83,8 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         num_parts = 1 if self.layout.is_replicated else num_ranks
         if role == KVConnectorRole.SCHEDULER:
             self._backend = for_scheduler(self._settings, self.layout, num_parts)
-            logger.info(
-                "tier: %s", in_words(self._settings, self.layout, self._backend.index, num_parts)
-            )
+            words = in_words(self._settings, self.layout, self._backend.index, num_parts)
+            logger.info("tier: %s; weights: %s", words, self.layout.weights)
             self.scheduler_half = _scheduler_half(
                 self._settings, self.layout, self._backend.index, num_parts, num_ranks
             )
@@ -150,6 +154,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         assert self.scheduler_half is not None
         orders = self.scheduler_half.orders(scheduler_output.num_scheduled_tokens)
         orders.memory = self._backend.address
+        orders.digest = self.layout.digest
         return orders
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -208,6 +213,9 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         assert self.worker_half is not None
         orders = self._get_connector_metadata()
         assert isinstance(orders, Orders)
+        if orders.digest != self.layout.digest and not self._has_told_of_names:
+            self._has_told_of_names = True
+            logger.error(_OTHER_NAMES, self.layout.digest, orders.digest, self.layout.weights)
         self.worker_half.start(orders)
 
     def wait_for_layer_load(self, layer_name: str) -> None:

@@ -46,6 +46,7 @@ from vllm_ascend.core.layout.specs import (
     rows_per_block,
 )
 from vllm_ascend.core.policy.boundaries import align_down
+from vllm_ascend.kv_transfer.model_identity import ModelIdentity, model_identity
 from vllm_ascend.releases import running_release
 
 # Objects of fewer tokens are too many and too small for any store.
@@ -89,7 +90,8 @@ class TierLayout:
             the object is named by the unit behind it.
         tail_looks_ahead: The same of the latter.
         is_replicated: Ranks of tensor parallelism hold the same bytes.
-        digest: Names the layout; 16 hexadecimal digits.
+        digest: Names the layout and what computes its rows; 16 hexadecimal digits.
+        weights: What computes them, for logs.
     """
 
     unit: int
@@ -100,6 +102,7 @@ class TierLayout:
     tail_looks_ahead: bool
     is_replicated: bool
     digest: str
+    weights: str = ""
 
     @cached_property
     def unit_bytes(self) -> int:
@@ -147,7 +150,8 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, pool: str)
     """Return the layout of an engine; the same in its scheduler and in its workers.
 
     Args:
-        pool: Engines share objects under one name; empty: the model's.
+        pool: Only engines with one pool share objects. With a name, also those whose weights
+            nobody can tell.
 
     Raises:
         ValueError: The model has a kind of cache that the tier cannot hold.
@@ -184,7 +188,12 @@ def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, pool: str)
     )
     tails = [_tail_group(layout.unit, i, specs, kv_cache_config) for i in windows]
     layout = replace(layout, tails=tuple(group for group in tails if group.tail_rows))
-    return replace(layout, digest=_digest(layout, specs, vllm_config, pool))
+    identity = model_identity(vllm_config)
+    return replace(
+        layout,
+        digest=_digest(layout, specs, vllm_config, identity, pool),
+        weights=str(identity),
+    )
 
 
 def _draft_groups(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> Set[int]:
@@ -241,19 +250,32 @@ def _tail_group(
 
 
 def _digest(
-    layout: TierLayout, specs: Sequence[KVCacheSpec], vllm_config: VllmConfig, pool: str
+    layout: TierLayout,
+    specs: Sequence[KVCacheSpec],
+    vllm_config: VllmConfig,
+    identity: ModelIdentity,
+    pool: str,
 ) -> str:
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     ranks = 1 if layout.is_replicated else parallel.tensor_parallel_size
     parts = (
         _FORMAT,
-        pool or (model.model, str(model.revision)),
-        str(model.dtype),
-        vllm_config.cache_config.cache_dtype,
-        vllm_config.cache_config.prefix_caching_hash_algo,
+        pool,
+        # Weights that nobody can name are this engine's alone, unless somebody named the pool.
+        identity.weights or pool or _engine(vllm_config),
+        (identity.drafts, identity.settings, identity.versions),
+        str(vllm_config.model_config.dtype),
+        cache.cache_dtype,
+        cache.prefix_caching_hash_algo,
         (layout.unit, layout.hash_tokens, layout.rows_look_ahead, layout.tail_looks_ahead),
         [(kind_in_words(spec), compress_ratio(spec)) for spec in specs],
         [(g.group_id, g.row_bytes, g.tail_rows) for g in (*layout.rows, *layout.tails)],
         ranks,
     )
     return sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _engine(vllm_config: VllmConfig) -> tuple[str, str]:
+    """Return what no other engine has, and all processes of this one do."""
+    transfer = vllm_config.kv_transfer_config
+    return vllm_config.instance_id, str(transfer and transfer.engine_id)

@@ -126,11 +126,13 @@ class Orders(KVConnectorMetadata):
 
     Attributes:
         memory: Where the host backend's memory is, see ``host_memory``.
+        digest: Of the scheduler's layout; workers have the same, or use other names.
     """
 
     loads: list[Load] = field(default_factory=list)
     stores: list[Run] = field(default_factory=list)
     memory: tuple[int, int, int, int] | None = None
+    digest: str = ""
 
 
 @dataclass

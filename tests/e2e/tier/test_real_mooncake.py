@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.e2e.server.server import free_port
+from tests.e2e.tier.models import model_at, model_config
 from tests.e2e.tier.real_mooncake import needs_mooncake, running_master
 from tests.e2e.tier.test_faults import BOUNDARY, CELL, PROMPT, answer
 from tests.e2e.tier.test_random_traffic import small_units
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
+from vllm_ascend.dry_run import scheduler as dry_run
 from vllm_ascend.tier import scheduler_side
 from vllm_ascend.tier.mooncake import MooncakeKeys, MooncakeStore, connect
 from vllm_ascend.tier.mooncake_settings import MooncakeSettings
@@ -50,8 +52,8 @@ time.sleep(1000)
 """
 
 
-def engine(settings: MooncakeSettings, seed: int) -> TierEngine:
-    transfer = transfer_config(backend="mooncake", pool="p", mooncake=dict(vars(settings)))
+def engine(settings: MooncakeSettings, seed: int, pool: str = "p") -> TierEngine:
+    transfer = transfer_config(backend="mooncake", pool=pool, mooncake=dict(vars(settings)))
     return TierEngine(CELL.layout, CELL.options(4.0), transfer, CELL.oracle(seed))
 
 
@@ -95,6 +97,25 @@ def test_after_a_reset_nothing_of_before_is_hit_although_it_was_just_read(
         assert answer(second, "c") == 0
         first.close()
         second.close()
+
+
+def test_the_same_path_with_other_weights_hits_nothing(tmp_path: Path, switch, monkeypatch):
+    """Two nodes mount two models at one path, or one of them was tuned: rows are not the same."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    at_one_path = lambda length: model_config(tmp_path / "model", max_model_len=length)
+    monkeypatch.setattr(dry_run, "_model_config", at_one_path)
+    switch(CELL.environment)
+    with running_master(tmp_path) as settings:
+        model_at(tmp_path / "model", 0.0)
+        first, second = engine(settings, 1, pool=""), engine(settings, 2, pool="")
+        model_at(tmp_path / "model", 1.0)
+        tuned = engine(settings, 3, pool="")
+        assert answer(first, "a") == 0
+        answer(first, "end", [1, 2, 3])
+        assert answer(second, "b") == BOUNDARY, "of the same weights"
+        assert answer(tuned, "c") == 0, "of others"
+        for each in (first, second, tuned):
+            each.close()
 
 
 def test_a_worker_that_dies_while_it_stores_leaves_whole_objects_or_none(tmp_path: Path):

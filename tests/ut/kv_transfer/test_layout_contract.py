@@ -70,6 +70,16 @@ def test_names_of_blocks_matter_only_where_blocks_are_found_by_name():
         assert CONTRACT.digest != replace(CONTRACT, **change).digest
 
 
+@pytest.mark.parametrize("name", ["weights", "drafts", "computed_with"])
+def test_rows_of_another_model_are_refused_where_both_sides_can_tell(name):
+    known = replace(CONTRACT, **{name: "one"})
+    check(known, replace(CONTRACT, **{name: "one"}))
+    check(known, CONTRACT)
+    check(CONTRACT, known)
+    with pytest.raises(ContractError, match=f"{name} one here, other there"):
+        check(known, replace(CONTRACT, **{name: "other"}))
+
+
 def test_it_travels_as_json():
     travelled = json.loads(json.dumps(CONTRACT.to_dict()))
     assert KVTransferContract.from_dict(travelled) == CONTRACT
@@ -94,6 +104,13 @@ def described(rows: int, monkeypatch) -> KVTransferContract:
         **{**vars(config.cache_config), "block_size": rows, "enable_prefix_caching": True}
     )
     return describe(scheduler.kv_cache_config, config)
+
+
+@WHERE_BLOCKS_COUNT_ROWS
+def test_dummy_weights_are_not_compared_and_quantization_is(monkeypatch):
+    contract = described(128, monkeypatch)
+    assert contract.weights == contract.drafts == ""
+    assert '"--quantization": null' in contract.computed_with
 
 
 @WHERE_BLOCKS_COUNT_ROWS
