@@ -209,8 +209,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             new_computed_blocks,
             num_encoder_tokens,
             total_computed_tokens,
-            num_tokens_main_model,
-            apply_admission_cap,
+            num_tokens_main_model=num_tokens_main_model,
+            apply_admission_cap=apply_admission_cap,
             **told,
         )
         if num_tokens_main_model > total_computed_tokens:  # as in most calls: no load

@@ -141,8 +141,8 @@ def check(
         raise ContractError(
             f"KV transfer refused, {remote_name} has another KV cache: "
             + "; ".join(differences)
-            + ". Start both sides with the same model files, --block-size, --speculative-config and "
-            "VLLM_ASCEND_DSV4_* variables"
+            + ". Start both sides with the same model files, --block-size, --speculative-config "
+            "and VLLM_ASCEND_DSV4_* variables"
         )
 
 

@@ -14,9 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import vllm
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from vllm import __version__ as vllm_version
 from vllm.config import ModelConfig, VllmConfig
 
 from vllm_ascend.deployment import vllm_ascend_version
@@ -164,7 +164,7 @@ def _vllms_hash(model: ModelConfig) -> str:
 def _versions(vllm_config: VllmConfig) -> tuple[str, ...]:
     attention = getattr(vllm_config, "attention_config", None)
     return (
-        vllm.__version__,
+        vllm_version,
         vllm_ascend_version() or "",
         str(vllm_config.device_config.device_type),
         str(getattr(attention, "backend", None)),

@@ -39,8 +39,8 @@ logger = logging.getLogger("vllm.vllm_ascend.tier")
 
 _MIB = 1 << 20
 _OTHER_NAMES = (
-    "tier: this worker names rows %s, its scheduler %s, so none of them is loaded: the model's files "
-    "or the options here differ from those of the scheduler's node (weights here: %s)"
+    "tier: this worker names rows %s, its scheduler %s, so none of them is loaded: the model's "
+    "files or the options here differ from those of the scheduler's node (weights here: %s)"
 )
 
 
@@ -53,7 +53,8 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         worker_half: A worker's half; ``None`` in the scheduler.
     """
 
-    knows_granules = knows_rows = takes_tails_alone = takes_spare_tails = is_a_cache = True
+    knows_granules = knows_rows = takes_tails_alone = takes_spare_tails = True
+    is_a_cache = needs_coordinator = True
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -68,8 +69,6 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None, "who builds a connector has its configuration"
         self._settings = read_settings(transfer.kv_connector_extra_config)
-        # A tier is a cache: what cannot be loaded is computed, whatever fails.
-        transfer.kv_load_failure_policy = "recompute"
         self.layout = describe(kv_cache_config, vllm_config, self._settings.pool)
         self._tiered_kv_cache_config = kv_cache_config
         events = vllm_config.kv_events_config
@@ -164,6 +163,11 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, Report):
             self.scheduler_half.reported(report, set(connector_output.invalid_block_ids or ()))
+
+    def loading_block_ids(self) -> set[int]:
+        """Return the blocks that are being loaded: what of them cannot be is computed."""
+        assert self.scheduler_half is not None
+        return self.scheduler_half.loading_block_ids()
 
     def request_finished(
         self, request: Request, block_ids: list[int]

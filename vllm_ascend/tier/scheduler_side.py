@@ -232,6 +232,10 @@ class TierScheduler:
         if progress is not None and progress.load_id == load_id:
             progress.load_id = None
 
+    def loading_block_ids(self) -> set[int]:
+        """Return the blocks that loads under way write."""
+        return set().union(*(load.block_ids for load, _ in self._loads.values()))
+
     # Requests and resets
 
     def ended(self, request: Request) -> None:

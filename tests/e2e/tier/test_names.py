@@ -36,7 +36,9 @@ def engine(model: Path | str, **options: Any) -> VllmConfig:
     """Return the configuration of an engine of its own."""
     layout, chosen = CELL.layout, CELL.options(4.0)
     vllm_config = dry_run._vllm_config(layout, chosen)
-    vllm_config.model_config = model_config(model, **{"max_model_len": chosen.max_model_len, **options})
+    vllm_config.model_config = model_config(
+        model, **{"max_model_len": chosen.max_model_len, **options}
+    )
     vllm_config.kv_transfer_config = KVTransferConfig()
     return vllm_config
 
@@ -71,7 +73,9 @@ def test_the_same_path_with_other_weights_is_another_model(tmp_path):
     before = names(engine(model)), names(engine(model), "pool")
     model_at(model, 1.0)
     assert names(engine(model)) != before[0]
-    assert names(engine(model), "pool") != before[1], "a pool's name does not say that rows are equal"
+    assert names(engine(model), "pool") != before[1], (
+        "a pool's name does not say that rows are equal"
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,14 +109,12 @@ def test_settings_that_change_rows_are_in_the_name(tmp_path, change):
     assert names(changed) != names(engine(model))
 
 
-@pytest.mark.parametrize("release", ["vllm", "vllm-ascend"])
+@pytest.mark.parametrize("release", ["vllm_version", "vllm_ascend_version"])
 def test_another_release_computes_other_rows(tmp_path, monkeypatch, release):
     model = model_at(tmp_path / "model")
     before = names(engine(model))
-    if release == "vllm":
-        monkeypatch.setattr(model_identity.vllm, "__version__", "1.2.3")
-    else:
-        monkeypatch.setattr(model_identity, "vllm_ascend_version", lambda: "1.2.3")
+    told = "1.2.3" if release == "vllm_version" else lambda: "1.2.3"
+    monkeypatch.setattr(model_identity, release, told)
     assert names(engine(model)) != before
 
 

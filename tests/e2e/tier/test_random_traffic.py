@@ -33,6 +33,8 @@ CELLS = [
     cell("dsv4-stock", "plain", "partial-0"),
     cell("gemma", "async", "spare-0"),
     cell("full", "plain", "retention-unset"),
+    cell("gemma", "plain", "retention-unset"),
+    cell("gemma-wide", "async", "retention-unset"),
 ]
 if running_release().has_dspark:
     CELLS += [

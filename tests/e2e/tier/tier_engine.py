@@ -73,7 +73,7 @@ class TierEngine(ConnectedEngine):
     def make_worker_connector(self) -> Any:
         """Return the worker's half, with the oracle's tags for KV cache."""
         connector = super().make_worker_connector()
-        connector.worker_half.shadow = self.worker
+        self.worker_half(connector).shadow = self.worker
         memory = self.worker.memory
         caches: dict[str, Any] = {}
         for group_id, group in enumerate(self.scheduler.kv_cache_config.kv_cache_groups):
@@ -84,6 +84,11 @@ class TierEngine(ConnectedEngine):
             caches |= dict.fromkeys(group.layer_names, tensors)
         connector.register_kv_caches(caches)
         return connector
+
+    @staticmethod
+    def worker_half(connector: Any) -> TierWorker:
+        """Return the worker's half of the tier in a connector."""
+        return connector.worker_half
 
     def drain(self) -> None:
         """Let all requests end, and check that neither cache nor tier remembers one."""

@@ -113,7 +113,9 @@ def test_many_tensors_of_one_kind_are_sampled_in_part(model, monkeypatch):
     places: list[int] = []
     monkeypatch.setattr(weights_fingerprint, "_SAMPLES_PER_CLASS", 5)
     monkeypatch.setattr(
-        weights_fingerprint.os, "pread", lambda d, n, p, read=os.pread: places.append(p) or read(d, n, p)
+        weights_fingerprint.os,
+        "pread",
+        lambda d, n, p, read=os.pread: places.append(p) or read(d, n, p),
     )
     fingerprint(model)
     # Of each file: the header in two reads, five experts and two other tensors.

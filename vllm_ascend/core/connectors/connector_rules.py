@@ -50,6 +50,10 @@ IS_A_CACHE = "is_a_cache"
 """What it holds depends on the weights, and has to go where vLLM empties its own cache for others:
 before it sleeps, and where they are changed."""
 
+NEEDS_COORDINATOR = "needs_coordinator"
+"""This project's coordinator is in force, also with nothing set. vLLM's own may give the blocks of
+one group's hit to another group's external tokens, and enters rows that have yet to be loaded."""
+
 # Which of several connectors must declare it.
 _OF_SEVERAL: Mapping[str, Callable[[list[bool]], bool]] = {
     KNOWS_GRANULES: all,
@@ -57,6 +61,7 @@ _OF_SEVERAL: Mapping[str, Callable[[list[bool]], bool]] = {
     TAKES_WHOLE_BLOCK_TAILS: any,
     TAKES_SPARE_TAILS: any,
     IS_A_CACHE: any,
+    NEEDS_COORDINATOR: any,
     # The first one that has something loads it. Another one would leave out the rows of a block
     # that a hit ends inside, although nobody copies them.
     BRINGS_TAILS: itemgetter(0),
@@ -195,6 +200,15 @@ def bind_kv_cache_manager(connector: Any, kv_cache_manager: Any) -> None:
     bind = getattr(connector, "bind_kv_cache_manager", None)
     if bind is not None and not hasattr(KVConnectorBase_V1, "bind_kv_cache_manager"):
         bind(kv_cache_manager)
+
+
+def blocks_of_caches(connector: Any) -> set[int]:
+    """Return the blocks that a connector, or a part of one, is loading from a cache.
+
+    What of them cannot be loaded is computed, whatever ``kv_load_failure_policy`` says of others.
+    """
+    blocks = getattr(connector, "loading_block_ids", lambda: ())
+    return set(blocks()).union(*map(blocks_of_caches, getattr(connector, "_connectors", ())))
 
 
 def least_gain(config: KVTransferConfig | None) -> int:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 
 from vllm_ascend.core.connectors.connector_rules import (
     KNOWS_GRANULES,
@@ -89,13 +89,24 @@ def facts_of(
     speculative_config = vllm_config.speculative_config
     num_drafts = 0 if speculative_config is None else speculative_config.num_speculative_tokens
     is_async = vllm_config.scheduler_config.async_scheduling
-    connector = vllm_config.kv_transfer_config
-    asked = connector if config.changes_caching else None
     return {
         "num_draft_tokens": num_drafts,
         "num_unconfirmed_tokens": num_drafts if is_async else 0,
         "num_in_flight_tokens": terms.max_in_flight_tokens(vllm_config),
         "terms": terms,
-        # Asked only where it matters: the answer may have to import the connector.
-        "connector": None if connector is None else declared(asked),
+        "connector": _declared(vllm_config.kv_transfer_config, config),
     }
+
+
+def _declared(
+    connector: KVTransferConfig | None, config: PrefixCacheConfig
+) -> frozenset[str] | None:
+    """Return what the connector declares; with nothing set, vLLM says what is wrong with it."""
+    if connector is None:
+        return None
+    try:
+        return declared(connector)
+    except (AttributeError, ImportError, TypeError, ValueError):
+        if config.changes_caching:
+            raise
+        return frozenset()

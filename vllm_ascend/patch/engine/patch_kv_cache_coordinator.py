@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 from vllm_ascend.core.checks import startup_report
 from vllm_ascend.core.checks.early_check import check_model_runner
+from vllm_ascend.core.connectors.connector_rules import NEEDS_COORDINATOR
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
@@ -28,8 +29,10 @@ from vllm_ascend.patch.features import COORDINATOR
 from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import is_left_to_vllm, load_config
 from vllm_ascend.releases import running_release
+from vllm_ascend.tier.registration import CONNECTOR
 
 _ALIGNMENT = "scheduler_block_size"
+_PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE=best"
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
@@ -107,12 +110,13 @@ def _check_lookahead(num_modules: int) -> None:
         )
 
 
-def _check_interval_is_ours() -> None:
+def _check_interval_is_ours(specs: list[KVCacheSpec]) -> None:
     if is_left_to_vllm():
+        what = "a layout that counts rows" if has_row_layout(specs) else "the tier"
+        another = "VLLM_ASCEND_APPLY_DSV4_PATCH=1" if has_row_layout(specs) else _PROFILE
         raise ValueError(
             "VLLM_PREFIX_CACHE_RETENTION_INTERVAL alone is an option of vLLM's own coordinator, "
-            "which cannot serve a layout that counts rows: set VLLM_ASCEND_APPLY_DSV4_PATCH=1 as "
-            "well, or unset it"
+            f"which cannot serve {what}: set {another} as well, or unset it"
         )
 
 
@@ -125,10 +129,22 @@ def _without_cache(arguments: dict[str, Any]) -> KVCacheCoordinator:
 
 
 def _serves(specs: list[KVCacheSpec]) -> bool:
-    """Whether Ascend's coordinator serves a model. Logs why it does not, if it was asked for."""
+    """Whether Ascend's coordinator serves a model. Logs why it does not, if it was asked for.
+
+    Raises:
+        ValueError: The KV connector needs it, and vLLM's own must serve this model.
+    """
     if has_row_layout(specs):
         return True
     config, release = load_config(), running_release()
+    if scheduler_facts().connector_takes(NEEDS_COORDINATOR):
+        if why := release.why_left_to_vllm(specs):
+            raise ValueError(
+                f"the KV connector {CONNECTOR} cannot be used with this model, which vLLM "
+                f"{release.vllm}'s own coordinator must serve, because {why}: leave "
+                "--kv-transfer-config out"
+            )
+        return True
     has_windows = any(map(is_windowed, specs))
     is_asked = (
         (config.retention is not None and not config.retention_from_profile)
@@ -158,8 +174,9 @@ def wrap_get_kv_cache_coordinator(
 
     vLLM's choice stays unless a feature is on or the layout counts rows.
     """
-    if _serves(group_specs(kv_cache_config)):
-        _check_interval_is_ours()
+    specs = group_specs(kv_cache_config)
+    if _serves(specs):
+        _check_interval_is_ours(specs)
         arguments = inspect.signature(original).bind(kv_cache_config, *args, **kwargs).arguments
         coordinator = get_kv_cache_coordinator(**arguments)
     else:

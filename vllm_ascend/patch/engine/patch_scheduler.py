@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.v1.core.sched.interface import PauseState
@@ -20,12 +21,13 @@ from vllm_ascend.core.connectors.connector_rules import (
     BRINGS_TAILS,
     ConnectorQuery,
     bind_kv_cache_manager,
+    blocks_of_caches,
     declared,
     least_gain,
 )
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.layout.specs import group_specs, is_windowed, tokens_per_block
+from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.core.plan.scheduler_facts import building_scheduler, facts_of
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.patch.features import (
@@ -94,10 +96,8 @@ def wrap_handle_invalid_blocks(
     vLLM cuts a request back to its last valid block. With windows that is no place to resume
     at: those behind it are gone. So the request starts anew, with whatever it hits.
     """
-    specs = group_specs(self.kv_cache_config)
     coordinator = our_coordinator(self)
-    is_stock = len(specs) == 1 and not is_windowed(specs[0])
-    if is_stock or coordinator is None:
+    if coordinator is None:
         return original(self, invalid_block_ids, num_scheduled_tokens)
     lost = lost_blocks(invalid_block_ids)
 
@@ -251,18 +251,35 @@ def wrap_update_from_output(
 ) -> dict[int, EngineCoreOutputs]:
     """Holds a copy's source until the step has run, and hides rows until loaded."""
     coordinator = our_coordinator(self)
+    reported = model_runner_output.kv_connector_output
+    lost = lost_blocks(reported.invalid_block_ids) if reported is not None else set()
     if coordinator is not None:
-        reported = model_runner_output.kv_connector_output
-        lost = lost_blocks(reported.invalid_block_ids) if reported is not None else set()
         coordinator.step_has_run(scheduler_output, lost)
         for request_id in coordinator.ledger.take_restarted():
             # vLLM would take the rejected ones off the tokens that are computed since.
             scheduler_output.scheduled_spec_decode_tokens.pop(request_id, None)
-    outputs = original(self, scheduler_output, model_runner_output)
+    with _cache_misses_are_computed(self, lost):
+        outputs = original(self, scheduler_output, model_runner_output)
     if coordinator is not None:
         for session in coordinator.ledger.take_moved_on():
             _let_wait(self, session)
     return outputs
+
+
+@contextmanager
+def _cache_misses_are_computed(scheduler: Scheduler, lost: Set[int]) -> Iterator[None]:
+    """Within, requests that rest on lost blocks are computed if a cache should have brought any.
+
+    ``kv_load_failure_policy`` is for what another engine hands over. A prompt that happened to be
+    in a cache must not fail for it.
+    """
+    told = scheduler.recompute_kv_load_failures
+    if lost and not told and not lost.isdisjoint(blocks_of_caches(scheduler.connector)):
+        scheduler.recompute_kv_load_failures = True
+    try:
+        yield
+    finally:
+        scheduler.recompute_kv_load_failures = told
 
 
 def _let_wait(scheduler: Scheduler, session: Request) -> None:
