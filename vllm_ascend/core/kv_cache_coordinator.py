@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -23,7 +23,7 @@ from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.groups import find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
-from vllm_ascend.core.lookup.prefix_lookup import CacheView
+from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
@@ -146,8 +146,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             self.caching = RankedCaching(
                 pool, self.groups, plan, self.request_footprint, successors, self.stats, self.ledger
             )
-        view = CacheView(pool, plan, successors)
-        self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, view))
+        self._view = CacheView(pool, plan, successors)
+        self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, self._view))
 
     # Look-up
 
@@ -182,6 +182,23 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             self.caching.look_up_ends(self.lookup.request, hit)
         self.stats.look_up_seconds.append(perf_counter() - started)
         return self.plan.terms.found(hit.blocks, hit.tokens)
+
+    def cached_tail(
+        self, block_hashes: Sequence[BlockHash], boundary: int
+    ) -> dict[int, dict[int, int]] | None:
+        """Return a boundary's tail as it is cached now: group -> ordinal -> block id.
+
+        ``None``: not all of it is. The blocks are only safe until the next allocation.
+        """
+        look_up = PrefixLookup(self._view, list(block_hashes))
+        tail: dict[int, dict[int, int]] = {}
+        for group in self.groups.windowed:
+            blocks, end = look_up.tail(group, boundary)
+            if end < boundary:
+                return None
+            ids = [block.block_id for block in blocks]
+            tail[group.id] = dict(zip(group.tail(boundary), ids, strict=True))
+        return tail
 
     # Memory
 

@@ -114,14 +114,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
             return [manager.req_to_blocks.get(request_id, ()) for manager in managers]
 
         self.scheduler_half.read_tables(tables)
-        ledger = getattr(coordinator, "ledger", None)
-        if ledger is not None:
-
-            def note(request: Request, junction: int) -> None:
-                record = ledger.record(request.request_id)
-                record.junction = max(record.junction, junction)
-
-            self.scheduler_half.note_junction = note
+        self.scheduler_half.know_cache(coordinator)
         log = getattr(kv_cache_manager.block_pool, "event_log", None)
         self._news = None if log is None else log.news
         if self._news is not None:

@@ -3,19 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
+from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.tier.layout import GroupLayout, TierLayout
 from vllm_ascend.tier.orders import Run, Segment, ids_between
 from vllm_ascend.tier.tail_choice import PromptBoundaries
 
 Tables = Sequence[Sequence[KVCacheBlock]]
 """A request's blocks, by group."""
+
+
+class Tail(NamedTuple):
+    """A boundary's tail that is to be stored.
+
+    Attributes:
+        boundary: In tokens.
+        rank: See ``tail_choice``.
+        rolls: It takes the place of the last one of its answer.
+    """
+
+    boundary: int
+    rank: int
+    rolls: bool = False
 
 
 @dataclass(eq=False)
@@ -30,6 +45,7 @@ class Progress:
         load_id: What it computes is worthless if this load fails; ``None``: it rests on none.
         tails: The tails that it keeps or rests on, but for the rolling one.
         rolling: The last tail of its answer; ``None``: none yet.
+        unnamed: Tails that are to be stored as soon as the tokens behind them are known.
     """
 
     request: Request
@@ -40,6 +56,7 @@ class Progress:
     load_id: int | None = None
     tails: list[bytes] = field(default_factory=list)
     rolling: bytes | None = None
+    unnamed: list[Tail] = field(default_factory=list)
 
 
 def rows_run(
@@ -76,6 +93,25 @@ def tail_segments(
             for group in layout.tails
         ]
     )
+
+
+def cached_tail_segments(
+    layout: TierLayout, boundary: int, cached: Mapping[int, Mapping[int, int]]
+) -> tuple[Segment, ...]:
+    """Return where a boundary's tail is in blocks that no request needs to hold.
+
+    Args:
+        cached: Group id -> ordinal -> block id.
+    """
+    segments = []
+    for group in layout.tails:
+        ratio, size, blocks = group.tokens_per_row, group.rows_per_block, cached[group.group_id]
+        end_row = boundary // ratio
+        first_row = end_row - group.tail_rows
+        ordinals = range(max(first_row, 0) // size, -(-end_row // size))
+        ids = tuple(blocks.get(ordinal, NULL_BLOCK_ID) for ordinal in ordinals)
+        segments.append(Segment(group.group_id, first_row, end_row, 0, size, ids))
+    return tuple(segments)
 
 
 def _segment(group: GroupLayout, start: int, end: int, skip_before: int, tables: Tables) -> Segment:

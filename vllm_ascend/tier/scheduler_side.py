@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from itertools import chain, count
+from typing import Any
 
 from vllm.v1.request import Request
 
@@ -77,6 +78,22 @@ class TierScheduler:
         """Say how to find a request's blocks, by group; before the first step."""
         self._stores.tables = tables
 
+    def know_cache(self, coordinator: Any) -> None:
+        """Take what the KV cache's coordinator knows of requests; before the first step."""
+        ledger = coordinator.ledger
+
+        def note(request: Request, junction: int) -> None:
+            record = ledger.record(request.request_id)
+            record.junction = max(record.junction, junction)
+
+        def stale_tokens(request_id: str) -> list[int]:
+            record = ledger.records.get(request_id)
+            return [] if record is None else record.stale_tokens
+
+        self.note_junction = note
+        self._stores.stale_tokens = stale_tokens
+        self._stores.cached_tail = coordinator.cached_tail
+
     def tell_stored(self, note: Callable[[bytes, Request, int], None]) -> None:
         """Say who is told as well of what can be loaded; see ``StoreOrders.on_stored``."""
         self._stores.on_stored.append(note)
@@ -144,6 +161,7 @@ class TierScheduler:
         progress.next_unit = hit.rows_end if self._index.is_remote else 0
         progress.passed = max(request.num_computed_tokens, num_local + num_external)
         progress.load_id = progress.prompt = None
+        progress.unnamed = []
         progress.junction = max(hit.rows_end - layout.tail_looks_ahead, 0) * layout.unit
         if progress.junction > num_local + num_external:
             self.note_junction(request, progress.junction)

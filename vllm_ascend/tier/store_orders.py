@@ -7,15 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from vllm_ascend.tier.due import DueRequests
 from vllm_ascend.tier.layout import ROWS, TierLayout
 from vllm_ascend.tier.objects import HEADER_BYTES
-from vllm_ascend.tier.orders import Run
-from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_segments
+from vllm_ascend.tier.orders import Run, Segment
+from vllm_ascend.tier.progress import (
+    Progress,
+    Tables,
+    Tail,
+    cached_tail_segments,
+    rows_run,
+    tail_segments,
+)
 from vllm_ascend.tier.statistics import TierCounts
 from vllm_ascend.tier.tail_choice import KEPT, MARGINAL, TailChoice
+
+CachedTail = Callable[[Sequence[BlockHash], int], Mapping[int, Mapping[int, int]] | None]
 
 
 class Index(Protocol):
@@ -58,6 +68,10 @@ class StoreOrders:
 
     Attributes:
         tables: Request id -> its blocks, by group; set before the first step.
+        cached_tail: Hashes of a request, boundary -> ids of the tail's blocks in the KV cache, by
+            group and ordinal; ``None``: not all of it is there.
+        stale_tokens: Request id -> tokens whose draft rows were computed from tokens that were
+            dropped since (streaming input).
         on_stored: Told of every object that can be loaded now: its key, whose it was, and where
             what it holds ends, in tokens.
     """
@@ -78,6 +92,8 @@ class StoreOrders:
             least_gain=layout.tokens_for_a_tail,
         )
         self.tables: Callable[[str], Tables] = lambda request_id: ()
+        self.cached_tail: CachedTail = lambda hashes, boundary: None
+        self.stale_tokens: Callable[[str], Sequence[int]] = lambda request_id: ()
         self.on_stored: list[Callable[[bytes, Request, int], None]] = []
         self._due = DueRequests()
         self._writing: dict[bytes, _Write] = {}
@@ -130,6 +146,8 @@ class StoreOrders:
         if layout.tails and end > progress.passed:
             self._store_tails(progress, end, tables)
         last = min(end // layout.unit, layout.num_named_units(len(request.block_hashes)))
+        if layout.rows_look_ahead and (stale := self.stale_tokens(request.request_id)):
+            last = min(last, min(stale) // layout.unit)
         if progress.next_unit < last:
             self._store_rows(progress, last, tables)
         return 0 if progress.next_unit < last else missing
@@ -162,19 +180,30 @@ class StoreOrders:
             progress.prompt = choice.of_prompt(num_prompt_tokens, progress.junction)
         prompt, start, progress.passed = progress.prompt, progress.passed, end
         kept = choice.kept(start, end, prompt)
-        for boundary in kept:
-            if key := self._store_tail(progress, boundary, tables, KEPT):
-                progress.tails.append(key)
         rank, rolling = choice.rolling(max(start, num_prompt_tokens), end, prompt)
-        if rolling and (key := self._store_tail(progress, rolling, tables, rank)):
-            if progress.rolling is not None:
-                self._index.forget_first(progress.rolling)
-            progress.rolling = key
+        asked = [*progress.unnamed, *(Tail(boundary, KEPT) for boundary in kept)]
+        if rolling:
+            asked.append(Tail(rolling, rank, rolls=True))
+        progress.unnamed = []
+        for tail in asked:
+            if self._layout.tail_key(progress.request.block_hashes, tail.boundary) is None:
+                progress.unnamed.append(tail)
+            elif key := self._store_tail(progress, tail.boundary, tables, tail.rank):
+                self._note_tail(progress, tail, key)
         if not self._has_room(MARGINAL):
             return
         spares = choice.spare(start, end, {*kept, *prompt.marginal, rolling})
         spares += [(MARGINAL, boundary) for boundary in prompt.marginal if start < boundary <= end]
         self._spares += [(rank, boundary, progress, tables) for rank, boundary in spares]
+
+    def _note_tail(self, progress: Progress, tail: Tail, key: bytes) -> None:
+        """Note a stored tail; the last one of an answer takes the place of the one before."""
+        if not tail.rolls:
+            progress.tails.append(key)
+            return
+        if progress.rolling is not None:
+            self._index.forget_first(progress.rolling)
+        progress.rolling = key
 
     def _store_spares(self) -> None:
         """Order spare tails, the highest ranks first."""
@@ -189,7 +218,7 @@ class StoreOrders:
         """Order a boundary's tail; return its key, also if it is there already."""
         layout = self._layout
         key = layout.tail_key(progress.request.block_hashes, boundary)
-        if key is None:
+        if key is None or self._is_stale(progress, boundary):
             return None
         if self._need_not_store(key):
             return key
@@ -198,12 +227,36 @@ class StoreOrders:
             return None
         segments = tail_segments(layout, boundary, tables)
         if not all(segment.is_whole() for segment in segments):
+            segments = self._cached_segments(progress, boundary)
+        if not segments:
             return None
         places = self._reserve([key], progress, boundary, rank)
         if not places:
             return None
         self._runs.append(Run(True, (key,), tuple(places), segments))
         return key
+
+    def _is_stale(self, progress: Progress, boundary: int) -> bool:
+        """Whether a tail has a stale draft row in it, or stands behind one that every hit reads."""
+        layout, stale = self._layout, self.stale_tokens(progress.request.request_id)
+        if layout.rows_look_ahead:
+            return any(token < boundary for token in stale)
+        first = boundary - max(group.tail_rows * group.tokens_per_row for group in layout.tails)
+        return layout.tail_looks_ahead and any(first <= token < boundary for token in stale)
+
+    def _cached_segments(self, progress: Progress, boundary: int) -> tuple[Segment, ...]:
+        """Return where the KV cache has a tail that the request has left behind; empty: nowhere.
+
+        The name of an answer's tail is known a unit behind it, where drafts look ahead. By then the
+        windows have moved on. Blocks that are cached still are nobody's in this step.
+        """
+        if not self._layout.tail_looks_ahead:
+            return ()
+        cached = self.cached_tail(progress.request.block_hashes, boundary)
+        if cached is None:
+            return ()
+        segments = cached_tail_segments(self._layout, boundary, cached)
+        return segments if all(segment.is_whole() for segment in segments) else ()
 
     def _has_room(self, rank: int) -> bool:
         """Whether a tail of a rank may find room: most do not in a full tier."""
