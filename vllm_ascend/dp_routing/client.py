@@ -63,7 +63,7 @@ class FrontEnd:
     async def hash_prompt(self, request: EngineCoreRequest) -> bool:
         """Hash a prompt before its rank is chosen; return whether it is still to be sent."""
         request_id = request.request_id
-        if len(request.prompt_token_ids or ()) < LONG_PROMPT_TOKENS:
+        if _num_tokens(request) < LONG_PROMPT_TOKENS:
             self._prompts[request_id] = self.router.prompt_of(request)
             return True
         self._hashing.add(request_id)
@@ -92,14 +92,21 @@ class FrontEnd:
 
         Args:
             client: Who sends it.
-            request: The request. A rank that its client named is taken.
+            request: The request. A rank that its client named is taken. A further chunk of a
+                streaming session, which bears its id, goes where the session is.
             vllms: vLLM's own choice. It keeps the books, and chooses where there is no prompt.
         """
         prompt = self._prompts.pop(request.request_id, None)
         if request.pooling_params is not None:
             return vllms(client, request)
-        prompt = prompt or self.router.prompt_of(request)
         self._follow_scaling(client)
+        session = client.reqs_in_flight.get(request.request_id)
+        if session in client.core_engines:
+            if request.resumable:  # otherwise it is no chunk: it tells that the session ends
+                rank, num_tokens = client.core_engines.index(session), _num_tokens(request)
+                self.router.send_more(request.request_id, num_tokens, rank)
+            return session
+        prompt = prompt or self.router.prompt_of(request)
         self._ask_unknown(client)
         is_named = request.data_parallel_rank is not None
         if is_named or not self.router.knows_any:
@@ -178,6 +185,10 @@ class FrontEnd:
                 "caching, and VLLM_ASCEND_PREFIX_CACHE_PROFILE or another switch of it",
                 rank,
             )
+
+
+def _num_tokens(request: EngineCoreRequest) -> int:
+    return len(request.prompt_token_ids or ())
 
 
 def _warn_once(asking: Asking, message: str, *arguments: object) -> None:

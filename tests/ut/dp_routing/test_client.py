@@ -139,6 +139,63 @@ def test_a_rank_is_asked_for_all_once_a_message_is_amiss(client, message):
     assert choose(client, request()) == 0
 
 
+def chunk(number: int, rank: int | None = None, *, is_end: bool = False) -> EngineCoreRequest:
+    """A chunk of the session "s", or what tells its end, as ``AsyncLLM`` makes them."""
+    tokens = [0] if is_end else list(range(10_000 * number, 10_000 * number + 2000))
+    made = request("s", tokens, rank)
+    made.resumable = not is_end
+    return made
+
+
+def answer(client, rank: int, *, is_end: bool = False) -> None:
+    outputs = [EngineCoreOutput("s", [1])]
+    ended = {"s"} if is_end else None
+    heard = EngineCoreOutputs(engine_index=rank + 4, outputs=outputs, finished_requests=ended)
+    asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, heard))
+
+
+def is_forgotten(client) -> bool:
+    router = client.ascend_routing.router
+    sent = router.sent
+    booked = [*sent.left_tokens, *sent.num_waiting, *client.engine_inflight.values()]
+    rest = [client.reqs_in_flight, router._live, router._sharers, router._predicted]
+    return not any(booked) and not any(rest) and not any(sent._owners)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("named", [None, 1])
+@pytest.mark.parametrize("answers", [True, False], ids=["in turn", "at once"])
+def test_a_session_stays_on_its_rank_and_leaves_nothing_behind(client, named, is_known, answers):
+    """Its chunks come one by one, each with the session's id, behind its answers or before them."""
+    if is_known:
+        know(client)
+    router = client.ascend_routing.router
+    rank = choose(client, chunk(0, named))
+    assert named in (None, rank)
+    is_booked = is_known or named is not None
+    for number in range(1, 4):
+        if answers:
+            answer(client, rank)
+            assert not any(router.sent.left_tokens), "it is computed, and answered"
+        client.lb_engines[rank] = [number, 1, *_COUNTS[2:]]
+        assert choose(client, chunk(number, named)) == rank
+        num_chunks = 1 if answers else number + is_booked
+        assert router.sent.left_tokens[rank] == 2000 * num_chunks
+        assert router.sent.num_waiting[rank] == 1, "it waits once"
+    assert process_stats().chosen.total() == 1, "it was chosen once"
+    assert choose(client, chunk(4, named, is_end=True)) == rank
+    answer(client, rank, is_end=True)
+    assert is_forgotten(client)
+
+
+def test_a_session_whose_rank_was_taken_away_begins_elsewhere(client):
+    know(client)
+    client.lb_engines = [[9, 9, *_COUNTS[2:]], [9, 9, *_COUNTS[2:]], list(_COUNTS)]
+    assert choose(client, chunk(0)) == 2
+    client.core_engines, client.lb_engines = client.core_engines[:2], client.lb_engines[:2]
+    assert choose(client, chunk(1)) in (0, 1)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The seconds that pass between questions."""
