@@ -151,8 +151,9 @@ class RandomTraffic:
             before = rng.randrange(count)
             if before:
                 branch.append(Segment(STREAM, rng.randrange(1 << 30), before))
-            number = rng.randrange(len(_IMAGE_TOKENS))
-            branch.append(Segment(IMAGE, number, _IMAGE_TOKENS[number]))
+            for _ in range(rng.choice((1, 1, 2, 3))):  # several may share a granule
+                number = rng.randrange(len(_IMAGE_TOKENS))
+                branch.append(Segment(IMAGE, number, _IMAGE_TOKENS[number]))
         branch.append(Segment(STREAM, rng.randrange(1 << 30), count))
         return cut(branch, self._habits.max_prompt_tokens) or (
             Segment(STREAM, rng.randrange(1 << 30), count),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend.doctor.bounded import read_bounded
 from vllm_ascend.doctor.serving_command import SERVE, Container
 
 _INTERPOLATION = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)(?::?-([^}]*))?\})")
@@ -65,8 +66,8 @@ def _environment(
 def _env_file(file: str | Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
     path = file if isinstance(file, str) else file["path"]
     try:
-        lines = (folder / path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bounded(folder / path).splitlines()
+    except (OSError, ValueError) as error:
         if isinstance(file, dict) and file.get("required") is False:
             return
         raise BadInputError(f"env_file {path} cannot be read ({error})") from error

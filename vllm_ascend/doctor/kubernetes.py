@@ -10,6 +10,8 @@ from typing import Any
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.doctor.serving_command import SERVE, Container
 
+# Linux gives a process no longer variable or argument.
+_MAX_TEXT = 1 << 17
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
@@ -103,5 +105,12 @@ def _value(entry: Mapping[str, Any], container: str, maps: _ConfigMaps) -> str |
 
 
 def _referenced(text: str, environ: Mapping[str, str]) -> str:
-    """Put values in the places of ``$(NAME)``; one that is not known stays as it is."""
+    """Put values in the places of ``$(NAME)``; one that is not known stays as it is.
+
+    Raises:
+        BadInputError: Values of values of values are longer than a process can be given.
+    """
+    length = len(text) + sum(len(environ.get(name, "")) for name in _REFERENCE.findall(text))
+    if length > _MAX_TEXT:
+        raise BadInputError(f"a value is longer than {_MAX_TEXT:,} characters with what it names")
     return _REFERENCE.sub(lambda match: environ.get(match[1], match[0]), text)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.doctor import compose, kubernetes
+from vllm_ascend.doctor.bounded import load_yaml, read_bounded
 from vllm_ascend.doctor.serving_command import Container, ServingCommand, find_serving_command
 
 STANDARD_INPUT = "-"
@@ -69,9 +69,8 @@ def _documents(source: str, option: str) -> list[Any]:
     import yaml
 
     try:
-        text = sys.stdin.read() if source == STANDARD_INPUT else Path(source).read_text("utf-8")
-        return list(yaml.safe_load_all(text))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return load_yaml(read_bounded(None if source == STANDARD_INPUT else Path(source)))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{option}: not a readable YAML file ({reason})") from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import DPAsyncMPClient, DPLBAsyncMPClient
 
+from vllm_ascend.dp_routing.asking import Asking
 from vllm_ascend.dp_routing.news import decode_news
 from vllm_ascend.dp_routing.router import Prompt, Router
 from vllm_ascend.dp_routing.stats import RoutingStats
@@ -22,7 +22,6 @@ TELL_METHOD = "ascend_tell_cache"
 """The utility method by which a front end asks a rank for all that it has cached."""
 LONG_PROMPT_TOKENS = 32_768
 """Longer prompts are hashed in a thread, so that the event loop goes on meanwhile."""
-_ASK_AGAIN_SECONDS = 1.0
 
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
@@ -42,31 +41,29 @@ class FrontEnd:
     """
 
     def __init__(self, client: DPLBAsyncMPClient) -> None:
-        self.router = self._new_router(client)
-        self._asked = [float("-inf")] * self.router.num_ranks
-        self._refused: set[int] = set()
+        self._begin_anew(client)
         # Requests that are hashed right now, and those of them that were aborted meanwhile
         self._hashing: set[str] = set()
         self._aborted: set[str] = set()
         self._prompts: dict[str, Prompt] = {}
         self._tasks: set[asyncio.Task] = set()
 
-    @staticmethod
-    def _new_router(client: DPLBAsyncMPClient) -> Router:
-        router = Router(
+    def _begin_anew(self, client: DPLBAsyncMPClient) -> None:
+        """Know nothing of any rank: neither what it has cached nor whether it tells."""
+        self.router = Router(
             len(client.core_engines),
             client_index=client.client_index,
             client_count=client.client_count,
         )
-        _stats[:] = [router.stats]
-        return router
+        self._asking = [Asking() for _ in client.core_engines]
+        _stats[:] = [self.router.stats]
 
     # Requests
 
     async def hash_prompt(self, request: EngineCoreRequest) -> bool:
         """Hash a prompt before its rank is chosen; return whether it is still to be sent."""
         request_id = request.request_id
-        if len(request.prompt_token_ids or ()) < LONG_PROMPT_TOKENS:
+        if _num_tokens(request) < LONG_PROMPT_TOKENS:
             self._prompts[request_id] = self.router.prompt_of(request)
             return True
         self._hashing.add(request_id)
@@ -95,14 +92,22 @@ class FrontEnd:
 
         Args:
             client: Who sends it.
-            request: The request. A rank that its client named is taken.
+            request: The request. A rank that its client named is taken. A further chunk of a
+                streaming session, which bears its id, goes where the session is.
             vllms: vLLM's own choice. It keeps the books, and chooses where there is no prompt.
         """
         prompt = self._prompts.pop(request.request_id, None)
         if request.pooling_params is not None:
             return vllms(client, request)
-        prompt = prompt or self.router.prompt_of(request)
         self._follow_scaling(client)
+        session = client.reqs_in_flight.get(request.request_id)
+        if session in client.core_engines:
+            if request.resumable:  # otherwise it is no chunk: it tells that the session ends
+                rank, num_tokens = client.core_engines.index(session), _num_tokens(request)
+                self.router.send_more(request.request_id, num_tokens, rank)
+            return session
+        prompt = prompt or self.router.prompt_of(request)
+        self._ask_unknown(client)
         is_named = request.data_parallel_rank is not None
         if is_named or not self.router.knows_any:
             engine = vllms(client, request)
@@ -124,8 +129,7 @@ class FrontEnd:
     def _follow_scaling(self, client: DPLBAsyncMPClient) -> None:
         """Begin anew if ranks were added or taken away (elastic expert parallelism)."""
         if len(client.core_engines) != self.router.num_ranks:
-            self.router = self._new_router(client)
-            self._asked = [float("-inf")] * self.router.num_ranks
+            self._begin_anew(client)
             self.ask_all(client)
 
     # Ranks
@@ -135,7 +139,11 @@ class FrontEnd:
         rank = outputs.engine_index - client.engine_ranks_managed[0]
         if not 0 <= rank < self.router.num_ranks:
             return  # it has been scaled away
-        if take_news(self.router, rank, outputs):
+        tells = getattr(outputs.scheduler_stats, "ascend_cache_news", None) is not None
+        must_ask = take_news(self.router, rank, outputs)
+        if tells:
+            self._asking[rank].heard(is_followed=not must_ask)
+        if must_ask:
             self._ask(client, rank)
 
     def ask_all(self, client: DPLBAsyncMPClient) -> None:
@@ -143,30 +151,50 @@ class FrontEnd:
         for rank in range(self.router.num_ranks):
             self._ask(client, rank)
 
+    def _ask_unknown(self, client: DPLBAsyncMPClient) -> None:
+        """Ask the ranks again whose caches are not known: a question may have been lost."""
+        for rank in range(self.router.num_ranks):
+            if not self.router.index.is_known(rank):
+                self._ask(client, rank)
+
     def _ask(self, client: DPLBAsyncMPClient, rank: int) -> None:
-        now = time.monotonic()
-        if rank in self._refused or now - self._asked[rank] < _ASK_AGAIN_SECONDS:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # only tests and start-up: the next request asks
             return
-        self._asked[rank] = now
-        task = asyncio.get_running_loop().create_task(self._ask_rank(client, rank))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._asking[rank].may_ask():
+            task = loop.create_task(self._ask_rank(client, rank))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _ask_rank(self, client: DPLBAsyncMPClient, rank: int) -> None:
-        engine, index = client.core_engines[rank], client.client_index
+        asking, engine = self._asking[rank], client.core_engines[rank]
         try:
-            tells = await client._call_utility_async(TELL_METHOD, index, engine=engine)
+            tells = await client._call_utility_async(
+                TELL_METHOD, client.client_index, engine=engine
+            )
         except Exception as error:  # vLLM raises a bare one for all that went wrong there
-            tells = False
-            _logger.warning("data-parallel rank %d cannot tell its cache: %s", rank, error)
+            _warn_once(asking, "data-parallel rank %d cannot tell its cache yet: %s", rank, error)
+            return
         if not tells:
-            self._refused.add(rank)
-            _logger.warning(
+            asking.is_refused = True
+            _warn_once(
+                asking,
                 "VLLM_ASCEND_DP_ROUTING=cache: data-parallel rank %d does not tell what it has "
                 "cached, so it is chosen by its load alone. It needs the same variable, prefix "
                 "caching, and VLLM_ASCEND_PREFIX_CACHE_PROFILE or another switch of it",
                 rank,
             )
+
+
+def _num_tokens(request: EngineCoreRequest) -> int:
+    return len(request.prompt_token_ids or ())
+
+
+def _warn_once(asking: Asking, message: str, *arguments: object) -> None:
+    if not asking.has_warned:
+        asking.has_warned = True
+        _logger.warning(message, *arguments)
 
 
 def take_news(router: Router, rank: int, outputs: EngineCoreOutputs) -> bool:

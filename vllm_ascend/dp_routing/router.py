@@ -136,6 +136,23 @@ class Router:
         """Count a request as sent to the rank that its client named."""
         self._send(request_id, prompt, rank, self._expected(prompt), "client")
 
+    def send_more(self, request_id: str, num_tokens: int, rank: int) -> None:
+        """Count a further chunk of a live session as sent to its rank.
+
+        Args:
+            request_id: The session's id.
+            num_tokens: The chunk's.
+            rank: Where the session lives.
+        """
+        self.sent.add_more(request_id, rank, num_tokens)
+        self._note_recent(rank, num_tokens)
+
+    def _note_recent(self, rank: int, num_tokens: int) -> None:
+        """Note tokens that a rank was given to compute; those of before count a little less."""
+        fading = 1 - 1 / (_RECENT_REQUESTS * self.num_ranks)
+        self._recent = [given * fading for given in self._recent]
+        self._recent[rank] += num_tokens
+
     def _send(
         self,
         request_id: str,
@@ -144,14 +161,13 @@ class Router:
         expected: Sequence[_Expected],
         reason: str,
     ) -> None:
+        self.finished(request_id)  # an id that comes anew: nothing of before is left booked
         there = expected[rank]
         left, start = prompt.num_tokens - there.with_tier, there.granules
         if not prompt.is_pulled:  # its rows are on their way, those of a tier are there
             start = max(start, there.with_tier // max(self.index.hash_tokens, 1))
         self.sent.add(request_id, rank, prompt.names, start, left)
-        fading = 1 - 1 / (_RECENT_REQUESTS * self.num_ranks)
-        self._recent = [given * fading for given in self._recent]
-        self._recent[rank] += left
+        self._note_recent(rank, left)
         if there.with_tier == there.hit_tokens:  # a load may replace the end of the rank's own hit
             self._predicted[request_id] = rank, there.hit_tokens
         shared_name = self._shared_name(prompt, max(there.with_tier for there in expected))

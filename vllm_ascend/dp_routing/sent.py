@@ -57,6 +57,20 @@ class SentPrompts:
         self.left_tokens[rank] += left_tokens
         self.num_waiting[rank] += 1
 
+    def add_more(self, request_id: str, rank: int, num_tokens: int) -> None:
+        """Note a further chunk of a session. Its rows follow what only its rank knows: no names.
+
+        Args:
+            request_id: The session's id. It waits once, however many chunks wait.
+            rank: The session's.
+            num_tokens: The chunk's, all of which are to be computed.
+        """
+        if request_id not in self._prompts:
+            self.add(request_id, rank, (), 0, num_tokens)
+            return
+        self._prompts[request_id].left_tokens += num_tokens
+        self.left_tokens[rank] += num_tokens
+
     def reach(self, rank: int, names: Sequence[int], start: int, end: int) -> int:
         """Return how far the granules ``[start, end)`` are on their way to a rank, from the first.
 

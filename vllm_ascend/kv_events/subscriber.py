@@ -54,17 +54,13 @@ class Subscriber:
             topic: Only topics that start with this.
             replay_timeout_s: How long the publisher may be silent while it replays.
         """
-        context: zmq.Context = zmq.Context.instance()
-        self._live = context.socket(zmq.SUB)
+        self._context: zmq.Context = zmq.Context.instance()
+        self._live = self._context.socket(zmq.SUB)
         self._live.setsockopt_string(zmq.SUBSCRIBE, topic)
         self._connections = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._has_lost_connection = False
         self._live.connect(endpoint)
-        self._replay: zmq.Socket | None = None
-        if replay_endpoint is not None:
-            # A REQ socket takes one answer per request; here there are many.
-            self._replay = context.socket(zmq.DEALER)
-            self._replay.connect(replay_endpoint)
+        self._replay_endpoint = replay_endpoint
         self._decode = decode
         self._replay_timeout_ms = int(replay_timeout_s * 1000)
         self._next_sequence = 0
@@ -76,8 +72,6 @@ class Subscriber:
         """Disconnect."""
         self._live.disable_monitor()
         self._live.close(linger=0)
-        if self._replay is not None:
-            self._replay.close(linger=0)
 
     def batches(self, timeout_s: float) -> Iterator[Any]:
         """Yield batches as they come, until none has come for ``timeout_s``.
@@ -136,22 +130,30 @@ class Subscriber:
 
     def _start_over(self, sequence: int, batch: Any) -> None:
         """Numbers began anew, and so did the engine's cache."""
-        self._next_sequence = 0 if self._replay is not None else sequence
+        self._next_sequence = 0 if self._replay_endpoint is not None else sequence
         self._pending.appendleft((sequence, batch))
         raise MissedEventsError("the publisher was started anew", batch)
 
     def _replayed(self, first: int) -> list[tuple[int, Any]]:
-        """Return what the publisher still has from a batch on."""
-        if self._replay is None:
+        """Return what the publisher still has from a batch on.
+
+        An answer does not say to which question it belongs. So each question has a socket of its
+        own: what comes after the time is over, or was asked before anybody listened, goes with it.
+        """
+        if self._replay_endpoint is None:
             return []
-        self._replay.send_multipart([b"", first.to_bytes(_SEQUENCE_BYTES, "big")])
         replayed: list[tuple[int, Any]] = []
-        while self._replay.poll(self._replay_timeout_ms):
-            # Behind an empty frame; later releases of vLLM put the topic between.
-            *_, sequence_bytes, payload = self._replay.recv_multipart()
-            if sequence_bytes == _END_OF_REPLAY:
-                break
-            replayed.append(self._read(sequence_bytes, payload))
+        # A REQ socket takes one answer per request; here there are many.
+        with self._context.socket(zmq.DEALER) as replay:
+            replay.setsockopt(zmq.LINGER, 0)
+            replay.connect(self._replay_endpoint)
+            replay.send_multipart([b"", first.to_bytes(_SEQUENCE_BYTES, "big")])
+            while replay.poll(self._replay_timeout_ms):
+                # Behind an empty frame; later releases of vLLM put the topic between.
+                *_, sequence_bytes, payload = replay.recv_multipart()
+                if sequence_bytes == _END_OF_REPLAY:
+                    break
+                replayed.append(self._read(sequence_bytes, payload))
         return replayed
 
     def _read(self, sequence_bytes: bytes, payload: bytes) -> tuple[int, Any]:

@@ -69,7 +69,7 @@ def npu_check(
             raise BadInputError(f"--margin {margin}: expected a number of nats")
         described, server = None, None
         if url is not None:
-            access = HttpAccess.of(api_key, insecure=insecure)
+            access = HttpAccess.of(api_key, insecure=insecure, url=url)
             described, server = _reach(base_url(url), model, timeout, access)
         planned = [*_of_device(), *_of_server(server, vocab_size, margin)]
         if all(isinstance(check, Outcome) for check in planned):

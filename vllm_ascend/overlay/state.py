@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.files import sha256
@@ -96,9 +96,27 @@ def read_manifest(root: Path) -> Manifest | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         files = tuple(ManifestFile(**file) for file in content.pop("files"))
-        return Manifest(**{**content, "files": files, "directories": tuple(content["directories"])})
+        manifest = Manifest(
+            **{**content, "files": files, "directories": tuple(content["directories"])}
+        )
+        _refuse_outside(root, manifest)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise OverlayError(f"{path} cannot be read ({error}); nothing was changed") from error
+    return manifest
+
+
+def _refuse_outside(root: Path, manifest: Manifest) -> None:
+    """Refuse a manifest that names anything outside of the package: it is not one of ours.
+
+    What it names is replaced and removed. A link on the way leads outside as well as ``..`` does.
+    """
+    for base in (root / PACKAGE, originals(root)):
+        files = [(file.path, (base / file.path).parent) for file in manifest.files]
+        for name, place in [*files, *((name, base / name) for name in manifest.directories)]:
+            path = PurePosixPath(name)
+            is_plain = path.parts and not path.is_absolute() and ".." not in path.parts
+            if not (is_plain and place.resolve().is_relative_to(base.resolve())):
+                raise ValueError(f"{name!r} is not in the package")
 
 
 def standing(root: Path) -> str:

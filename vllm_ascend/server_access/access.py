@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to be let in by a server: the API key and TLS, for every command that takes ``--url``."""
+"""How a server lets a command in that takes ``--url``: by a key, or name and password; TLS."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -16,6 +17,8 @@ from vllm_ascend.prefix_cache_config import process_environment
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 _API_KEY_OPTION = "--api-key"
 _HIDDEN = "***"
+# Whatever stands before the host. A password may hold slashes; no host holds an @.
+_CREDENTIALS = re.compile(r"(?<=://)\S*@")
 
 ApiKey = Annotated[
     str | None,
@@ -37,25 +40,34 @@ class HttpAccess:
     Attributes:
         api_key: Sent as bearer token; never part of a report or of the ``repr``.
         verify_tls: Whether the server's certificate is verified.
+        login: Name and password of HTTP's basic authentication, in place of the key; as secret.
     """
 
     api_key: str | None = field(default=None, repr=False)
     verify_tls: bool = True
+    login: tuple[str, str] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
-        cls, api_key: str | None, *, insecure: bool, environ: Mapping[str, str] | None = None
+        cls,
+        api_key: str | None,
+        *,
+        insecure: bool,
+        url: str | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> HttpAccess:
         """Return what the options say, and the environment where they say nothing.
 
         Args:
             api_key: ``--api-key``; ``None`` if it was not given.
             insecure: ``--insecure``.
+            url: ``--url``, which may hold a name and a password before its host.
             environ: What to read; the process's environment by default. An empty variable counts
                 as unset.
 
         Raises:
-            BadInputError: The key cannot stand in a header; the key itself is not repeated.
+            BadInputError: The key cannot stand in a header, or stands beside a password; neither
+                is repeated.
         """
         environ = process_environment() if environ is None else environ
         name = API_KEY_VARIABLE if api_key is None else _API_KEY_OPTION
@@ -64,16 +76,32 @@ class HttpAccess:
             raise BadInputError(f"{name}: expected printable ASCII without blanks at its ends")
         if key == "":
             raise BadInputError(f"{name}: is empty")
-        return cls(key, verify_tls=not insecure)
+        login = _login_of(url) if url else None
+        if login is None:
+            return cls(key, verify_tls=not insecure)
+        if api_key is not None:
+            raise BadInputError(f"{_API_KEY_OPTION}: --url holds a name and a password; give one")
+        return cls(None, verify_tls=not insecure, login=login)
 
     def client_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``."""
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
-        return {"headers": headers, "verify": self.verify_tls}
+        return {"headers": headers, "verify": self.verify_tls, "auth": self.login}
 
 
-def without_api_key(arguments: Sequence[str]) -> list[str]:
-    """Return a command line as reports may hold it: with ``***`` in place of the API key."""
+def _login_of(url: str) -> tuple[str, str] | None:
+    base_url(url)
+    parts = urlsplit(url)
+    if parts.username is None and parts.password is None:
+        return None
+    return unquote(parts.username or ""), unquote(parts.password or "")
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Return a command line as reports may hold it.
+
+    ``***`` takes the place of the API key, and of the name and password of an address.
+    """
     shown: list[str] = []
     for argument in arguments:
         option, equals, _ = argument.partition("=")
@@ -82,8 +110,13 @@ def without_api_key(arguments: Sequence[str]) -> list[str]:
         elif option == _API_KEY_OPTION and equals:
             shown.append(f"{option}={_HIDDEN}")
         else:
-            shown.append(argument)
+            shown.append(shown_url(argument))
     return shown
+
+
+def shown_url(url: str) -> str:
+    """Return an address, or a text with one, as it may be shown: without name and password."""
+    return _CREDENTIALS.sub(f"{_HIDDEN}@", url)
 
 
 class ServerError(RuntimeError):
@@ -99,10 +132,11 @@ class ServerError(RuntimeError):
 
 
 def base_url(url: str) -> str:
-    """Return the address without a slash or ``/v1`` at its end.
+    """Return the address without name and password, and without a slash or ``/v1`` at its end.
 
     Raises:
-        BadInputError: It is not an address of HTTP.
+        BadInputError: It is not an address of HTTP, or has more behind its path; what may be secret
+            in it is not repeated.
     """
     try:
         parts = urlsplit(url)
@@ -110,5 +144,9 @@ def base_url(url: str) -> str:
     except ValueError:  # no number of a port
         is_address = False
     if not is_address:
-        raise BadInputError(f"--url {url}: expected http://HOST:PORT")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+        raise BadInputError(f"--url {shown_url(url)}: expected http://HOST:PORT")
+    host = parts.netloc.rpartition("@")[2]
+    address = f"{parts.scheme}://{host}{parts.path}"
+    if parts.query or parts.fragment:
+        raise BadInputError(f"--url {address}: expected nothing behind the path")
+    return address.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -152,7 +152,7 @@ def regress(
             described = _described(url, suite, load, asking)
         options = Options(
             **vars(described),
-            access=HttpAccess.of(api_key, insecure=insecure),
+            access=_access(api_key, insecure, url),
             out=out,
             model=model,
             tokenizer=tokenizer,
@@ -163,6 +163,13 @@ def regress(
             earlier=earlier,
         )
     run_gate(options)
+
+
+def _access(api_key: str | None, insecure: bool, url: str | None) -> HttpAccess:
+    access = HttpAccess.of(api_key, insecure=insecure, url=url)
+    if access.login is not None:  # it would stand in the command lines of what sends the load
+        raise BadInputError("--url: regress takes no name and password there, but --api-key")
+    return access
 
 
 class _Asking(NamedTuple):

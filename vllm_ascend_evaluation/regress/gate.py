@@ -21,7 +21,7 @@ from vllm_ascend.command_line.ends import (
     say,
 )
 from vllm_ascend.command_line.interrupts import termination_interrupts
-from vllm_ascend.server_access.access import ServerError, without_api_key
+from vllm_ascend.server_access.access import ServerError, without_secrets
 from vllm_ascend.server_access.server import Server
 from vllm_ascend_evaluation.regress.ci import write_junit, write_markdown
 from vllm_ascend_evaluation.regress.journal import Journal
@@ -54,7 +54,7 @@ def run_gate(options: Options) -> None:
         measured = _of_suite(journal.measured, options)
         verdicts = judge(measured, baseline, options.tolerances)
         report = RegressReport(
-            command=shlex.join(["python", "-m", "vllm_ascend", *without_api_key(sys.argv[1:])]),
+            command=shlex.join(["python", "-m", "vllm_ascend", *without_secrets(sys.argv[1:])]),
             measured=measured,
             baseline=str(options.baseline_file or ""),
             verdicts=verdicts,

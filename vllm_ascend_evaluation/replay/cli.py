@@ -176,7 +176,7 @@ def replay(
             vocab_size, seed, scale, max_prompt_tokens, max_requests, max_output_tokens
         )
         server = partial(HttpOptions, url, model, shape, arrivals, speed, timeout, out, png)
-        _send(sources, server, api_key, insecure=insecure)
+        _send(sources, url, server, api_key, insecure=insecure)
         return
     with bad_input_ends():
         draft_method, num_drafts = drafts_of(drafts, mtp)
@@ -217,6 +217,7 @@ def _checked_arrivals(context: typer.Context, arrivals: str) -> str:
 
 def _send(
     sources: list[WorkloadSource],
+    url: str,
     server: Callable[[HttpAccess], HttpOptions],
     api_key: str | None,
     *,
@@ -226,6 +227,7 @@ def _send(
 
     Args:
         sources: The workloads.
+        url: ``--url``.
         server: Which one, and how; is told how to be let in.
         api_key: ``--api-key``.
         insecure: ``--insecure``.
@@ -236,7 +238,7 @@ def _send(
     from vllm_ascend_evaluation.replay.http.replay import replay_http  # costs the others nothing
 
     with bad_input_ends():
-        access = HttpAccess.of(api_key, insecure=insecure)
+        access = HttpAccess.of(api_key, insecure=insecure, url=url)
     replay_http(sources, server(access))
 
 

@@ -15,7 +15,7 @@ from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.command_line.ends import EXIT_INTERRUPTED, EXIT_VIOLATION, error_console, say
 from vllm_ascend.deployment import vllm_distribution
 from vllm_ascend.releases import describe_supported, find_release
-from vllm_ascend.server_access.access import without_api_key
+from vllm_ascend.server_access.access import without_secrets
 from vllm_ascend_evaluation.replay.bounds import survey
 from vllm_ascend_evaluation.replay.curves.lines import policy_rates
 from vllm_ascend_evaluation.replay.outputs import spare_finished
@@ -236,7 +236,7 @@ def _workload_report(
 
 def command_line() -> str:
     """Return the command as it was given, but for an API key."""
-    return shlex.join(["python", "-m", "vllm_ascend", *without_api_key(sys.argv[1:])])
+    return shlex.join(["python", "-m", "vllm_ascend", *without_secrets(sys.argv[1:])])
 
 
 def _vllm_version() -> str:

@@ -128,6 +128,62 @@ def test_standard_input_is_read(monkeypatch):
     assert serving_command_of("-", None, {}).flags == ("m",)
 
 
+def bomb(join: str) -> str:
+    """Nine lists of ten aliases each: a thousand million values in a few hundred bytes."""
+    lines = ["kind: Deployment", "a0: &a0 " + ("[x]" if join == "[{}]" else "{k: v}")]
+    for level in range(1, 10):
+        aliases = ",".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} " + join.format(aliases))
+    return "\n".join(lines)
+
+
+ENDLESS = {
+    "cycle": ("kind: Deployment\nspec: &a\n  b: *a\n", "&a contains itself"),
+    "cycle of a list": ("services: &a [[*a]]", "&a contains itself"),
+    "cycle by merging": ("services: &a {<<: *a}", "&a contains itself"),
+    "aliases": (bomb("[{}]"), "more than 100,000 values"),
+    "merged aliases": (bomb("{{<<: [{}]}}"), "more than 100,000 values"),
+    "deep": ("kind: " + "[" * 100_000, "more than 64 levels deep"),
+    "deep by aliases": (
+        "kind: D\na0: &a0 [x]\n" + "\n".join(f"a{i + 1}: &a{i + 1} [*a{i}]" for i in range(99)),
+        "more than 64 levels deep",
+    ),
+    "large": ("kind: Deployment\n" + "#" * (1 << 20), "larger than 1 MiB"),
+    "values of values": (
+        "{kind: Deployment, spec: {containers: [{name: c, env: [{name: V0, value: xx}, "
+        + ", ".join(f"{{name: V{i + 1}, value: $(V{i})$(V{i})}}" for i in range(60))
+        + "]}]}}",
+        "longer than 131,072 characters",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "what"), ENDLESS.values(), ids=ENDLESS)
+def test_a_file_without_end_is_one_clear_error(write, text, what):
+    with pytest.raises(BadInputError, match=what):
+        serving_command_of(write(text), None, {})
+
+
+def test_a_device_without_end_is_one_clear_error(write):
+    with pytest.raises(BadInputError, match="larger than 1 MiB"):
+        serving_command_of("/dev/zero", None, {})
+    file = write("services: {a: {command: vllm serve m, env_file: /dev/zero}}")
+    with pytest.raises(BadInputError, match="env_file /dev/zero cannot be read"):
+        serving_command_of(file, None, {})
+
+
+def test_aliases_are_read(write):
+    file = write(
+        """
+x-common: &common
+  environment: {VLLM_ASCEND_SPARE_TAILS: "1"}
+services:
+  a: {<<: *common, command: vllm serve m}
+"""
+    )
+    assert serving_command_of(file, None, {}).environ == {"VLLM_ASCEND_SPARE_TAILS": "1"}
+
+
 TWO = """
 services:
   prefill: {command: vllm serve p}

@@ -15,6 +15,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 import vllm_ascend.patch.platform  # noqa: F401 - declares the field that messages travel in
 from tests.ut.dp_routing.test_index import PREFIX, SIZE, anew, news
+from vllm_ascend.dp_routing import asking as asking_module
 from vllm_ascend.dp_routing import client as client_module
 from vllm_ascend.dp_routing.client import FrontEnd, process_stats, start_routing
 from vllm_ascend.dp_routing.names import prompt_names
@@ -138,19 +139,128 @@ def test_a_rank_is_asked_for_all_once_a_message_is_amiss(client, message):
     assert choose(client, request()) == 0
 
 
-@pytest.mark.parametrize("answer", [False, RuntimeError("no such method")], ids=["off", "old"])
-def test_a_rank_that_does_not_tell_is_asked_once(client, answer, monkeypatch):
-    monkeypatch.setattr(client_module, "_ASK_AGAIN_SECONDS", 0.0)
+def chunk(number: int, rank: int | None = None, *, is_end: bool = False) -> EngineCoreRequest:
+    """A chunk of the session "s", or what tells its end, as ``AsyncLLM`` makes them."""
+    tokens = [0] if is_end else list(range(10_000 * number, 10_000 * number + 2000))
+    made = request("s", tokens, rank)
+    made.resumable = not is_end
+    return made
+
+
+def answer(client, rank: int, *, is_end: bool = False) -> None:
+    outputs = [EngineCoreOutput("s", [1])]
+    ended = {"s"} if is_end else None
+    heard = EngineCoreOutputs(engine_index=rank + 4, outputs=outputs, finished_requests=ended)
+    asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, heard))
+
+
+def is_forgotten(client) -> bool:
+    router = client.ascend_routing.router
+    sent = router.sent
+    booked = [*sent.left_tokens, *sent.num_waiting, *client.engine_inflight.values()]
+    rest = [client.reqs_in_flight, router._live, router._sharers, router._predicted]
+    return not any(booked) and not any(rest) and not any(sent._owners)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("named", [None, 1])
+@pytest.mark.parametrize("answers", [True, False], ids=["in turn", "at once"])
+def test_a_session_stays_on_its_rank_and_leaves_nothing_behind(client, named, is_known, answers):
+    """Its chunks come one by one, each with the session's id, behind its answers or before them."""
+    if is_known:
+        know(client)
+    router = client.ascend_routing.router
+    rank = choose(client, chunk(0, named))
+    assert named in (None, rank)
+    is_booked = is_known or named is not None
+    for number in range(1, 4):
+        if answers:
+            answer(client, rank)
+            assert not any(router.sent.left_tokens), "it is computed, and answered"
+        client.lb_engines[rank] = [number, 1, *_COUNTS[2:]]
+        assert choose(client, chunk(number, named)) == rank
+        num_chunks = 1 if answers else number + is_booked
+        assert router.sent.left_tokens[rank] == 2000 * num_chunks
+        assert router.sent.num_waiting[rank] == 1, "it waits once"
+    assert process_stats().chosen.total() == 1, "it was chosen once"
+    assert choose(client, chunk(4, named, is_end=True)) == rank
+    answer(client, rank, is_end=True)
+    assert is_forgotten(client)
+
+
+def test_a_session_whose_rank_was_taken_away_begins_elsewhere(client):
+    know(client)
+    client.lb_engines = [[9, 9, *_COUNTS[2:]], [9, 9, *_COUNTS[2:]], list(_COUNTS)]
+    assert choose(client, chunk(0)) == 2
+    client.core_engines, client.lb_engines = client.core_engines[:2], client.lb_engines[:2]
+    assert choose(client, chunk(1)) in (0, 1)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that pass between questions."""
+    now = [0.0]
+    monkeypatch.setattr(asking_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def ask(client, clock: list[float], seconds: float, times: int) -> list[bytes]:
+    """Let requests come for a while; return the engines that were asked."""
+    client.asked.clear()
+
+    async def send() -> None:
+        for number in range(times):
+            clock[0] += seconds
+            choose(client, request(f"{clock[0]} {number}"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    asyncio.run(send())
+    return [engine for _, _, engine in client.asked]
+
+
+def test_a_rank_that_does_not_tell_is_asked_once(client, clock):
+    client.answer = False
+    assert ask(client, clock, 100.0, 3) == client.core_engines
+
+
+def test_a_call_that_failed_is_made_again_less_and_less_often(client, clock):
+    client.answer = RuntimeError("Call to ascend_tell_cache method failed: timed out")
+    asked = Counter(ask(client, clock, 0.5, 2 * 600))
+    assert set(asked) == set(client.core_engines)
+    assert set(asked.values()) == {6 + 9}, "after 1, 2, 4, ... 32 seconds, then every minute"
+    client.answer = True
+    assert ask(client, clock, 60.0, 1) == client.core_engines
+    know(client, 0)
+    assert ask(client, clock, 60.0, 3) == [], "all is known"
+
+
+def test_a_rank_that_refused_and_tells_all_the_same_is_followed(client, clock):
+    client.answer = False
+    ask(client, clock, 1.0, 1)
+    client.asked.clear()
+
+    async def lose_one() -> None:
+        for number in (1, 3):
+            outputs = EngineCoreOutputs(engine_index=5, scheduler_stats=SchedulerStats())
+            message = anew(PREFIX) if number == 1 else news(number)
+            outputs.scheduler_stats.ascend_cache_news = encode_news(message)
+            clock[0] += 100.0
+            await DPLBAsyncMPClient.process_engine_outputs(client, outputs)
+        await asyncio.sleep(0)
+
+    asyncio.run(lose_one())
+    assert [engine for _, _, engine in client.asked] == [b"\5\0"]
+
+
+@pytest.mark.parametrize("answer", [False, RuntimeError("timed out")], ids=["off", "failed"])
+def test_after_scaling_every_rank_is_asked_anew(client, clock, answer):
     client.answer = answer
-
-    async def ask_twice() -> None:
-        for _ in range(2):
-            client.ascend_routing.ask_all(client)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-
-    asyncio.run(ask_twice())
-    assert len(client.asked) == 3
+    ask(client, clock, 1.0, 1)
+    client.answer = True
+    client.core_engines = [b"\4\0", b"\5\0"]
+    client.lb_engines = [list(_COUNTS) for _ in range(2)]
+    assert ask(client, clock, 0.0, 1) == client.core_engines
 
 
 def test_a_scaled_engine_begins_anew(client):

@@ -104,6 +104,16 @@ def test_an_aborted_request_leaves_nothing(router):
     assert router.choose("b", cold(1), IDLE) != rank or router._recent[rank] > 0
 
 
+def test_an_id_that_comes_anew_is_booked_once(router):
+    router.hear(2, news(2, stored=NAMES))
+    for _ in range(3):
+        router.choose("a", PROMPT, IDLE)
+    assert sum(router.sent.num_waiting) == 1 and sum(router._sharers.values()) == 1
+    router.finished("a")
+    assert not any(router.sent.left_tokens) and not any(router.sent.num_waiting)
+    assert not router._sharers and not router._live
+
+
 def test_others_count_where_there_are_several_front_ends():
     """Each of their requests is taken to be like one of ours."""
     router = Router(2, client_index=0, client_count=2)

@@ -54,9 +54,9 @@ class Source:
             self.publisher.publish(batch)
         self.publisher._event_queue.join()  # they are sent, or in the buffer
 
-    def subscriber(self, *, replays: bool = True) -> Subscriber:
+    def subscriber(self, *, replays: bool = True, timeout_s: float = 5.0) -> Subscriber:
         live, replay = (f"tcp://127.0.0.1:{port}" for port in self.ports)
-        return Subscriber(live, replay if replays else None, _decode)
+        return Subscriber(live, replay if replays else None, _decode, replay_timeout_s=timeout_s)
 
 
 @pytest.fixture
@@ -107,6 +107,22 @@ def test_a_gap_is_filled_from_the_buffer(source: Source):
     subscriber._live.connect(f"tcp://127.0.0.1:{source.ports[0]}")
     found = publish_until_noticed(source, subscriber, last + 3)
     assert found == list(range(last + 1, last + 1 + len(found)))
+    subscriber.close()
+
+
+def test_a_subscriber_that_is_there_first_takes_no_old_answer_for_a_new_one(source: Source):
+    """Its first question is answered by nobody, or much later than it waits."""
+    source.stop()
+    subscriber = source.subscriber(timeout_s=0.05)
+    assert not list(subscriber.batches(0.0))
+    subscriber._replay_timeout_ms = int(PATIENCE * 1000)
+    source.start()
+    time.sleep(0.5)  # the late answer: nothing is cached yet
+    publish_until_noticed(source, subscriber, 1)
+    last = subscriber._next_sequence
+    source.publish(last + 1, last + 2)
+    subscriber._live.recv_multipart()  # lost on the way
+    assert names(subscriber, 2) == [last + 1, last + 2]
     subscriber.close()
 
 

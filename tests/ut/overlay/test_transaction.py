@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 from tests.ut.overlay.miniature import COMMIT, snapshot
 from vllm_ascend.__main__ import app
 from vllm_ascend.deployment import own_package
-from vllm_ascend.overlay import OverlayError, apply, make_plan, revert, status
+from vllm_ascend.overlay import OverlayError, apply, make_plan, revert, state, status
 from vllm_ascend.releases import SUPPORTED
 
 REPOSITORY = Path(__file__).parents[3]
@@ -54,6 +56,42 @@ def test_what_was_there_is_restored_byte_for_byte(checkout):
     assert revert(checkout)
     assert snapshot(checkout) == before
     assert status(checkout).state == "absent"
+
+
+@pytest.fixture
+def outside(checkout: Path) -> Path:
+    """A file beside a checkout with an overlay."""
+    put_on(checkout)
+    file = checkout.parent / "outside" / "profile"
+    file.parent.mkdir()
+    file.write_text("somebody else's")
+    return file
+
+
+def rewrite_manifest(checkout: Path, change) -> None:
+    path = checkout / state.STATE_DIRECTORY / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("command", [revert, status, put_on], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("key", ["files", "directories"])
+@pytest.mark.parametrize(
+    "name",
+    ["../../outside/profile", "core/../../../outside/profile", "{outside}", "link/profile", "", 1],
+    ids=["up", "up from below", "absolute", "link", "empty", "number"],
+)
+def test_a_manifest_that_names_what_is_outside_is_refused(checkout, outside, name, key, command):
+    (checkout / "vllm_ascend" / "link").symlink_to(outside.parent)
+    name = name.format(outside=outside) if isinstance(name, str) else name
+    digest = hashlib.sha256(outside.read_bytes()).hexdigest()
+    entry = {"path": name, "replaces": False, "sha256": digest, "original_sha256": None}
+    rewrite_manifest(checkout, lambda it: it[key].append(entry if key == "files" else name))
+    before = snapshot(checkout.parent)
+    with pytest.raises(OverlayError, match=r"manifest\.json cannot be read .* nothing was changed"):
+        command(checkout)
+    assert snapshot(checkout.parent) == before
 
 
 def test_twice_is_as_good_as_once(checkout):

@@ -23,7 +23,7 @@ from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
-from vllm_ascend.core.pool import salted_hashes
+from vllm_ascend.core.pool import exact_hashes
 from vllm_ascend.core.retention.interval_option import agreed_interval
 from vllm_ascend.patch.features import COORDINATOR
 from vllm_ascend.patch.table import Patch, changes
@@ -184,7 +184,7 @@ def wrap_get_kv_cache_coordinator(
     is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)
     if not is_ours:  # what means nothing to a model must not change the order of its blocks
         coordinator.block_pool.scratch_first = False
-    salted_hashes.tell_apart_from_now_on(is_ours and not coordinator.plan.is_stock)
+    exact_hashes.tell_apart_from_now_on(is_ours and not coordinator.plan.is_stock)
     return coordinator
 
 

@@ -24,7 +24,7 @@ from vllm_ascend.core.connectors.connector_rules import allows_partial_hits
 from vllm_ascend.core.layout import block_sizes
 from vllm_ascend.core.layout import kv_cache_groups as ascend_layout
 from vllm_ascend.core.layout.specs import group_specs, is_windowed
-from vllm_ascend.core.pool import block_pool_methods, salted_hashes
+from vllm_ascend.core.pool import block_pool_methods, exact_hashes
 from vllm_ascend.patch.features import FOOTPRINT, ISOLATION, RETENTION, ROW_LAYOUT, Entries
 from vllm_ascend.patch.table import Add, Patch, Wrap, changes
 from vllm_ascend.prefix_cache_config import load_config
@@ -45,8 +45,8 @@ def _change(
 def wrap_get_request_block_hasher(
     *args, original: Callable, **kwargs
 ) -> Callable[[Request], list[BlockHash]]:
-    """In vLLM a salt spelled like an adapter's name gets that adapter's hash."""
-    return salted_hashes.hasher_in_force(original(*args, **kwargs))
+    """vLLM's hashes leave out what tells some prompts apart."""
+    return exact_hashes.hasher_in_force(original(*args, **kwargs))
 
 
 @_change("generate_block_hash_extra_keys", ISOLATION, "vllm.v1.core.block_pool")
@@ -58,9 +58,8 @@ def wrap_generate_block_hash_extra_keys(
     *,
     original: Callable,
 ) -> tuple[tuple[Any, ...] | None, int]:
-    """Leaves the adapter's place empty beside a salt."""
-    keys, mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
-    return salted_hashes.with_adapters_place(keys, start_token_idx), mm_idx
+    """Adds them: the adapter's empty place beside a salt, every image, what is an embedding."""
+    return exact_hashes.extra_keys(request, start_token_idx, end_token_idx, start_mm_idx, original)
 
 
 def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:

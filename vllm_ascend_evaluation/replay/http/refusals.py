@@ -33,7 +33,7 @@ async def choose_model(url: str, options: HttpOptions) -> OfferedModel:
         reason = explain(error, options)
         is_other = error.status is not None and error.status not in _NO_ACCESS
         hint = " (no server of the OpenAI API?)" if is_other else ""
-        raise BadInputError(f"--url {options.url}: {reason}{hint}") from error
+        raise BadInputError(f"--url {url}: {reason}{hint}") from error
     finally:
         await client.close()
     return _model(offered, options.model)

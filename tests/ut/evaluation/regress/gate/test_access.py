@@ -48,6 +48,13 @@ def test_a_server_that_wants_a_key_is_named_with_the_option(tmp_path, monkeypatc
             assert "--api-key or OPENAI_API_KEY" in result.output
 
 
+def test_a_password_in_the_url_is_refused_unrepeated(tmp_path):
+    """It would stand in the command lines and logs of the tools that send the load."""
+    result = invoke("http://user:S3cret@127.0.0.1:9", tmp_path, *PERFORMANCE)
+    assert result.exit_code == 2 and "--url: " in result.output, result.output
+    assert "S3cret" not in result.output and not files_with("S3cret", tmp_path)
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A key and a certificate that nobody vouches for."""

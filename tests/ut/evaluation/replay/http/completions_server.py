@@ -26,7 +26,7 @@ class CompletionsServer:
         fails_from: Number of the request from which on all get status 500.
         breaks_from: Number of the request from which on all get an error inside the stream.
         on_request: Called with the number of each request.
-        api_key: What requests must bring.
+        api_key: What requests must bring, as a bearer token or as it is.
         max_model_len: What the server says that requests may have.
         vocab_size: Prompts with other ids are refused, as vLLM does it.
         certificate: Files of a certificate and its key; then it speaks TLS.
@@ -83,7 +83,7 @@ class CompletionsServer:
     @web.middleware
     async def _let_in(self, request, handler):
         brought = request.headers.get("Authorization")
-        if self.api_key is not None and brought != f"Bearer {self.api_key}":
+        if self.api_key is not None and brought not in (f"Bearer {self.api_key}", self.api_key):
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
 

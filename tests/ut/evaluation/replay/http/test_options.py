@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of ``replay --url`` that cannot be used, alone or together."""
 
+import base64
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -95,6 +96,30 @@ def test_a_key_opens_the_server_and_is_in_no_report(tmp_path, monkeypatch, from_
     for file in (tmp_path / "out").iterdir():
         assert "s3cret" not in file.read_text()
     assert "s3cret" not in result.output
+
+
+@pytest.mark.parametrize("password", ["s3cret", "wr0ng"])
+def test_a_password_in_the_url_opens_the_server_and_is_in_no_report(
+    tmp_path, monkeypatch, password, caplog
+):
+    caplog.set_level("DEBUG")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    basic = "Basic " + base64.b64encode(b"us3r:s3cret").decode()
+    with CompletionsServer(api_key=basic) as server:
+        url = server.url.replace("://", f"://us3r:{password}@")
+        arguments = ("--workload", "4:64:32:1")
+        monkeypatch.setattr("sys.argv", ["vllm_ascend", "replay", "--url", url, *arguments])
+        result = invoke(url, tmp_path, *arguments)
+        host = server.url.removeprefix("http://")
+    assert result.exit_code == (0 if password == "s3cret" else 2), result.output
+    if password == "s3cret":
+        report = (tmp_path / "out" / "report.json").read_text()
+        assert f"http://{host}" in report and f"***@{host}" in report, "the host stays"
+    else:
+        assert f"--url {server.url}: " in result.output
+    written = [file.read_text() for file in (tmp_path / "out").glob("*")]
+    for text in (result.output, caplog.text, *written):
+        assert password not in text and "us3r" not in text
 
 
 def test_an_unknown_certificate_needs_insecure(tmp_path):
