@@ -269,8 +269,8 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         """Let go of everything."""
         if self.worker_half is not None:
             self.worker_half.close()
-        elif self._backend.memory is None and hasattr(self._backend.index, "close"):
-            self._backend.index.close()
+        if self.scheduler_half is not None:
+            self.scheduler_half.close()
 
 
 def _scheduler_half(
@@ -283,6 +283,7 @@ def _scheduler_half(
         async_above_bytes=int(settings.async_above_mib * _MIB),
         num_parts=num_parts,
         num_workers=num_ranks,
+        load_seconds=settings.load_seconds,
     )
 
 

@@ -158,7 +158,7 @@ def test_after_a_reset_nothing_of_before_is_hit(switch):
 def test_what_arrives_in_a_shared_store_behind_a_reset_is_not_hit(pool, switch, monkeypatch):
     switch(CELL.environment)
     release = threading.Event()
-    monkeypatch.setattr("vllm_ascend.tier.scheduler_side._ARRIVAL_S", 0.1)
+    monkeypatch.setattr("vllm_ascend.tier.shared_reset._ARRIVAL_S", 0.1)
     running = _still_storing(monkeypatch, lambda: release.wait(300))
     assert running.scheduler.reset_prefix_cache(reset_connector=True)
     release.set()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from zlib import crc32
 
@@ -14,6 +15,7 @@ from tests.e2e.tier.memory_client import MemoryClient, MemoryPool
 from tests.e2e.tier.test_random_traffic import CELLS, small_units
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
 from vllm_ascend.tier import backends
+from vllm_ascend.tier.store_thread import StoreThread
 
 __all__ = ["small_units"]
 
@@ -66,3 +68,20 @@ def test_objects_that_vanish_or_change_are_computed_instead(configuration, pool,
 def test_a_small_store_gives_objects_up_at_any_time(pool, switch):
     pool.capacity = 60
     run_engines(CELLS[0], switch, 3, num_steps=120)
+
+
+@pytest.mark.parametrize("configuration", CELLS[:4], ids=str)
+def test_answers_that_come_some_steps_later_are_as_right(configuration, pool, switch, monkeypatch):
+    has_ended, chance, late = StoreThread.has_ended, random.Random(0), []
+
+    def often_late(self, call, seconds=None):
+        if seconds is None and chance.random() < 0.6:
+            late.append(call)
+            return False
+        return has_ended(self, call, seconds)
+
+    monkeypatch.setattr(StoreThread, "has_ended", often_late)
+    monkeypatch.setattr("vllm_ascend.tier.remote_look_up._FRESH_S", 0.0)
+    first, second = run_engines(configuration, switch, 2, num_steps=120)
+    assert late and second.tier.counts.hit_tokens > 0
+    assert first.tier.counts.failed_loads == second.tier.counts.failed_loads == 0

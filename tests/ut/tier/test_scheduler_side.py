@@ -54,6 +54,7 @@ def half() -> TierScheduler:
         async_above_bytes=1 << 20,
         num_parts=1,
         num_workers=NUM_WORKERS,
+        load_seconds=10.0,
     )
     made.read_tables(lambda request_id: [blocks(1)])
     made.admitted(request("stores"), [blocks(1)], 0)
@@ -100,7 +101,7 @@ def test_a_tail_that_a_local_hit_rests_on_is_used_as_well(monkeypatch):
     layout = replace(LAYOUT, tails=(GroupLayout(1, 1, UNIT, 8, tail_rows=UNIT),))
     index = HostIndex(1 << 20, (layout.unit_bytes, layout.tail_bytes))
     sizes = dict(staging_bytes=1 << 20, async_above_bytes=1 << 20, num_parts=1, num_workers=1)
-    half = TierScheduler(layout, index, **sizes)
+    half = TierScheduler(layout, index, load_seconds=10.0, **sizes)
     touched: list[bytes] = []
     monkeypatch.setattr(index, "touch", touched.extend)
     hits_here = request("hits here")
