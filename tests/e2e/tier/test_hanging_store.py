@@ -23,7 +23,7 @@ class Store:
     """Hangs until it is told to answer; counts what it is asked."""
 
     def __init__(self) -> None:
-        self.answers = threading.Event()
+        self.answers, self.is_asked = threading.Event(), threading.Event()
         self.num_asked = 0
 
 
@@ -33,6 +33,7 @@ def store(two, monkeypatch) -> Iterator[Store]:
 
     def hang(self, names):
         hanging.num_asked += 1
+        hanging.is_asked.set()
         hanging.answers.wait(300)
         return is_there(self, names)
 
@@ -40,6 +41,13 @@ def store(two, monkeypatch) -> Iterator[Store]:
     two[1].tier._thread.grace_s = 0.0
     yield hanging
     hanging.answers.set()
+
+
+def ask(running, name: str, store: Store) -> None:
+    """Send a request, and step until the store has been asked for it."""
+    running.add(name, PROMPT, 4)
+    running.step()
+    assert store.is_asked.wait(300)
 
 
 def let_answer(running, store: Store) -> None:
@@ -59,6 +67,7 @@ def test_a_request_waits_for_the_answer_and_others_run_meanwhile(two, store):
     second.add("asks", PROMPT, 4)
     for _ in range(10):
         second.step()
+    assert store.is_asked.wait(300)
     assert len(second.outputs["short"]) >= 9 and not second.outputs["asks"]
     assert store.num_asked == 1, "once for a request, however many steps it waits"
     let_answer(second, store)
@@ -82,8 +91,7 @@ def test_an_answer_serves_until_the_request_gets_its_blocks(two, store):
 
 def test_one_late_answer_and_the_tier_is_left_alone(two, store):
     second = two[1]
-    second.add("late", PROMPT, 4)
-    second.step()
+    ask(second, "late", store)
     be_late_from_now_on(second)
     second.run()
     assert second.hits["late"] == 0 and second.tier.counts.pauses == 1
@@ -95,8 +103,7 @@ def test_a_store_that_still_hangs_after_the_pause_is_left_alone_further(two, sto
     monkeypatch.setattr("vllm_ascend.tier.scheduler_side._PAUSE_S", 0.0)
     second = two[1]
     second.tier._thread._most_seconds = 0.0
-    second.add("late", PROMPT, 4)
-    second.step()
+    ask(second, "late", store)
     be_late_from_now_on(second)
     second.run()
     assert answer(second, "next", [7, *PROMPT]) == 0
@@ -109,8 +116,7 @@ def test_a_store_that_still_hangs_after_the_pause_is_left_alone_further(two, sto
 
 def test_nothing_is_left_of_a_request_that_goes_before_the_answer(two, store):
     second = two[1]
-    second.add("goes", PROMPT, 4)
-    second.step()
+    ask(second, "goes", store)
     second.abort(["goes"])
     second.run()
     assert second.tier._look_ups.names() == []
@@ -120,8 +126,7 @@ def test_nothing_is_left_of_a_request_that_goes_before_the_answer(two, store):
 
 def test_an_answer_that_is_older_than_a_reset_is_not_taken(two, store, pool):
     second = two[1]
-    second.add("asks", PROMPT, 4)
-    second.step()
+    ask(second, "asks", store)
     reset = threading.Thread(target=second.tier.reset)
     reset.start()
     let_answer(second, store)
@@ -134,8 +139,7 @@ def test_an_answer_that_is_older_than_a_reset_is_not_taken(two, store, pool):
 def test_a_reset_of_a_store_that_hangs_ends_and_nothing_of_before_is_hit(two, store, pool):
     second = two[1]
     second.tier._reset._most_seconds = 0.0
-    second.add("asks", PROMPT, 4)
-    second.step()
+    ask(second, "asks", store)
     assert second.scheduler.reset_prefix_cache(reset_connector=True)
     assert second.tier.counts.pauses == 1 and pool.objects
     second.run()

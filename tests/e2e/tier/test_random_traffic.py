@@ -54,7 +54,8 @@ def run(configuration: Configuration, switch, room: float, gib: float, num_steps
     engine = TierEngine(
         configuration.layout, configuration.options(room), transfer, configuration.oracle(seed)
     )
-    traffic = replace(configuration.traffic, busy_reset=0.0)
+    traffic = configuration.traffic
+    traffic = replace(traffic, busy_reset=5 * traffic.busy_reset)
     Workload(engine, traffic, seed).run(num_steps)
     engine.index.check_integrity()
     return engine

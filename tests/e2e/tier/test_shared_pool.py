@@ -41,7 +41,8 @@ def run_engines(configuration: Configuration, switch, num_engines: int, num_step
     """Run the same traffic on one engine after the other, in pools of several sizes."""
     switch(configuration.environment)
     seed = crc32(str(configuration).encode())
-    traffic = replace(configuration.traffic, busy_reset=0.0)
+    traffic = configuration.traffic
+    traffic = replace(traffic, busy_reset=5 * traffic.busy_reset)
     engines = []
     for number in range(num_engines):
         engines.append(engine(configuration, (1.3, 4.0, 1.2)[number], seed))
