@@ -252,6 +252,7 @@ class TierScheduler:
         if num_ended + num_workers < self._num_workers:
             return
         del self._loads[load_id]
+        self._stores.load_ended(load_id)
         self._index.release(load.keys)
         progress = self._live.get(load.request_id)
         if progress is not None and progress.load_id == load_id:

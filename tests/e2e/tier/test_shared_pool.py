@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from zlib import crc32
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.workload import Workload
 from tests.e2e.tier.memory_client import MemoryClient, MemoryPool
-from tests.e2e.tier.test_random_traffic import CELLS, small_units
+from tests.e2e.tier.test_random_traffic import CELLS, small_units, with_resets
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
 from vllm_ascend.tier import backends
 from vllm_ascend.tier.store_thread import StoreThread
@@ -41,12 +40,10 @@ def run_engines(configuration: Configuration, switch, num_engines: int, num_step
     """Run the same traffic on one engine after the other, in pools of several sizes."""
     switch(configuration.environment)
     seed = crc32(str(configuration).encode())
-    traffic = configuration.traffic
-    traffic = replace(traffic, busy_reset=5 * traffic.busy_reset)
     engines = []
     for number in range(num_engines):
         engines.append(engine(configuration, (1.3, 4.0, 1.2)[number], seed))
-        Workload(engines[-1], traffic, seed).run(num_steps)
+        Workload(engines[-1], with_resets(engines[-1], configuration.traffic), seed).run(num_steps)
     return engines
 
 

@@ -95,6 +95,7 @@ class TierEngine(ConnectedEngine):
         if half._look_ups is not None:
             remembered |= set(half._look_ups.names())
         assert not remembered, f"the tier remembers {sorted(remembered)} after the end"
+        assert not (half.is_idle() and half._stores._failed_loads), "it remembers failed loads"
 
     def close(self) -> None:
         """Leave the store."""

@@ -88,6 +88,28 @@ def test_loads_that_fail_are_counted_one_by_one(half):
     assert half.counts.failed_loads == 2
 
 
+def test_a_load_that_has_failed_is_forgotten_with_the_last_object_that_rests_on_it(half):
+    longer = request("computes on", num_units=6)
+    assert half.look_up(longer, 0) == (4 * UNIT, False)
+    half.admitted(longer, [blocks(11, 8)], 4 * UNIT)
+    longer.num_computed_tokens = 4 * UNIT
+    ordered = half.orders({"computes on": 2 * UNIT})
+    keys = [key for run in ordered.stores for key in run.keys]
+    assert len(keys) == 2, "they rest on the load"
+    [loading] = ordered.loads
+    half.reported(Report(ended={loading.load_id: NUM_WORKERS}), {11})
+    assert list(half._stores._failed_loads) == [loading.load_id]
+    half.reported(Report(stored=dict.fromkeys(keys, 1)), set())
+    assert not half._stores._failed_loads
+    assert half._index.contains(keys) == [False, False]
+
+
+def test_loads_that_fail_leave_nothing_behind(half):
+    for number in range(20):
+        half.reported(Report(ended={load(half, f"fails {number}"): NUM_WORKERS}), {11})
+    assert half.counts.failed_loads == 20 and not half._stores._failed_loads
+
+
 def test_nothing_is_remembered_of_a_request_that_ends_before_its_load_fails(half):
     """Another request may have its name later."""
     load_id = load(half, "aborted")
