@@ -30,7 +30,7 @@ from vllm_ascend.tier.orders import Orders, Report
 from vllm_ascend.tier.progress import Tables
 from vllm_ascend.tier.prometheus import TierPromMetrics
 from vllm_ascend.tier.scheduler_side import TierScheduler
-from vllm_ascend.tier.settings import TierSettings, read_settings
+from vllm_ascend.tier.settings import TierSettings, check_nodes, read_settings
 from vllm_ascend.tier.statistics import TierStats
 from vllm_ascend.tier.telling import TierTeller
 from vllm_ascend.tier.worker_side import TierWorker
@@ -64,6 +64,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None, "who builds a connector has its configuration"
         self._settings = read_settings(transfer.kv_connector_extra_config)
+        check_nodes(self._settings, vllm_config.parallel_config.nnodes_within_dp)
         # A tier is a cache: what cannot be loaded is computed, whatever fails.
         transfer.kv_load_failure_policy = "recompute"
         self.layout = describe(kv_cache_config, vllm_config, self._settings.pool)

@@ -12,7 +12,6 @@ from tests.e2e.tier.memory_client import MemoryClient, MemoryPool
 from tests.e2e.tier.test_random_traffic import cell, small_units
 from tests.e2e.tier.test_shared_pool import engine, pool
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
-from vllm_ascend.tier.host_memory import HostStore
 
 __all__ = ["pool", "small_units"]
 
@@ -282,9 +281,3 @@ def test_a_step_that_fails_stores_nothing(switch):
             half.end()
     report = half.take_report()
     assert not report.stored and report.not_stored
-
-
-def test_memory_of_a_process_that_has_ended_is_gone():
-    store = HostStore("digest")
-    with pytest.raises(OSError):
-        store.attach((1 << 30, 3, 10, 64))

@@ -48,7 +48,7 @@ def small_units(monkeypatch):
 
 
 def with_resets(engine: TierEngine, traffic: Traffic) -> Traffic:
-    """Return traffic with more resets under running requests; vLLM's own refuse them under loads."""
+    """Return traffic with more resets under running requests, which stock vLLM cannot do."""
     is_ours = isinstance(engine.manager.coordinator, AscendHybridKVCacheCoordinator)
     return replace(traffic, busy_reset=5 * traffic.busy_reset * is_ours)
 
