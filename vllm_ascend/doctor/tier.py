@@ -29,11 +29,12 @@ def check_tier(
     from vllm_ascend.tier.backends import check_sizes
     from vllm_ascend.tier.layout import describe
     from vllm_ascend.tier.registration import CONNECTOR
-    from vllm_ascend.tier.settings import read_settings
+    from vllm_ascend.tier.settings import check_nodes, read_settings
 
     for connector, told in connectors(config):
         if connector.__name__ == CONNECTOR:
             settings = read_settings(told.kv_connector_extra_config)
+            check_nodes(settings, vllm_config.parallel_config.nnodes_within_dp)
             check_sizes(settings, describe(kv_cache_config, vllm_config, settings.pool))
             yield from _what_is_missing(settings)
 

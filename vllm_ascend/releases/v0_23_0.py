@@ -198,6 +198,9 @@ class Vllm0230(Release):
         f"{_MANAGERS}:SingleTypeKVCacheManager.reachable_block_mask": _REACHABLE,
         f"{_MANAGERS}:SlidingWindowManager.reachable_block_mask": _REACHABLE,
         f"{_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit": _REACHABLE,
+        "vllm.v1.core.sched.scheduler:Scheduler.has_finished_requests": (
+            "steps go on until loads of aborted requests have ended"
+        ),
         "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
             "the KV cache manager is told the scheduler's block size"
         ),

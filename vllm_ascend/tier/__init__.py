@@ -12,6 +12,9 @@ module              what it does
 ``layout``          units, rows and bytes of an object, and the digest in its name
 ``tail_choice``     which boundaries have their tail stored (arithmetic)
 ``look_up``         the longest hit in a store, in few calls
+``store_thread``    calls a store that is on another machine, beside the steps
+``remote_look_up``  look-ups there, answered in a later step if they take long
+``shared_reset``    resets there
 ``orders``          what a step's workers are told to move
 ``objects``         the header of an object, and its checksum
 ``host_memory``     backend ``host``: pages of shared memory, least recently used out

@@ -30,7 +30,7 @@ from vllm_ascend.tier.orders import Orders, Report
 from vllm_ascend.tier.progress import Tables
 from vllm_ascend.tier.prometheus import TierPromMetrics
 from vllm_ascend.tier.scheduler_side import TierScheduler
-from vllm_ascend.tier.settings import TierSettings, read_settings
+from vllm_ascend.tier.settings import TierSettings, check_nodes, read_settings
 from vllm_ascend.tier.statistics import TierStats
 from vllm_ascend.tier.telling import TierTeller
 from vllm_ascend.tier.worker_side import TierWorker
@@ -69,6 +69,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None, "who builds a connector has its configuration"
         self._settings = read_settings(transfer.kv_connector_extra_config)
+        check_nodes(self._settings, vllm_config.parallel_config.nnodes_within_dp)
         self.layout = describe(kv_cache_config, vllm_config, self._settings.pool)
         self._tiered_kv_cache_config = kv_cache_config
         events = vllm_config.kv_events_config
@@ -274,8 +275,8 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         """Let go of everything."""
         if self.worker_half is not None:
             self.worker_half.close()
-        elif self._backend.memory is None and hasattr(self._backend.index, "close"):
-            self._backend.index.close()
+        if self.scheduler_half is not None:
+            self.scheduler_half.close()
 
 
 def _scheduler_half(
@@ -288,6 +289,7 @@ def _scheduler_half(
         async_above_bytes=int(settings.async_above_mib * _MIB),
         num_parts=num_parts,
         num_workers=num_ranks,
+        load_seconds=settings.load_seconds,
     )
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +20,26 @@ from vllm_ascend.tier.objects import Bytes, seal, why_unusable
 
 Place = tuple[int, ...]
 """The pages of an object, in order."""
-MemoryAddress = tuple[int, int, int, int]
-"""Process, file descriptor in it, number of pages, bytes per page."""
+
+
+class MemoryAddress(NamedTuple):
+    """Where the memory is, for workers on the same node.
+
+    Attributes:
+        process: That has made it.
+        descriptor: Its file in that process.
+        name: Of the file; nobody else's has it.
+    """
+
+    process: int
+    descriptor: int
+    num_pages: int
+    page_bytes: int
+    name: str
+
+
+class ForeignMemoryError(OSError):
+    """What an address leads to is not the memory that it names, or cannot be opened."""
 
 
 class HostMemory:
@@ -32,21 +52,34 @@ class HostMemory:
     @classmethod
     def make(cls, num_pages: int, page_bytes: int) -> tuple[HostMemory, MemoryAddress]:
         """Make new memory; return it, and where others find it."""
-        descriptor = os.memfd_create("granule-tier")
+        name = f"granule-tier-{secrets.token_hex(16)}"
+        descriptor = os.memfd_create(name)
         os.ftruncate(descriptor, num_pages * page_bytes)
-        address = (os.getpid(), descriptor, num_pages, page_bytes)
+        address = MemoryAddress(os.getpid(), descriptor, num_pages, page_bytes, name)
         return cls(descriptor, num_pages, page_bytes), address
 
     @classmethod
     def open(cls, address: MemoryAddress) -> HostMemory:
-        """Open what another process has made.
+        """Open what another process of this node has made.
+
+        On another node the process of that number is somebody else. So nothing is opened that does
+        not bear the name, and nothing is mapped that has another size.
 
         Raises:
-            OSError: The process is gone, or may not be looked into.
+            ForeignMemoryError: It is somebody else's, or the process is gone.
         """
-        process, descriptor, num_pages, page_bytes = address
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
+        process, descriptor, num_pages, page_bytes, name = address
+        path = f"/proc/{process}/fd/{descriptor}"
         try:
+            _check(path, name)
+            opened = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise _not_ours(error) from error
+        try:
+            # Whose number it was may have changed in between.
+            _check(f"/proc/self/fd/{opened}", name)
+            if os.fstat(opened).st_size != num_pages * page_bytes:
+                raise _not_ours("it has another size")
             return cls(opened, num_pages, page_bytes)
         finally:
             os.close(opened)
@@ -64,6 +97,20 @@ class HostMemory:
         for i, page in enumerate(place):
             part = target[i * size : (i + 1) * size]
             part[:] = self._pages[page, : len(part)]
+
+
+def _check(path: str, name: str) -> None:
+    found = os.readlink(path)
+    if found.removesuffix(" (deleted)") != f"/memfd:{name}":
+        raise _not_ours(f"{path} is {found}")
+
+
+def _not_ours(why: object) -> ForeignMemoryError:
+    return ForeignMemoryError(
+        f"a worker does not find the tier's memory in the scheduler's process ({why}): with "
+        "backend host all workers of an engine run on the scheduler's node, in its PID namespace; "
+        "use backend mooncake for others"
+    )
 
 
 class HostStore:

@@ -52,7 +52,7 @@ from vllm_ascend.releases import running_release
 # Objects of fewer tokens are too many and too small for any store.
 LEAST_UNIT_TOKENS = 128
 # Of objects; a layout of other bytes under the same names has another.
-_FORMAT = 1
+_FORMAT = 2
 
 ROWS, TAIL = b"r", b"t"
 """First byte of a key: rows of a unit, or the tail of a boundary. The hash follows."""

@@ -96,35 +96,52 @@ class MooncakeKeys:
 
 
 class MooncakeIndex:
-    """The scheduler's half: asks the store, and remembers what need not be sent to it again."""
+    """The scheduler's half: asks the store, and remembers what need not be sent to it again.
+
+    Only :meth:`contains` and :meth:`clear` reach the store. They may take long, and change nothing
+    here: any thread may call them. All else is for the scheduler's thread.
+
+    Attributes:
+        now: Counts what is stored. An answer is older than what was stored since it was asked for.
+    """
 
     is_remote = True
 
     def __init__(self, client: Any, keys: MooncakeKeys) -> None:
         self._client, self._keys = client, keys
-        self._known: dict[bytes, None] = {}
+        self._known: dict[bytes, int] = {}
         self._gone: list[bytes] = []
+        self.now = 0
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether all its parts are there, in one call.
+        """Return for each key whether all its parts are there, in one call to the store.
 
         Raises:
             MooncakeError: The store does not answer.
         """
+        if not keys:
+            return []
         statuses = self._client.batch_is_exist(self._keys.names(keys))
         if any(status < 0 for status in statuses):
             raise MooncakeError(f"Mooncake Store does not answer (error {min(statuses)})")
-        parts, known = self._keys.num_parts, self._known
+        parts = self._keys.num_parts
         found = [status == _PRESENT for status in statuses]
         if parts > 1:
             found = [all(found[i : i + parts]) for i in range(0, len(found), parts)]
+        return found
+
+    def note(self, keys: Sequence[bytes], found: Sequence[bool], asked_at: int) -> None:
+        """Remember an answer of :meth:`contains`.
+
+        Args:
+            asked_at: What ``now`` was before the store was asked.
+        """
         for key, is_there in zip(keys, found, strict=True):
             if is_there:
-                known[key] = None
-            else:
+                self._known.setdefault(key, asked_at)
+            elif self._known.get(key, asked_at) <= asked_at:
                 self._forget(key)
         self._bound()
-        return found
 
     def _forget(self, key: bytes) -> None:
         if key in self._known:
@@ -151,13 +168,16 @@ class MooncakeIndex:
         self, keys: Sequence[bytes], num_bytes: int, num_parts: int = 1, rank: int = KEPT
     ) -> list[int]:
         """Remember that objects are being stored; the store itself decides where."""
-        self._known.update(dict.fromkeys(keys))
-        self._bound()
+        self._store(keys)
         return [0] * len(keys)
 
     def stored(self, key: bytes) -> None:
         """An object was stored, whatever a look-up said of it meanwhile."""
-        self._known[key] = None
+        self._store((key,))
+
+    def _store(self, keys: Sequence[bytes]) -> None:
+        self.now += 1
+        self._known.update(dict.fromkeys(keys, self.now))
         self._bound()
 
     def drop(self, key: bytes, *, by_writer: bool = False) -> None:
@@ -182,13 +202,17 @@ class MooncakeIndex:
         gone, self._gone = Gone(self._gone, 0), []
         return gone
 
+    def forget_all(self) -> None:
+        """Nothing that was stored so far may be found any more; :meth:`clear` removes it."""
+        self.now += 1
+        self._gone += self._known
+        self._known.clear()
+
     def clear(self) -> bool:
         """Remove all objects of this layout, whoever has stored them; return whether that is done.
 
         What is being stored meanwhile stays.
         """
-        self._gone += self._known
-        self._known.clear()
         return _removed(self._client.remove_by_regex, f"^vat-{self._keys.digest}-.*")
 
     def close(self) -> None:

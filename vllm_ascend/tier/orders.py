@@ -125,13 +125,14 @@ class Orders(KVConnectorMetadata):
     """What a step's workers are to do.
 
     Attributes:
-        memory: Where the host backend's memory is, see ``host_memory``.
+        memory: Where the host backend's memory is, see ``host_memory.MemoryAddress``; ``None``:
+            there is none.
         digest: Of the scheduler's layout; workers have the same, or use other names.
     """
 
     loads: list[Load] = field(default_factory=list)
     stores: list[Run] = field(default_factory=list)
-    memory: tuple[int, int, int, int] | None = None
+    memory: Any = None
     digest: str = ""
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -15,20 +14,21 @@ from vllm.v1.request import Request
 from vllm_ascend.core.connectors.connector_rules import Answer, look_up_limit
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.tier.layout import TierLayout
-from vllm_ascend.tier.look_up import StoredHit, longest_hit
+from vllm_ascend.tier.look_up import StoredHit
 from vllm_ascend.tier.orders import Load, Orders, Report, Run, blocks_by_group
 from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_segments
+from vllm_ascend.tier.remote_look_up import RemoteLookUps, longest_stored
+from vllm_ascend.tier.shared_reset import SharedReset
 from vllm_ascend.tier.statistics import TierCounts
 from vllm_ascend.tier.store_orders import Index, StoreOrders
+from vllm_ascend.tier.store_thread import StoreThread
 
 logger = logging.getLogger("vllm.vllm_ascend.tier")
 
 _NOTHING: Answer = (0, False)
+_NOT_YET: Answer = (None, False)
 # After a load that took too long, or a store that did not answer, it is left alone for so long.
 _PAUSE_S = 30.0
-# A reset waits so long for what is on its way to a shared store.
-_ARRIVAL_S = 10.0
-_POLL_S = 0.02
 
 
 class TierScheduler:
@@ -48,6 +48,7 @@ class TierScheduler:
         async_above_bytes: int,
         num_parts: int,
         num_workers: int,
+        load_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Store nothing yet.
@@ -57,6 +58,7 @@ class TierScheduler:
             async_above_bytes: A request waits for larger loads while others run.
             num_parts: Workers that store a part of every object.
             num_workers: Workers that load.
+            load_seconds: No call of a store on another machine is waited for longer.
         """
         self._layout, self._index, self._clock = layout, index, clock
         self._staging_bytes, self._async_above = staging_bytes, async_above_bytes
@@ -68,7 +70,13 @@ class TierScheduler:
         self._hits: dict[str, tuple[StoredHit, int, bool]] = {}
         self._failed: set[str] = set()
         self._paused_until = 0.0
-        self._must_clear = False
+        self._thread = StoreThread(load_seconds)
+        self._look_ups: RemoteLookUps | None = None
+        self._reset: SharedReset | None = None
+        if index.is_remote:
+            remote: Any = index  # it can do more
+            self._look_ups = RemoteLookUps(layout, remote, self._thread, load_seconds, clock)
+            self._reset = SharedReset(remote, self._thread, load_seconds)
         self._load_ids = count(1)
         self._loads: dict[int, tuple[Load, int]] = {}
         self._orders = Orders()
@@ -111,26 +119,34 @@ class TierScheduler:
         first = num_local // unit
         if limit <= first or request.request_id in self._failed or self._is_paused():
             return _NOTHING
-        started = self._clock()
         try:
-            hit = self._longest_hit(request, first, limit)
+            hit = self._find(request, first, limit)
         except RuntimeError as error:
             self._pause(str(error))
             return _NOTHING
-        self.counts.look_up_seconds.append(self._clock() - started)
+        if hit is None:
+            return _NOT_YET
         num_tokens = hit.end * unit - num_local
         num_bytes = (hit.end - first) * self._layout.unit_bytes + self._layout.tail_bytes
         is_async = self._is_async(num_bytes)
         self._hits[request.request_id] = hit, num_local, is_async
         return (num_tokens, is_async) if hit.end > first else _NOTHING
 
-    def _longest_hit(self, request: Request, first: int, limit: int) -> StoredHit:
-        layout, hashes = self._layout, request.block_hashes
-        tail_key = None
-        if layout.tails:
-            tail_key = lambda end: layout.tail_key(hashes, end * layout.unit)
-        row_key = lambda unit: layout.row_key(hashes, unit)
-        return longest_hit(self._index.contains, row_key, tail_key, first, limit)
+    def _find(self, request: Request, first: int, limit: int) -> StoredHit | None:
+        """Return the longest hit; ``None``: it is not known yet.
+
+        Raises:
+            RuntimeError: The store does not answer, or not in time.
+        """
+        hashes, started = request.block_hashes, self._clock()
+        if self._look_ups is not None:
+            hit, seconds = self._look_ups.find(request.request_id, hashes, first, limit)
+        else:
+            hit = longest_stored(self._layout, self._index.contains, hashes, first, limit)
+            seconds = self._clock() - started
+        if seconds is not None:
+            self.counts.look_up_seconds.append(seconds)
+        return hit
 
     def _is_async(self, num_bytes: int) -> bool:
         if self._index.is_remote:
@@ -138,15 +154,20 @@ class TierScheduler:
         return num_bytes > self._async_above or self._sync_bytes + num_bytes > self._staging_bytes
 
     def _is_paused(self) -> bool:
-        if self._clock() < self._paused_until:
+        """Whether the tier is left alone for now."""
+        if self._clock() < self._paused_until or self._thread.is_stuck():
             return True
-        if self._must_clear and self._stores.is_idle():
-            self._clear()
-        return self._must_clear
+        if self._reset is None:
+            return False
+        if why := self._reset.go_on(all_arrived=self._stores.is_idle()):
+            self._pause(why)
+        return self._reset.is_pending
 
     def _pause(self, why: str) -> None:
         self._paused_until = self._clock() + _PAUSE_S
         self.counts.pauses += 1
+        if self._look_ups is not None:
+            self._look_ups.forget_all()
         logger.warning("tier: %s; it is left alone for %.0f s", why, _PAUSE_S)
 
     # Loads
@@ -157,6 +178,8 @@ class TierScheduler:
         progress = self._live.setdefault(request.request_id, Progress(request))
         progress.request = request
         hit, num_local, is_async = self._hits.pop(request.request_id, (StoredHit(0, 0), 0, False))
+        if self._look_ups is not None:
+            self._look_ups.forget(request.request_id)
         self._stores.begins(request)
         progress.next_unit = hit.rows_end if self._index.is_remote else 0
         progress.passed = max(request.num_computed_tokens, num_local + num_external)
@@ -218,6 +241,7 @@ class TierScheduler:
         """
         orders, self._orders, self._sync_bytes = self._orders, Orders(), 0
         orders.stores = self._stores.orders(scheduled, self._live, is_paused=self._is_paused())
+        self._thread.step_ends()
         return orders
 
     # What the workers tell
@@ -245,6 +269,7 @@ class TierScheduler:
         if num_ended + num_workers < self._num_workers:
             return
         del self._loads[load_id]
+        self._stores.load_ended(load_id)
         self._index.release(load.keys)
         progress = self._live.get(load.request_id)
         if progress is not None and progress.load_id == load_id:
@@ -261,6 +286,8 @@ class TierScheduler:
         progress = self._live.pop(request.request_id, None)
         self._hits.pop(request.request_id, None)
         self._failed.discard(request.request_id)
+        if self._look_ups is not None:
+            self._look_ups.forget(request.request_id)
         self._stores.ended(request)
         if progress is not None:
             self._touch(progress, progress.next_unit)
@@ -268,24 +295,24 @@ class TierScheduler:
     def reset(self) -> None:
         """Forget everything that is stored.
 
-        Other engines would find what arrives in a shared store behind it, so that is waited for.
-        What takes too long is removed when it has arrived, and the store is left alone until then.
+        Other engines would find what arrives in a shared store behind it, so that is waited for, at
+        most as long as a load may take. What takes longer is removed when it has arrived, and the
+        store is left alone until then.
         """
-        if self._index.is_remote:
-            self._await_arrivals()
-        self._clear()
+        if self._reset is None or self._look_ups is None:
+            self._index.clear()
+            return
+        self._look_ups.forget_all()
+        on_their_way = self._stores.keys_under_way()
+        if why := self._reset.begin(on_their_way, all_arrived=not on_their_way):
+            self._pause(why)
 
-    def _await_arrivals(self) -> None:
-        keys, deadline = self._stores.keys_under_way(), time.monotonic() + _ARRIVAL_S
-        with contextlib.suppress(RuntimeError):  # it does not answer
-            while not all(self._index.contains(keys)) and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
-
-    def _clear(self) -> None:
-        is_done = self._index.clear()
-        self._must_clear = not is_done or (self._index.is_remote and not self._stores.is_idle())
-        if not is_done:
-            self._pause("the store did not remove its objects")
+    def close(self) -> None:
+        """Leave a store that is shared, if it does not hang."""
+        if self._look_ups is not None:
+            self._look_ups.forget_all()
+            leave: Any = self._index
+            self._thread.close(leave.close)
 
     def is_idle(self) -> bool:
         """Whether no load and no store is under way. For tests."""

@@ -87,6 +87,22 @@ def read_settings(extra: Mapping[str, Any]) -> TierSettings:
     return TierSettings(backend=backend, pool=pool, mooncake=settings, **numbers)
 
 
+def check_nodes(settings: TierSettings, num_nodes: int) -> None:
+    """Check that workers reach the memory.
+
+    Args:
+        num_nodes: Over which the workers of one engine are spread.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if settings.backend == "host" and num_nodes > 1:
+        raise ValueError(
+            f'{_OPTION}: "backend": "host" is the memory of one node, and the workers of an engine '
+            f"are spread over {num_nodes}: use mooncake"
+        )
+
+
 def check_staging(staging_mib: float, object_bytes: int) -> None:
     """Check that a buffer holds one object, its header included.
 

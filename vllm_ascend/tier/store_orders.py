@@ -97,7 +97,7 @@ class StoreOrders:
         self.on_stored: list[Callable[[bytes, Request, int], None]] = []
         self._due = DueRequests()
         self._writing: dict[bytes, _Write] = {}
-        self._failed_loads: set[int] = set()
+        self._failed_loads: dict[int, bool] = {}  # whether all workers have ended it
         self._runs: list[Run] = []
         self._room = 0  # bytes left in the step's buffer
         self._spares: list[tuple[int, int, Progress, Tables]] = []
@@ -290,8 +290,22 @@ class StoreOrders:
     def load_failed(self, load_id: int) -> bool:
         """Nothing that rests on a load may be used; return whether that is new."""
         is_new = load_id not in self._failed_loads
-        self._failed_loads.add(load_id)
+        self._failed_loads.setdefault(load_id, False)
         return is_new
+
+    def load_ended(self, load_id: int) -> None:
+        """Nothing more will rest on a load."""
+        if load_id in self._failed_loads:
+            self._failed_loads[load_id] = True
+            self._forget_failed_loads()
+
+    def _forget_failed_loads(self) -> None:
+        """Forget failed loads on which nothing rests any more."""
+        if self._failed_loads:
+            rested_on = {write.load_id for write in self._writing.values()}
+            for load_id, has_ended in list(self._failed_loads.items()):
+                if has_ended and load_id not in rested_on:
+                    del self._failed_loads[load_id]
 
     def part_written(self, key: bytes, num_parts: int, *, is_stored: bool) -> None:
         """So many parts of an object were written, or not; when all were tried, it is there or not.
@@ -320,6 +334,7 @@ class StoreOrders:
                 unit = write.end // self._layout.unit - 1
                 progress.next_unit = min(progress.next_unit, unit)
                 self._due.expect_at_once(progress.request.request_id)
+        self._forget_failed_loads()
 
     def keys_under_way(self) -> list[bytes]:
         """Return the objects that are being written."""

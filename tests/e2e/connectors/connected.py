@@ -121,16 +121,6 @@ class ConnectedEngine(Engine):
             self.vllm_config, KVConnectorRole.WORKER, self.scheduler.kv_cache_config
         )
 
-    def step(self, between: Any = None) -> bool:
-        """One turn; also while finished requests wait for their blocks to be handed over."""
-        if super().step(between):
-            return True
-        if not any(request.is_finished() for request in self.scheduler.requests.values()):
-            return False
-        output = self.scheduler.schedule()
-        self.scheduler.update_from_output(output, self.worker.execute(output))
-        return True
-
     def _watch_progress(self, executed: bool) -> None:
         now = time.monotonic()
         if executed:

@@ -53,7 +53,13 @@ _SPARSE_CELLS = [
 
 
 def run(
-    cell: Configuration, switch, policy: str, room: float, num_steps: int, **connector: bool
+    cell: Configuration,
+    switch,
+    policy: str,
+    room: float,
+    num_steps: int,
+    busy_reset: float = 0.0,
+    **connector: bool,
 ) -> ConnectedEngine:
     """Run traffic under a configuration until everything has ended and been checked."""
     switch(cell.environment)
@@ -64,8 +70,7 @@ def run(
     engine = ConnectedEngine(cell.layout, cell.options(room), transfer, cell.oracle(seed))
     if policy == "fail":  # with the other one this traffic comes out right in vLLM as well
         skip_if_left_to_vllm(engine)
-    # A reset under running requests is refused while others wait for a connector.
-    traffic = replace(cell.traffic, busy_reset=0.0)
+    traffic = replace(cell.traffic, busy_reset=busy_reset)
     Workload(engine, traffic, seed).run(num_steps)
     return engine
 
@@ -90,6 +95,14 @@ def test_state_is_sparse_beside_a_connector_that_takes_tails_alone(cell, policy,
         assert len(engine.scheduler.connector.offered) >= 5
         plan = engine.manager.coordinator.plan
         assert any(map(plan.is_sparse, plan.specs))
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.parametrize("cell", [_CELLS[0], _CELLS[2], _CELLS[4]], ids=str)
+def test_resets_under_running_requests_give_up_loads(cell, policy, switch):
+    for room in _ROOMS:
+        engine = run(cell, switch, policy, room, num_steps=150, busy_reset=0.05)
+        assert engine.scheduler.connector.offered
 
 
 # Planted bugs

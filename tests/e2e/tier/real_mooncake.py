@@ -26,7 +26,11 @@ needs_mooncake = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def running_master(
-    folder: Path, port: int | None = None, metadata: int | None = None, flags: Sequence[str] = ()
+    folder: Path,
+    port: int | None = None,
+    metadata: int | None = None,
+    flags: Sequence[str] = (),
+    processes: list[subprocess.Popen[bytes]] | None = None,
 ) -> Iterator[MooncakeSettings]:
     """Run Mooncake's master with its metadata server; yield how it is reached.
 
@@ -35,6 +39,7 @@ def running_master(
         port: Where it listens; ``None``: anywhere.
         metadata: The same of the metadata server.
         flags: Further flags of the master.
+        processes: Where its process is put.
     """
     port, metadata = port or free_port(), metadata or free_port()
     command = [str(Path(sys.executable).with_name("mooncake_master"))]
@@ -43,6 +48,8 @@ def running_master(
     command += [f"--http_metadata_server_port={metadata}", *flags]
     with (folder / "master.log").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    if processes is not None:
+        processes.append(process)
     try:
         yield MooncakeSettings(
             master_server_address=f"127.0.0.1:{port}",

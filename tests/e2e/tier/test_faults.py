@@ -12,7 +12,6 @@ from tests.e2e.tier.memory_client import MemoryClient, MemoryPool
 from tests.e2e.tier.test_random_traffic import cell, small_units
 from tests.e2e.tier.test_shared_pool import engine, pool
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
-from vllm_ascend.tier.host_memory import HostStore
 
 __all__ = ["pool", "small_units"]
 
@@ -158,7 +157,7 @@ def test_after_a_reset_nothing_of_before_is_hit(switch):
 def test_what_arrives_in_a_shared_store_behind_a_reset_is_not_hit(pool, switch, monkeypatch):
     switch(CELL.environment)
     release = threading.Event()
-    monkeypatch.setattr("vllm_ascend.tier.scheduler_side._ARRIVAL_S", 0.1)
+    monkeypatch.setattr("vllm_ascend.tier.shared_reset._ARRIVAL_S", 0.1)
     running = _still_storing(monkeypatch, lambda: release.wait(300))
     assert running.scheduler.reset_prefix_cache(reset_connector=True)
     release.set()
@@ -282,9 +281,3 @@ def test_a_step_that_fails_stores_nothing(switch):
             half.end()
     report = half.take_report()
     assert not report.stored and report.not_stored
-
-
-def test_memory_of_a_process_that_has_ended_is_gone():
-    store = HostStore("digest")
-    with pytest.raises(OSError):
-        store.attach((1 << 30, 3, 10, 64))

@@ -9,8 +9,9 @@ from zlib import crc32
 import pytest
 
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
-from tests.e2e.core.workload import Workload
+from tests.e2e.core.workload import Traffic, Workload
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.releases import running_release
 from vllm_ascend.tier import layout
 
@@ -48,6 +49,12 @@ def small_units(monkeypatch):
     monkeypatch.setattr(layout, "LEAST_UNIT_TOKENS", 1)
 
 
+def with_resets(engine: TierEngine, traffic: Traffic) -> Traffic:
+    """Return traffic with more resets under running requests, which stock vLLM cannot do."""
+    is_ours = isinstance(engine.manager.coordinator, AscendHybridKVCacheCoordinator)
+    return replace(traffic, busy_reset=5 * traffic.busy_reset * is_ours)
+
+
 def run(configuration: Configuration, switch, room: float, gib: float, num_steps: int, **extra):
     """Run traffic until everything has ended and been checked."""
     switch(configuration.environment)
@@ -56,8 +63,7 @@ def run(configuration: Configuration, switch, room: float, gib: float, num_steps
     engine = TierEngine(
         configuration.layout, configuration.options(room), transfer, configuration.oracle(seed)
     )
-    traffic = replace(configuration.traffic, busy_reset=0.0)
-    Workload(engine, traffic, seed).run(num_steps)
+    Workload(engine, with_resets(engine, configuration.traffic), seed).run(num_steps)
     engine.index.check_integrity()
     return engine
 

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -52,8 +53,10 @@ time.sleep(1000)
 """
 
 
-def engine(settings: MooncakeSettings, seed: int, pool: str = "p") -> TierEngine:
-    transfer = transfer_config(backend="mooncake", pool=pool, mooncake=dict(vars(settings)))
+def engine(settings: MooncakeSettings, seed: int, pool: str = "p", **extra) -> TierEngine:
+    transfer = transfer_config(
+        backend="mooncake", pool=pool, mooncake=dict(vars(settings)), **extra
+    )
     return TierEngine(CELL.layout, CELL.options(4.0), transfer, CELL.oracle(seed))
 
 
@@ -80,6 +83,29 @@ def test_a_master_that_is_killed_costs_hits_and_one_that_comes_back_brings_them_
         # Python's lock: whatever other test runs in this process stands still.
         first.close()
         second.close()
+
+
+def test_steps_go_on_while_a_master_hangs_and_its_tier_is_left_alone(
+    tmp_path: Path, switch, monkeypatch
+):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    switch(CELL.environment)
+    masters: list[subprocess.Popen[bytes]] = []
+    with running_master(tmp_path, processes=masters) as settings:
+        running = engine(settings, 1, load_seconds=2)
+        answer(running, "a")
+        running.tier._thread.grace_s = 0.0
+        masters[0].send_signal(signal.SIGSTOP)
+        running.add("hangs", PROMPT, 4)
+        running.step()
+        assert running.scheduler.requests, "it waits for an answer, and the step does not"
+        running.run()
+        assert running.tier.counts.pauses == 1
+        asked = time.monotonic()
+        assert running.scheduler.reset_prefix_cache(reset_connector=True)
+        assert time.monotonic() - asked < 20, "Mooncake itself waits for 30 s"
+        masters[0].send_signal(signal.SIGCONT)
+        running.close()
 
 
 def test_after_a_reset_nothing_of_before_is_hit_although_it_was_just_read(

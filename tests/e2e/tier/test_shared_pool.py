@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import random
 from zlib import crc32
 
 import pytest
@@ -11,9 +11,10 @@ import pytest
 from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.workload import Workload
 from tests.e2e.tier.memory_client import MemoryClient, MemoryPool
-from tests.e2e.tier.test_random_traffic import CELLS, small_units
+from tests.e2e.tier.test_random_traffic import CELLS, small_units, with_resets
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
 from vllm_ascend.tier import backends
+from vllm_ascend.tier.store_thread import StoreThread
 
 __all__ = ["small_units"]
 
@@ -39,11 +40,10 @@ def run_engines(configuration: Configuration, switch, num_engines: int, num_step
     """Run the same traffic on one engine after the other, in pools of several sizes."""
     switch(configuration.environment)
     seed = crc32(str(configuration).encode())
-    traffic = replace(configuration.traffic, busy_reset=0.0)
     engines = []
     for number in range(num_engines):
         engines.append(engine(configuration, (1.3, 4.0, 1.2)[number], seed))
-        Workload(engines[-1], traffic, seed).run(num_steps)
+        Workload(engines[-1], with_resets(engines[-1], configuration.traffic), seed).run(num_steps)
     return engines
 
 
@@ -66,3 +66,20 @@ def test_objects_that_vanish_or_change_are_computed_instead(configuration, pool,
 def test_a_small_store_gives_objects_up_at_any_time(pool, switch):
     pool.capacity = 60
     run_engines(CELLS[0], switch, 3, num_steps=120)
+
+
+@pytest.mark.parametrize("configuration", CELLS[:4], ids=str)
+def test_answers_that_come_some_steps_later_are_as_right(configuration, pool, switch, monkeypatch):
+    has_ended, chance, late = StoreThread.has_ended, random.Random(0), []
+
+    def often_late(self, call, seconds=None):
+        if seconds is None and chance.random() < 0.6:
+            late.append(call)
+            return False
+        return has_ended(self, call, seconds)
+
+    monkeypatch.setattr(StoreThread, "has_ended", often_late)
+    monkeypatch.setattr("vllm_ascend.tier.remote_look_up._FRESH_S", 0.0)
+    first, second = run_engines(configuration, switch, 2, num_steps=120)
+    assert late and second.tier.counts.hit_tokens > 0
+    assert first.tier.counts.failed_loads == second.tier.counts.failed_loads == 0

@@ -72,6 +72,8 @@ class TierEngine(ConnectedEngine):
 
     def make_worker_connector(self) -> Any:
         """Return the worker's half, with the oracle's tags for KV cache."""
+        # On a machine that stalls the scheduler waits for its store, unless a test wants it not to.
+        self.tier._thread.grace_s = 300.0
         connector = super().make_worker_connector()
         self.worker_half(connector).shadow = self.worker
         memory = self.worker.memory
@@ -95,7 +97,10 @@ class TierEngine(ConnectedEngine):
         super().drain()
         half = self.tier
         remembered = {*half._live, *half._hits, *half._failed, *half._stores._due._latest}
+        if half._look_ups is not None:
+            remembered |= set(half._look_ups.names())
         assert not remembered, f"the tier remembers {sorted(remembered)} after the end"
+        assert not (half.is_idle() and half._stores._failed_loads), "it remembers failed loads"
 
     def close(self) -> None:
         """Leave the store."""

@@ -54,6 +54,7 @@ def half() -> TierScheduler:
         async_above_bytes=1 << 20,
         num_parts=1,
         num_workers=NUM_WORKERS,
+        load_seconds=10.0,
     )
     made.read_tables(lambda request_id: [blocks(1)])
     made.admitted(request("stores"), [blocks(1)], 0)
@@ -87,6 +88,28 @@ def test_loads_that_fail_are_counted_one_by_one(half):
     assert half.counts.failed_loads == 2
 
 
+def test_a_load_that_has_failed_is_forgotten_with_the_last_object_that_rests_on_it(half):
+    longer = request("computes on", num_units=6)
+    assert half.look_up(longer, 0) == (4 * UNIT, False)
+    half.admitted(longer, [blocks(11, 8)], 4 * UNIT)
+    longer.num_computed_tokens = 4 * UNIT
+    ordered = half.orders({"computes on": 2 * UNIT})
+    keys = [key for run in ordered.stores for key in run.keys]
+    assert len(keys) == 2, "they rest on the load"
+    [loading] = ordered.loads
+    half.reported(Report(ended={loading.load_id: NUM_WORKERS}), {11})
+    assert list(half._stores._failed_loads) == [loading.load_id]
+    half.reported(Report(stored=dict.fromkeys(keys, 1)), set())
+    assert not half._stores._failed_loads
+    assert half._index.contains(keys) == [False, False]
+
+
+def test_loads_that_fail_leave_nothing_behind(half):
+    for number in range(20):
+        half.reported(Report(ended={load(half, f"fails {number}"): NUM_WORKERS}), {11})
+    assert half.counts.failed_loads == 20 and not half._stores._failed_loads
+
+
 def test_nothing_is_remembered_of_a_request_that_ends_before_its_load_fails(half):
     """Another request may have its name later."""
     load_id = load(half, "aborted")
@@ -100,7 +123,7 @@ def test_a_tail_that_a_local_hit_rests_on_is_used_as_well(monkeypatch):
     layout = replace(LAYOUT, tails=(GroupLayout(1, 1, UNIT, 8, tail_rows=UNIT),))
     index = HostIndex(1 << 20, (layout.unit_bytes, layout.tail_bytes))
     sizes = dict(staging_bytes=1 << 20, async_above_bytes=1 << 20, num_parts=1, num_workers=1)
-    half = TierScheduler(layout, index, **sizes)
+    half = TierScheduler(layout, index, load_seconds=10.0, **sizes)
     touched: list[bytes] = []
     monkeypatch.setattr(index, "touch", touched.extend)
     hits_here = request("hits here")

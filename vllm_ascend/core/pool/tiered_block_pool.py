@@ -7,7 +7,8 @@ A subclass, built by the coordinator itself: vLLM's own pools stay what they are
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.block_pool import BlockPool
@@ -53,6 +54,7 @@ class AscendBlockPool(BlockPool):
         self.granules = GranuleIndex()
         self.given_up: GivenUpNames | None = None
         self.before_reset: Callable[[], None] | None = None
+        self._left: Collection[int] = ()
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         # Of blocks of tails: how many requests went on there, up to two.
         self._uses = bytearray(self.num_gpu_blocks)
@@ -284,12 +286,25 @@ class AscendBlockPool(BlockPool):
             self.event_log.block_evicted(block.block_id)
         return super()._maybe_evict_cached_block(block)
 
+    @contextmanager
+    def leaving(self, block_ids: Collection[int]) -> Iterator[None]:
+        """Let resets inside leave some blocks to who uses them; nobody knows their content then."""
+        self._left = block_ids
+        try:
+            yield
+        finally:
+            self._left = ()
+
     def reset_prefix_cache(self) -> bool:
-        """Forget everything, if nothing is in use; see vLLM's base class."""
+        """Forget everything, if nothing is in use but what is left; see vLLM's base class."""
         if self.before_reset is not None:
             self.before_reset()
-        if not super().reset_prefix_cache():
-            return False
+        self.num_gpu_blocks -= len(self._left)  # it counts those in use
+        try:
+            if not super().reset_prefix_cache():
+                return False
+        finally:
+            self.num_gpu_blocks += len(self._left)
         self.granules.clear()
         if self.given_up is not None:
             self.given_up.clear()
@@ -297,6 +312,8 @@ class AscendBlockPool(BlockPool):
         self._uses = bytearray(self.num_gpu_blocks)
         handed_out = self.free_block_queue.num_handed_out
         self.free_block_queue = TieredFreeQueue(self.blocks[1:], handed_out)
+        for block_id in self._left:
+            self.free_block_queue.remove(self.blocks[block_id])
         if self.event_log is not None:
             self.event_log.cleared()
         return True

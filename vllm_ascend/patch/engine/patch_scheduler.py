@@ -30,10 +30,15 @@ from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.core.plan.scheduler_facts import building_scheduler, facts_of
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.patch.engine.loads_under_reset import (
+    frees_are_delayed,
+    give_up_loads,
+    is_loaded,
+    start_over,
+)
 from vllm_ascend.patch.features import (
     CONNECTORS,
     COORDINATOR,
-    KV_EVENTS,
     PARTIAL_HITS,
     SESSIONS,
     UNWRITTEN,
@@ -44,6 +49,15 @@ from vllm_ascend.releases import running_release
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
+_DELAYED = {
+    **CONNECTORS,
+    "upstream": "none: vLLM 0.23.0 does it",
+    "remove_when": "vllm>=0.23",
+    # It came with the same release.
+    "superseded_by": f"{_SCHEDULER}._inflight_prefill_reserved_blocks",
+}
+# Steps that only wait for a load leave Python to its threads; vLLM 0.20.2 does not.
+_YIELD_S = 0.001
 
 
 def our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:
@@ -161,17 +175,10 @@ def wrap_select_waiting_queue(self: Scheduler, *, original: Callable):
     if self.running or not self.skipped_waiting or our_coordinator(self) is None:
         return original(self)
     chosen = original(self)
-    if chosen is None or _is_loaded(self, chosen.peek_request()):
+    if chosen is None or is_loaded(self, chosen.peek_request()):
         return chosen
-    loaded = next((r for r in self.skipped_waiting if _is_loaded(self, r)), None)
+    loaded = next((r for r in self.skipped_waiting if is_loaded(self, r)), None)
     return chosen if loaded is None else _OneRequest(self.skipped_waiting, loaded)
-
-
-def _is_loaded(scheduler: Scheduler, request: Request) -> bool:
-    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-        return request.request_id in scheduler.finished_recving_kv_req_ids
-    is_ready = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-    return is_ready and request.num_computed_tokens > 0
 
 
 class _OneRequest:
@@ -215,6 +222,8 @@ def wrap_update_after_schedule(
         coordinator.step_is_dispatched(scheduler_output)
         if not (self.running or scheduler_output.num_scheduled_tokens):
             _give_back_blocks(self)
+            if frees_are_delayed(self):
+                time.sleep(_YIELD_S)
     original(self, scheduler_output)
 
 
@@ -230,15 +239,13 @@ def _give_back_blocks(scheduler: Scheduler) -> None:
     holders = []
     for request in (*scheduler.waiting, *scheduler.skipped_waiting):
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-            if not _is_loaded(scheduler, request):
+            if not is_loaded(scheduler, request):
                 return  # what arrives may be let in
-        elif _is_loaded(scheduler, request):
+        elif is_loaded(scheduler, request):
             holders.append(request)
     if holders:
         last = max(holders, key=lambda r: (r.priority, r.arrival_time))
-        scheduler.kv_cache_manager.free(last)
-        last.num_computed_tokens = 0
-        running_release().forget_prefill(scheduler, last)
+        start_over(scheduler, last)
 
 
 @changes(f"{_SCHEDULER}.update_from_output", CONNECTORS)
@@ -307,14 +314,28 @@ def wrap_update_request_as_session(
         original(self, session, update)
 
 
-@changes(f"{_SCHEDULER}.reset_prefix_cache", KV_EVENTS)
-def wrap_reset_prefix_cache(self: Scheduler, *args, original: Callable, **kwargs) -> bool:
-    """Routers hear of a reset also from an idle engine."""
-    is_reset = original(self, *args, **kwargs)
-    if isinstance(self.kv_cache_manager.block_pool, AscendBlockPool):
-        events = self.kv_cache_manager.take_events()
-        if events:
-            self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
+@changes(f"{_SCHEDULER}.has_finished_requests", _DELAYED)
+def wrap_has_finished_requests(self: Scheduler, *, original: Callable) -> bool:
+    """An engine that is paused or idle steps until loads of aborted requests have ended."""
+    return original(self) or (our_coordinator(self) is not None and frees_are_delayed(self))
+
+
+@changes(f"{_SCHEDULER}.reset_prefix_cache", CONNECTORS)
+def wrap_reset_prefix_cache(
+    self: Scheduler, reset_running_requests: bool = False, *args, original: Callable, **kwargs
+) -> bool:
+    """Loads under way do not keep a cache from being reset, and routers hear of it at once."""
+    pool, arguments = self.kv_cache_manager.block_pool, (reset_running_requests, *args)
+    if not isinstance(pool, AscendBlockPool):
+        return original(self, *arguments, **kwargs)
+    given_up: Set[int] = set()
+    if reset_running_requests and self.connector is not None and our_coordinator(self) is not None:
+        given_up = give_up_loads(self)
+    with pool.leaving(given_up):
+        is_reset = original(self, *arguments, **kwargs)
+    events = self.kv_cache_manager.take_events()
+    if events:
+        self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
     return is_reset
 
 
@@ -324,6 +345,7 @@ PATCHES: tuple[Patch, ...] = (
     wrap_select_waiting_queue,
     wrap_preempt_request,
     wrap_update_request_as_session,
+    wrap_has_finished_requests,
     wrap_reset_prefix_cache,
     # A default on the class: dataclasses.replace drops what is only on the instance.
     Add(
