@@ -8,10 +8,15 @@ at once, and what is still being written belongs to nobody until the load has en
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.releases import running_release
 
 
@@ -63,6 +68,20 @@ def give_up_loads(scheduler: Scheduler) -> set[int]:
     for _, blocks in getattr(scheduler, "deferred_frees", ()):
         written.update(block.block_id for block in blocks)
     return written - {NULL_BLOCK_ID}
+
+
+@contextmanager
+def leaving_in_use(pool: BlockPool, block_ids: Collection[int]) -> Iterator[None]:
+    """Let resets of a pool inside leave some blocks to who uses them."""
+    if isinstance(pool, AscendBlockPool):
+        with pool.leaving(block_ids):
+            yield
+        return
+    pool.num_gpu_blocks -= len(block_ids)  # vLLM's own counts those in use, and resets names alone
+    try:
+        yield
+    finally:
+        pool.num_gpu_blocks += len(block_ids)
 
 
 def _blocks(scheduler: Scheduler, request: Request) -> set[int]:

@@ -34,6 +34,7 @@ from vllm_ascend.patch.engine.loads_under_reset import (
     frees_are_delayed,
     give_up_loads,
     is_loaded,
+    leaving_in_use,
     start_over,
 )
 from vllm_ascend.patch.features import (
@@ -326,15 +327,14 @@ def wrap_reset_prefix_cache(
 ) -> bool:
     """Loads under way do not keep a cache from being reset, and routers hear of it at once."""
     pool, arguments = self.kv_cache_manager.block_pool, (reset_running_requests, *args)
-    if not isinstance(pool, AscendBlockPool):
+    if our_coordinator(self) is None:
         return original(self, *arguments, **kwargs)
     given_up: Set[int] = set()
-    if reset_running_requests and self.connector is not None and our_coordinator(self) is not None:
+    if reset_running_requests and self.connector is not None:
         given_up = give_up_loads(self)
-    with pool.leaving(given_up):
+    with leaving_in_use(pool, given_up):
         is_reset = original(self, *arguments, **kwargs)
-    events = self.kv_cache_manager.take_events()
-    if events:
+    if isinstance(pool, AscendBlockPool) and (events := self.kv_cache_manager.take_events()):
         self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
     return is_reset
 
