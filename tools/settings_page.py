@@ -18,7 +18,7 @@ from tools.generated import DOCS, write_or_check
 from tools.settings_zh import EFFECTS
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.prefix_cache_config import VARIABLES, Variable, load_config
-from vllm_ascend.releases import SUPPORTED, Release
+from vllm_ascend.releases import SUPPORTED
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PROFILE = "VLLM_ASCEND_PREFIX_CACHE_PROFILE"
@@ -62,13 +62,7 @@ def render(template: str, *, chinese: bool) -> str:
         rows=rows,
         errors=[_refusal(*mistake) for mistake in _MISTAKES],
         releases=SUPPORTED,
-        without_store=[release.vllm for release in SUPPORTED if _refuses_store(release)],
     )
-
-
-def _refuses_store(release: Release) -> bool:
-    """Whether what makes AscendStoreConnector usable cannot be patched in."""
-    return any(target.endswith(":AscendStoreConnector.knows_rows") for target in release.absent)
 
 
 def chinese_effect(variable: Variable) -> str:

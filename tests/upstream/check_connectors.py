@@ -17,12 +17,8 @@ from vllm_ascend.core.connectors.connector_rules import (
 from vllm_ascend.distributed.kv_transfer import (  # type: ignore[import-not-found]
     register_connector,
 )
-from vllm_ascend.releases import running_release
 
 EXAMINED = {"GranuleTierConnector", "MooncakeHybridConnector"}
-if running_release().vllm != "0.30.0":  # that one's store finds hits itself, in blocks
-    # Two names are of one class.
-    EXAMINED |= {"AscendStoreConnector", "MooncakeConnectorStoreV1"}
 
 if "MooncakeHybridConnector" not in KVConnectorFactory._registry:
     register_connector()
@@ -39,12 +35,7 @@ def config(name: str, *parts: str) -> KVTransferConfig:
 
 def is_let_in(asked: KVTransferConfig) -> bool:
     try:
-        check_row_layout(
-            asked,
-            "--kv-transfer-config",
-            hybrid_is_off=False,
-            needed_settings=running_release().needed_settings,
-        )
+        check_row_layout(asked, "--kv-transfer-config", hybrid_is_off=False)
     except ValueError:
         return False
     return True
@@ -66,9 +57,4 @@ def test_a_part_that_was_not_examined_is_named(part):
     asked = config("MultiConnector", "MooncakeHybridConnector", part)
     name = KVConnectorFactory.get_connector_class_by_name(part).__name__
     with pytest.raises(ValueError, match=f"the KV connector {name} cannot be used"):
-        check_row_layout(
-            asked,
-            "--kv-transfer-config",
-            hybrid_is_off=False,
-            needed_settings=running_release().needed_settings,
-        )
+        check_row_layout(asked, "--kv-transfer-config", hybrid_is_off=False)

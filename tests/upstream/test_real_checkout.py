@@ -30,13 +30,11 @@ OF_RELEASE = {
         "check_token_blocks.py",
     },
 }
-# vllm-ascend 0.30.0rc2 makes copies and slots itself, has no scheduler of dynamic batches, and a
-# store that is refused. Its blocks count tokens, those of the checks of Mooncake count rows: whole
-# runs of its worker show the connector (check_whole_runs_of_mooncake.py).
+# vllm-ascend 0.30.0rc2 makes copies and slots itself, and has no scheduler of dynamic batches. Its
+# blocks count tokens, those of the checks of Mooncake count rows: whole runs of its worker show the
+# connector (check_whole_runs_of_mooncake.py).
 _NOT_OF_RELEASE = {
     "0.30.0rc2": {
-        "check_ascend_store.py",
-        "check_ascend_store_pool.py",
         "check_dynamic_batch.py",
         "check_draft_slots.py",
         "check_late_pulls.py",

@@ -184,20 +184,16 @@ def _check_connector(asked: LayoutRequest, layout: KVLayout) -> None:
     """
     from vllm.config import KVTransferConfig
 
-    from vllm_ascend.core.connectors.connector_rules import check_row_layout
+    from vllm_ascend.core.connectors.connector_rules import check_row_layout, refuse_ascend_store
     from vllm_ascend.core.layout.specs import counts_rows
-    from vllm_ascend.releases import running_release
 
+    config = KVTransferConfig(**(asked.kv_transfer_config or {}))
+    if layout.name == DSV4:
+        refuse_ascend_store(config, "--kv-transfer-config")
     # Where serving has no patches yet, it may be vllm-ascend's, whose plugins are not loaded here.
     if asked.installs_patches or not any(map(counts_rows, layout.specs.values())):
         return
-    config = KVTransferConfig(**(asked.kv_transfer_config or {}))
-    check_row_layout(
-        config,
-        "--kv-transfer-config",
-        hybrid_is_off=False,
-        needed_settings=running_release().needed_settings,
-    )
+    check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
 
 
 def _what_connector_declares(asked: LayoutRequest) -> tuple[bool, bool]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -81,11 +80,6 @@ class KVTransferContract:
             raise ContractError(
                 f"the other side's KV cache description is unreadable: {error!r}"
             ) from error
-
-    @property
-    def digest(self) -> str:
-        """A short name of everything in it, for the keys of a shared store."""
-        return sha256(repr(self).encode()).hexdigest()[:12]
 
 
 def describe(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> KVTransferContract:

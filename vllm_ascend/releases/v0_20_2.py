@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.releases.release import Digests, Release
 
 if TYPE_CHECKING:
@@ -141,24 +140,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         ),
         "MooncakeConnectorWorker.register_kv_caches": "30cf1f3b7c0ff1b6",
     },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector": {
-        "AscendStoreConnector.__init__": ("ff8feabbef801a8a", "5e62297377bd3d12"),
-    },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data": {
-        "ChunkedTokenDatabase.prepare_value": "4ad9741d3182fcff",
-        "ChunkedTokenDatabase.process_tokens_with_block_ids": "0d5030bddbfedf1e",
-        "get_block_hashes": ("9899f77dd8865828", "5cf292f745ba86c9"),
-    },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_scheduler": {
-        "KVPoolScheduler.__init__": "ffdf7f3dd3fc352d",
-        "KVPoolScheduler.build_connector_meta": "e4a93c0aaea73059",
-        "KVPoolScheduler.get_num_new_matched_tokens": "52cb2bba85b52cbb",
-    },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker": {
-        "KVPoolWorker.__init__": "17ce4ede492bc745",
-        "KVPoolWorker.lookup_scheduler": "d9ae547da751df02",
-        "KVPoolWorker.wait_for_save": "690fd900fe5f17db",
-    },
     "vllm_ascend.models.layer.attention.layer": {
         "DSAAttention.get_kv_cache_spec": "acbaac96850e5432",
     },
@@ -184,24 +165,6 @@ GROUPED_BY_KIND: Mapping[str, str] = {
 }
 
 
-_STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
-_STORE_ASKS_DATABASE = "hashes of groups are asked for by the database of keys, and where it stores"
-# What AscendStore must be told with DeepSeek-V4, here and in 0.23.0.
-ASCEND_STORE_SETTINGS: Mapping[str, Mapping[str, NeededSetting]] = {
-    "AscendStoreConnector": {
-        "use_layerwise": NeededSetting(
-            False, "its keys for single layers name neither the layout nor what windows hold"
-        ),
-        "discard_partial_chunks": NeededSetting(
-            True, "blocks filled in part would be stored under the keys of whole ones"
-        ),
-        "prefill_pp_size": NeededSetting(
-            1, "it deals a group's layers out as if the group held all of the model's"
-        ),
-    }
-}
-
-
 class Vllm0202(Release):
     """Managers stand in a map by exact class, and are not told the scheduler's alignment."""
 
@@ -223,21 +186,12 @@ class Vllm0202(Release):
         "patch/worker/__init__.py": "vllm_ascend.patch.worker.patch_deepseek_compressor",
     }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
-    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = ASCEND_STORE_SETTINGS
     native: ClassVar[Mapping[str, str]] = {
         **GROUPED_BY_KIND,
         **KERNELS_BY_NAME,
         "vllm_ascend.worker.block_table:BlockTable.move_row": (
             "our block table empties rows that moved"
         ),
-    }
-    absent: ClassVar[Mapping[str, str]] = {
-        f"{_STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids": (
-            "blocks come with keys that are no strings yet"
-        ),
-        f"{_STORE}.coordinator:get_block_hashes": _STORE_ASKS_DATABASE,
-        f"{_STORE}.pool_scheduler:get_block_hashes": _STORE_ASKS_DATABASE,
-        f"{_STORE}.pool_worker:get_block_hashes": _STORE_ASKS_DATABASE,
     }
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:

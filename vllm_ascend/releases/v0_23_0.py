@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.releases.release import Digests, Release
-from vllm_ascend.releases.v0_20_2 import ASCEND_STORE_SETTINGS, GROUPED_BY_KIND, KERNELS_BY_NAME
+from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -111,23 +110,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheSendingThread.run_busy_loop": "7e0f91a3e3b52b6d",
         "MooncakeConnectorWorker.register_kv_caches": "5c83e7d3834a5512",
     },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.ascend_store_connector": {
-        "AscendStoreConnector.__init__": "a43744abd97a77f7",
-    },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.config_data": {
-        "ChunkedTokenDatabase.prepare_value": "e84f838101da716e",
-        "ChunkedTokenDatabase.process_token_key_strings_with_block_ids": "232ced3d4984dfed",
-        "get_block_hashes": "a0bdd75aebca952b",
-    },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_scheduler": {
-        "KVPoolScheduler.__init__": "a7f5a069a3c68847",
-        "KVPoolScheduler.build_connector_meta": "3c6a5d2810d79992",
-        "KVPoolScheduler.get_num_new_matched_tokens": "dcc156137655e8fe",
-    },
-    "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store.pool_worker": {
-        "KVPoolWorker.__init__": "55b67f78e7d7801a",
-        "KVPoolWorker.wait_for_save": "102a94ba90bcae92",
-    },
     "vllm_ascend.utils": {
         "refresh_block_size": "6ac7fb4ec557b8b7",
     },
@@ -143,7 +125,6 @@ _POOL = "vllm.v1.core.block_pool:BlockPool"
 _LAYERS = "vllm.model_executor.layers"
 DSA = "vllm_ascend.attention.dsa_v1"
 DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
-STORE = "vllm_ascend.distributed.kv_transfer.kv_pool.ascend_store"
 MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
 HANDED_OVER = "vllm-ascend hands over the prompt's blocks alone"
 OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
@@ -182,7 +163,6 @@ class Vllm0230(Release):
     hooks: ClassVar[Mapping[str, str]] = {
         "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_utils",
     }
-    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = ASCEND_STORE_SETTINGS
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
         **GROUPED_BY_KIND,
@@ -221,13 +201,6 @@ class Vllm0230(Release):
         f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
         f"{DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
         f"{DSA_CP}.build_req_metadata": _WHOLE_TABLES,
-        f"{STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids": (
-            "blocks come with keys that are strings already"
-        ),
-        f"{STORE}.pool_worker:KVPoolWorker.lookup_scheduler": (
-            "its look-up asks for every group, and of windows for tails"
-        ),
-        f"{STORE}.kv_transfer:get_block_hashes": "it takes hashes of groups from the database",
     }
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm_ascend.core.plan.vllm_terms import NeededSetting
 from vllm_ascend.releases.release import Digests
 from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
 from vllm_ascend.releases.v0_23_0 import (
@@ -20,7 +19,6 @@ from vllm_ascend.releases.v0_23_0 import (
     MOONCAKE,
     OWN_LAYERS,
     OWN_SPECS,
-    STORE,
     Vllm0230,
 )
 
@@ -122,27 +120,6 @@ _GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are
 _OWN_MODELS = "vllm-ascend's serves models that ours does not know"
 _OWN_TABLES = "vllm-ascend's tables count tokens"
 _OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size"
-_NO_STORE = "vllm-ascend 0.30.0rc2's store finds hits itself, in whole blocks; it is refused"
-_STORE_CONNECTOR = f"{STORE}.ascend_store_connector:AscendStoreConnector"
-_OF_STORE = (
-    f"{_STORE_CONNECTOR}.__init__",
-    f"{_STORE_CONNECTOR}.knows_granules",
-    f"{_STORE_CONNECTOR}.knows_rows",
-    f"{_STORE_CONNECTOR}.takes_tails_alone",
-    f"{_STORE_CONNECTOR}.takes_whole_block_tails",
-    f"{STORE}.config_data:ChunkedTokenDatabase.has_null_blocks",
-    f"{STORE}.config_data:ChunkedTokenDatabase.prepare_value",
-    f"{STORE}.config_data:ChunkedTokenDatabase.process_token_key_strings_with_block_ids",
-    f"{STORE}.config_data:ChunkedTokenDatabase.process_tokens_with_block_ids",
-    f"{STORE}.config_data:get_block_hashes",
-    f"{STORE}.kv_transfer:get_block_hashes",
-    f"{STORE}.pool_scheduler:KVPoolScheduler.__init__",
-    f"{STORE}.pool_scheduler:KVPoolScheduler.build_connector_meta",
-    f"{STORE}.pool_scheduler:KVPoolScheduler.get_num_new_matched_tokens",
-    f"{STORE}.pool_worker:KVPoolWorker.__init__",
-    f"{STORE}.pool_worker:KVPoolWorker.lookup_scheduler",
-    f"{STORE}.pool_worker:KVPoolWorker.wait_for_save",
-)
 _TABLES = "blocks of every group count tokens, as vLLM's block tables do"
 
 
@@ -196,7 +173,6 @@ class Vllm0300(Vllm0230):
         "vllm.v1.core.kv_cache_utils:get_kv_cache_config_from_groups": "9f7a88d9eca00197",
     }
     wrappers: ClassVar[frozenset[str]] = frozenset({"vllm_ascend.patch.platform.patch_pp_mtp"})
-    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {}
     counts_rows = False
     reserves_null_block = True
     ratio_field = "tokens_per_state"
@@ -240,7 +216,6 @@ class Vllm0300(Vllm0230):
         f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _OWN_TABLES,
         f"{DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
         f"{DSA_CP}.build_req_metadata": _OWN_TABLES,
-        **dict.fromkeys(_OF_STORE, _NO_STORE),
     }
 
     def why_left_to_vllm(self, specs: Collection[KVCacheSpec]) -> str:

@@ -22,7 +22,6 @@ class Differences(NamedTuple):
         attends_at_once: Whether a layer's attention is called for all requests of a step at once,
             not for decoding ones and the others apart.
         copies_blocks: Whether vllm-ascend's runner makes block copies itself.
-        own_runs: Files of whole runs that not every release has.
         state_tables_move: Whether rows of state tables hold a request's last blocks only, and move
             on with it.
         has_dspark: Whether it drafts with DSpark.
@@ -38,7 +37,6 @@ class Differences(NamedTuple):
     own_plain_checks: tuple[str, ...]
     gives_drafts_no_blocks: tuple[str, ...]
     state_tables_move: bool
-    own_runs: tuple[str, ...] = ("check_whole_runs_of_ascend_store.py",)
     attends_at_once: bool = False
     copies_blocks: bool = False
     has_dspark: bool = False
@@ -66,7 +64,7 @@ _DIFFERENCES = {
         int8_config=("vllm_ascend.quantization.modelslim_config", "AscendModelSlimConfig"),
         rotations=_ROTATIONS,
         own_checks=("check_planted_faults_of_compressed_slots.py",),
-        own_plain_checks=("check_plain_mooncake.py", "check_plain_faults_of_ascend_store.py"),
+        own_plain_checks=("check_plain_mooncake.py",),
         gives_drafts_no_blocks=("BalanceScheduler", "RecomputeScheduler"),
         state_tables_move=False,
     ),
@@ -85,7 +83,6 @@ _DIFFERENCES = {
         own_plain_checks=(),
         gives_drafts_no_blocks=(),
         state_tables_move=False,
-        own_runs=(),  # its store is refused
         attends_at_once=True,
         copies_blocks=True,
         has_dspark=True,

@@ -60,6 +60,28 @@ def test_settings_with_which_no_engine_starts_are_a_conflict(warnings, transfer,
         warnings(transfer)
 
 
+@pytest.mark.parametrize("name", ["AscendStoreConnector", "MooncakeConnectorStoreV1"])
+def test_whoever_has_ascend_store_is_told_the_tiers_configuration(warnings, name):
+    with pytest.raises(
+        ValueError, match=f"{name} cannot be used .* the tier takes its place"
+    ) as at:
+        warnings({"kv_connector": name, "kv_role": "kv_both"})
+    assert str(at.value).endswith('"kv_connector_extra_config": {"backend": "mooncake"}}')
+
+
+def test_with_a_connector_the_weights_are_told(layout, tmp_path):
+    def told_weights() -> str | None:
+        connector = told("host", gib=0.1)
+        environ = {APPLY: "1", **BEST}
+        return layout(DSV4, environ, block_size=128, kv_transfer_config=connector).weights
+
+    assert told_weights() is None, "it has no weights"
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    before = told_weights()
+    (tmp_path / "model.safetensors").write_bytes(b"tuned..")
+    assert before and told_weights() not in (None, before)
+
+
 def test_a_master_that_answers_is_right_and_one_that_does_not_is_a_warning(warnings, monkeypatch):
     monkeypatch.setattr(mooncake, "store_class", object)
     with socket.create_server(("127.0.0.1", 0)) as master:

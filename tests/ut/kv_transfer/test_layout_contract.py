@@ -63,11 +63,10 @@ def test_any_other_layout_is_refused(change):
         check(CONTRACT, replace(CONTRACT, **change))
 
 
-def test_names_of_blocks_matter_only_where_blocks_are_found_by_name():
-    """Mooncake hands pages over by block id; the keys of AscendStore have the digest in them."""
+def test_names_of_blocks_need_not_agree():
+    """Mooncake hands pages over by block id."""
     for change in ({"hash_block_size": 8}, {"hash_algorithm": "xxhash"}):
         check(CONTRACT, replace(CONTRACT, **change))
-        assert CONTRACT.digest != replace(CONTRACT, **change).digest
 
 
 @pytest.mark.parametrize("name", ["weights", "drafts", "computed_with"])
@@ -89,10 +88,6 @@ def test_it_travels_as_json():
 def test_what_another_version_wrote_is_refused(values):
     with pytest.raises(ContractError, match="unreadable"):
         KVTransferContract.from_dict(values)
-
-
-def test_equal_contracts_have_equal_digests():
-    assert CONTRACT.digest == replace(CONTRACT).digest
 
 
 def described(rows: int, monkeypatch) -> KVTransferContract:

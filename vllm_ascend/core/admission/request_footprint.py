@@ -153,15 +153,7 @@ def _blocks_read(plan: CachePlan, spec: KVCacheSpec) -> int:
         boundaries += cdiv(plan.max_num_batched_tokens, plan.connector_spares_every)
     boundaries = min(boundaries, cdiv(plan.max_num_batched_tokens, plan.alignment))
     tail_blocks = tail_length(tail_spec(spec, plan.specs, plan.alignment))
-    return boundaries * tail_blocks + _taken_blocks(plan, spec) + _end_blocks(plan, spec)
-
-
-def _taken_blocks(plan: CachePlan, spec: KVCacheSpec) -> int:
-    """Return the most blocks of a step that only a connector reads; see ``SparseState``."""
-    if not plan.connector_tails_every:
-        return 0
-    boundaries = cdiv(plan.max_num_batched_tokens, plan.connector_tails_every)
-    return boundaries * cdiv(spec.sliding_window - 1, tokens_per_block(spec))
+    return boundaries * tail_blocks + _end_blocks(plan, spec)
 
 
 def _end_blocks(plan: CachePlan, spec: KVCacheSpec) -> int:

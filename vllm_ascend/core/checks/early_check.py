@@ -57,7 +57,7 @@ def check_settings(vllm_config: VllmConfig, config: PrefixCacheConfig, terms: Vl
             f"--enable-prompt-embeds {CANNOT_BE_USED}, whose first layers choose their experts by "
             "token ids, which embeddings do not have: leave the option out"
         )
-    _check_groups(vllm_config, terms)
+    _check_groups(vllm_config)
     rows = dsv4_compressed_block_size(config, cache_config)
     if cache_config.enable_prefix_caching:
         kinds = ascend_specs(rows)
@@ -76,18 +76,13 @@ def _blocks_count_rows(config: PrefixCacheConfig, terms: VllmTerms) -> bool:
     return is_laid_out and terms.counts_rows and not current_platform.is_cuda_alike()
 
 
-def _check_groups(vllm_config: VllmConfig, terms: VllmTerms) -> None:
+def _check_groups(vllm_config: VllmConfig) -> None:
     """Refuse what can only manage KV caches of one kind."""
     hybrid_is_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     if vllm_config.kv_transfer_config is not None:
         offloads = vllm_config.cache_config.kv_offloading_size is not None
         option = "--kv-offloading-size" if offloads else "--kv-transfer-config"
-        check_row_layout(
-            vllm_config.kv_transfer_config,
-            option,
-            hybrid_is_off=bool(hybrid_is_off),
-            needed_settings=terms.needed_settings,
-        )
+        check_row_layout(vllm_config.kv_transfer_config, option, hybrid_is_off=bool(hybrid_is_off))
     elif hybrid_is_off:
         raise ValueError(
             f"--disable-hybrid-kv-cache-manager {CANNOT_BE_USED}, whose KV caches are of several "

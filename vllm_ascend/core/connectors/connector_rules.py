@@ -28,8 +28,6 @@ TAKES_TAILS_ALONE = "takes_tails_alone"
 """Of windowed groups it takes tails: what a request needs to go on behind its end, or behind a
 boundary that the cache keeps. Elsewhere tables may hold null blocks, and blocks may be given to
 others as soon as the step that computed them is over."""
-TAKES_WHOLE_BLOCK_TAILS = "takes_whole_block_tails"
-"""It takes the tails, too, of multiples of the tokens that whole blocks of all groups cover."""
 
 BRINGS_TAILS = "brings_tails"
 """A request that another engine has computed is given all that it lacks. Into the blocks of its
@@ -58,7 +56,6 @@ one group's hit to another group's external tokens, and enters rows that have ye
 _OF_SEVERAL: Mapping[str, Callable[[list[bool]], bool]] = {
     KNOWS_GRANULES: all,
     TAKES_TAILS_ALONE: all,
-    TAKES_WHOLE_BLOCK_TAILS: any,
     TAKES_SPARE_TAILS: any,
     IS_A_CACHE: any,
     NEEDS_COORDINATOR: any,
@@ -67,6 +64,8 @@ _OF_SEVERAL: Mapping[str, Callable[[list[bool]], bool]] = {
     BRINGS_TAILS: itemgetter(0),
 }
 
+# Two names of one class of vllm-ascend.
+_ASCEND_STORE = frozenset({"AscendStoreConnector", "MooncakeConnectorStoreV1"})
 CANNOT_BE_USED = "cannot be used with DeepSeek-V4 in Ascend's layout"
 
 Answer = tuple[int | None, bool]
@@ -118,18 +117,13 @@ def allows_partial_hits(config: KVTransferConfig | None) -> bool:
     return config is None or KNOWS_GRANULES in declared(config)
 
 
-def check_row_layout(
-    config: KVTransferConfig,
-    option: str,
-    *,
-    hybrid_is_off: bool,
-    needed_settings: Mapping[str, Mapping[str, Any]],
-) -> None:
+def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bool) -> None:
     """Check that a KV connector, asked for by ``option``, fits DeepSeek-V4 in Ascend's layout.
 
     Raises:
         ValueError: It does not; says what to change.
     """
+    refuse_ascend_store(config, option)
     try:
         whole = KVConnectorFactory.get_connector_class(config)
         parts = tuple(connectors(config))
@@ -138,12 +132,11 @@ def check_row_layout(
     for connector in (whole, *(part for part, _ in parts)):
         if not supports_hma(connector):
             raise _unfit(connector, option, "it moves KV caches of one kind alone", "SupportsHMA")
-    for connector, told in parts:
+    for connector, _ in parts:
         if not getattr(connector, KNOWS_ROWS, False):
             why = "it is not known to tell the rows of a block from its tokens"
             promise = f"{KNOWS_ROWS} = True (docs/kv-connectors.md says what that promises)"
             raise _unfit(connector, option, why, promise)
-        _check_needed_settings(connector, told, needed_settings)
     if hybrid_is_off:
         raise ValueError(
             f"the KV connector {whole.__name__} turns vLLM's hybrid KV cache manager off, without "
@@ -162,19 +155,26 @@ def _unfit(connector: type, option: str, why: str, needed: str) -> ValueError:
     )
 
 
-def _check_needed_settings(
-    connector: type, config: KVTransferConfig, known: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Check what one connector is told; raises as its caller does."""
-    for base in connector.__mro__:
-        for key, needed in known.get(base.__name__, {}).items():
-            told = config.get_from_extra_config(key, needed.value)
-            if str(told) != str(needed.value):
-                raise ValueError(
-                    f'the KV connector {base.__name__} with "{key}": {json.dumps(told)} '
-                    f"{CANNOT_BE_USED}, because {needed.why}: leave the key out of "
-                    "kv_connector_extra_config"
-                )
+def refuse_ascend_store(config: KVTransferConfig, option: str) -> None:
+    """Refuse vllm-ascend's store with DeepSeek-V4, by its name: it need not be installed.
+
+    Raises:
+        ValueError: It is configured, alone or within another connector; says what takes its place.
+    """
+    extra = config.kv_connector_extra_config
+    for part in extra.get("connectors") or ():
+        refuse_ascend_store(KVTransferConfig(**part), option)
+    if config.kv_connector not in _ASCEND_STORE:
+        return
+    instead = {
+        "kv_connector": "GranuleTierConnector",
+        "kv_role": config.kv_role,
+        "kv_connector_extra_config": {"backend": "mooncake"},
+    }
+    raise ValueError(
+        f"the KV connector {config.kv_connector} {CANNOT_BE_USED}: the tier takes its place, over "
+        f"the same Mooncake master. Replace it in {option} by {json.dumps(instead)}"
+    )
 
 
 def look_up_limit(num_tokens: int, transfer_params: Mapping[str, Any] | None) -> int:

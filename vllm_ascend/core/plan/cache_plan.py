@@ -18,7 +18,6 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.connectors.connector_rules import (
     TAKES_SPARE_TAILS,
-    TAKES_WHOLE_BLOCK_TAILS,
 )
 from vllm_ascend.core.layout.block_sizes import Granularity
 from vllm_ascend.core.layout.groups import Group, Groups, hits_end_inside, tail_length, tail_spec
@@ -115,11 +114,6 @@ class CachePlan:
         # Only Ascend's kernels skip writes to the null block.
         is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
         return is_ascend_state and self.facts.state_may_be_sparse
-
-    @property
-    def connector_tails_every(self) -> int:
-        """Tokens between the boundaries whose tails a connector takes by vLLM's rule; 0: none."""
-        return self.whole_blocks if self.facts.connector_takes(TAKES_WHOLE_BLOCK_TAILS) else 0
 
     @property
     def connector_spares_every(self) -> int:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class NeededSetting(NamedTuple):
-    """The only value that a setting of a KV connector may have, and what would happen else."""
-
-    value: bool | int  # also what is taken where it is not set
-    why: str
-
-
 class VllmTerms:
     """Adapts names and calls to the running vLLM. The bodies here hold for vLLM 0.20.2.
 
@@ -28,8 +21,6 @@ class VllmTerms:
     in force; the plan hands it to all parts.
 
     Attributes:
-        needed_settings: Class of a KV connector of its -> key of its extra configuration -> what
-            it must be with DeepSeek-V4.
         counts_rows: Whether ``block_size`` of vllm-ascend's compressed specs counts stored rows;
             else it counts the tokens that they stand for, as in vLLM's own.
         reserves_null_block: Whether vLLM's start-up check sets a block aside for the null block.
@@ -41,7 +32,6 @@ class VllmTerms:
             yet settled.
     """
 
-    needed_settings: ClassVar[Mapping[str, Mapping[str, NeededSetting]]] = {}
     counts_rows: ClassVar[bool] = True
     reserves_null_block: ClassVar[bool] = False
     second_runner_serves: ClassVar[bool] = False

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from vllm_ascend.patch.table import Patch, PatchError
 from vllm_ascend.patch.upstream import (
-    patch_ascend_store,
     patch_block_table,
     patch_dsa_attention,
     patch_model_runner,
@@ -26,7 +25,6 @@ TABLE: tuple[Patch, ...] = (
     *patch_recompute_scheduler.PATCHES,
     *patch_model_runner.PATCHES,
     *patch_mooncake_hybrid_connector.PATCHES,
-    *patch_ascend_store.PATCHES,
 )
 PATCHES: tuple[Patch, ...] = running_release().table(TABLE)
 

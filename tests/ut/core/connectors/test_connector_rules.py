@@ -16,23 +16,17 @@ from vllm_ascend.core.connectors.connector_rules import (
     BRINGS_TAILS,
     KNOWS_GRANULES,
     TAKES_TAILS_ALONE,
-    TAKES_WHOLE_BLOCK_TAILS,
     ConnectorQuery,
     check_row_layout,
     declared,
     least_gain,
     look_up_limit,
 )
-from vllm_ascend.releases import running_release
 from vllm_ascend.tier.registration import CONNECTOR
 
 
 class Knowing(KVConnectorBase_V1, SupportsHMA):
     knows_granules = knows_rows = takes_tails_alone = True
-
-
-class OfPool(Knowing):
-    takes_whole_block_tails = True
 
 
 class Bringing(Knowing):
@@ -86,21 +80,19 @@ def test_several_connectors_cope_only_together(connector, parts, expected):
     assert (TAKES_TAILS_ALONE in declared(transfer(connector, *parts))) is expected
 
 
-@pytest.mark.parametrize(
-    "told, expected",
-    [(("Knowing",), False), (("OfPool",), True), (("Several", "Knowing", "OfPool"), True)],
-)
-def test_one_that_takes_tails_of_whole_blocks_is_enough_for_all(told, expected):
-    assert (TAKES_WHOLE_BLOCK_TAILS in declared(transfer(*told))) is expected
-    assert TAKES_TAILS_ALONE in declared(transfer(*told))
-
-
 def check(config: KVTransferConfig) -> None:
-    check_row_layout(
-        config,
-        "--kv-transfer-config",
-        hybrid_is_off=False,
-        needed_settings=running_release().needed_settings,
+    check_row_layout(config, "--kv-transfer-config", hybrid_is_off=False)
+
+
+@pytest.mark.parametrize("name", ["AscendStoreConnector", "MooncakeConnectorStoreV1"])
+@pytest.mark.parametrize("others", [(), ("Several",), ("Several", "Knowing")])
+def test_vllm_ascends_store_is_refused_with_what_takes_its_place(name, others):
+    with pytest.raises(ValueError, match=f"{name} cannot be used") as raised:
+        check(transfer(*others, name))
+    message = str(raised.value)
+    assert "\n" not in message and message.endswith(
+        'by {"kv_connector": "GranuleTierConnector", "kv_role": "kv_both", '
+        '"kv_connector_extra_config": {"backend": "mooncake"}}'
     )
 
 

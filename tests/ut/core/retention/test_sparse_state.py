@@ -15,9 +15,7 @@ import vllm_ascend.patch.platform  # noqa: F401 - the managers of its specs
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.connectors.connector_rules import (
-    KNOWS_GRANULES,
     TAKES_TAILS_ALONE,
-    TAKES_WHOLE_BLOCK_TAILS,
 )
 from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
@@ -86,25 +84,6 @@ def test_kept_boundaries_leave_their_tails():
     assert rows_read(caching, STATE, 1000) == [31, 63, 95, 111, 124]
     caching._ledger.records["r"].junction = 384
     assert rows_read(caching, STATE, 1000) == [31, 47, 63, 95, 111, 124]
-
-
-@pytest.mark.parametrize("takes", [False, True])
-def test_a_connector_takes_whole_windows_where_whole_blocks_of_all_groups_end(takes):
-    """At 16,384 with 128 rows: [16_377, 16_384) of the C4 state, [16_257, 16_384) of the C128."""
-    declared = {KNOWS_GRANULES, TAKES_TAILS_ALONE}
-    if takes:
-        declared.add(TAKES_WHOLE_BLOCK_TAILS)
-    caching = make_caching(connector=frozenset(declared))
-    start(caching, num_tokens=40_000)
-    caching._records["r"].passed = 16_000
-    taken = {STATE: [2047], 4: [508, 509, 510, 511]} if takes else {STATE: [], 4: []}
-    for group, ordinals in taken.items():
-        first, end = 16_256, 16_700
-        manager = caching._groups.all[group].manager
-        read = manager.rows_read("r", first // manager.block_size, end, end)
-        assert [i for i in read if i < 16_384 // manager.block_size] == ordinals
-        footprint = caching.allocation._footprint.groups[group]
-        assert footprint.blocks_read is not None and len(read) <= footprint.blocks_read
 
 
 def test_state_that_is_not_read_at_its_windows_end_has_no_tails():
