@@ -175,6 +175,7 @@ docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledge
 # Behind the suite, when nothing else runs: it compares times.
 speed-check: setup  ## Fail if something is slower than its limit, five times of five (minutes).
 	$(BIN)/python -m benchmarks.microscope.check
+	$(BIN)/python -m benchmarks.microscope.growth
 
 speed: setup  ## Measure the scheduler beside stock vLLM; write docs/speed.md (tens of minutes).
 	$(BIN)/python -m benchmarks.microscope --docs docs/speed.md
