@@ -21,7 +21,7 @@ PORT ?= 8000
 SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
 # Unit tests that `make test-fast` leaves out. They start vLLM, servers or other programs in processes of
 # their own, which takes most of the time of all unit tests, or they need what `make other-vllm` unpacks.
-SLOW_UNIT_TESTS := tests/ut/core/pool/test_salted_hashes.py tests/ut/docs/test_search.py tests/ut/docs/test_site.py \
+SLOW_UNIT_TESTS := tests/ut/core/pool/test_exact_hashes.py tests/ut/docs/test_search.py tests/ut/docs/test_site.py \
     tests/ut/doctor tests/ut/npu_check tests/ut/overlay/test_left_behind.py tests/ut/overlay/test_transaction.py \
     tests/ut/patch/test_lifecycle.py tests/ut/patch/test_other_vllm.py tests/ut/evaluation/port_report/test_patch_table.py \
     tests/ut/evaluation/regress/gate tests/ut/evaluation/replay/http tests/ut/evaluation/replay/runs tests/ut/evaluation/replay/test_commands.py
@@ -175,6 +175,7 @@ docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledge
 # Behind the suite, when nothing else runs: it compares times.
 speed-check: setup  ## Fail if something is slower than its limit, five times of five (minutes).
 	$(BIN)/python -m benchmarks.microscope.check
+	$(BIN)/python -m benchmarks.microscope.growth
 
 speed: setup  ## Measure the scheduler beside stock vLLM; write docs/speed.md (tens of minutes).
 	$(BIN)/python -m benchmarks.microscope --docs docs/speed.md

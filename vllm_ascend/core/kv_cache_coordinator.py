@@ -16,8 +16,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
+from vllm_ascend.core.admission.loaded_first import LoadedFirst
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
-from vllm_ascend.core.admission.room_to_start import room_to_start
+from vllm_ascend.core.admission.room_to_start import RoomToStart
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.groups import find_draft_groups
@@ -146,6 +147,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             self.caching = RankedCaching(
                 pool, self.groups, plan, self.request_footprint, successors, self.stats, self.ledger
             )
+        self.loaded_first = LoadedFirst()
+        self._room_to_start = RoomToStart(self.caching.allocation, self.ledger, self.groups, plan)
         self._view = CacheView(pool, plan, successors)
         self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, self._view))
 
@@ -233,9 +236,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         if num_tokens_main_model > total_computed_tokens:  # as in most calls: no load
             return need
         if self.plan.leaves_room_for_loads and not apply_admission_cap:
-            need += room_to_start(
-                self.caching.allocation, self.ledger.awaiting_start(), self.groups, self.plan
-            )
+            need += self._room_to_start.blocks()
         return need
 
     def allocate_new_computed_blocks(
@@ -352,6 +353,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         """A new step is started: the one before has been dispatched."""
         super().new_step_starts()
         self.caching.new_step_starts()
+        self.loaded_first.step_starts()
+        self._room_to_start.step_starts()
         if not self.kv_cache_config.needs_kv_cache_zeroing:
             # vLLM takes these notes where there are Mamba layers. Elsewhere they would grow for
             # ever (vllm-project/vllm#44490).

@@ -136,9 +136,12 @@ class RankedCaching:
         tail = self.tails.tail_of_hit(blocks, num_local)
         num_copies = self.allocation.take_hit(request_id, blocks, num_local, num_external)
         self._stats.partial_hits += bool(num_copies)
-        if not num_local:
+        if not (num_local or num_external):
             return
         record = self._ledger.record(request_id)
+        record.loaded = num_local, num_local + num_external
+        if not num_local:
+            return
         record.passed = record.cached = num_local
         if tail is not None:
             for group in self._groups.retained:

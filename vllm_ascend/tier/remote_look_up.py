@@ -20,6 +20,8 @@ from vllm_ascend.tier.store_thread import StoreThread
 
 # An answer that was used is renewed after so long, for a request that waits for memory.
 _FRESH_S = 1.0
+# A request that hits here asks for so many units of its hit; the next one asks for others.
+_MOST_CHECKED = 1024
 
 
 class LateError(RuntimeError):
@@ -67,8 +69,21 @@ class _LookUp:
     hit: StoredHit | None = None
 
 
+class _Check(NamedTuple):
+    """Units that are here, and that the store may have lost.
+
+    Attributes:
+        first: Of them.
+    """
+
+    first: int
+    keys: Sequence[bytes]
+    call: Future[Sequence[bool]]
+    asked_at: int
+
+
 class RemoteLookUps:
-    """All look-ups of an engine."""
+    """All look-ups of an engine, and checks of what it hits itself."""
 
     def __init__(
         self,
@@ -86,6 +101,8 @@ class RemoteLookUps:
         self._layout, self._index, self._thread = layout, index, thread
         self._most_seconds, self._clock = most_seconds, clock
         self._of: dict[str, _LookUp] = {}
+        self._checks: dict[str, _Check] = {}
+        self._num_checks = 0
 
     def find(
         self, request_id: str, hashes: Sequence[BlockHash], first: int, limit: int
@@ -126,20 +143,53 @@ class RemoteLookUps:
             self._index.note(keys, are_there, known.asked_at)
         return found.seconds
 
+    def check(self, request_id: str, hashes: Sequence[BlockHash], num_units: int) -> None:
+        """Ask whether the store still has a request's first units, which it need not load.
+
+        Others have no use for what follows them if it has lost them.
+        """
+        num_units = min(num_units, self._layout.num_named_units(len(hashes)))
+        if not num_units:
+            return
+        first = self._num_checks * _MOST_CHECKED % (-(-num_units // _MOST_CHECKED) * _MOST_CHECKED)
+        self._num_checks += 1
+        keys = self._layout.row_keys(hashes, first, min(first + _MOST_CHECKED, num_units))
+        contains = self._index.contains
+        call = self._thread.call(lambda: contains(keys))
+        self._checks[request_id] = _Check(first, keys, call, self._index.now)
+
+    def take_lost(self) -> dict[str, int]:
+        """Return the requests of which the store has lost units, and the first of these."""
+        lost: dict[str, int] = {}
+        for request_id, check in list(self._checks.items()):
+            if not check.call.done():
+                continue
+            del self._checks[request_id]
+            if check.call.exception() is not None:
+                continue  # a look-up will notice
+            found = check.call.result()
+            self._index.note(check.keys, found, check.asked_at)
+            if not all(found):
+                lost[request_id] = check.first + list(found).index(False)
+        return lost
+
     def forget(self, request_id: str) -> None:
         """A request has been admitted, or has ended."""
+        check = self._checks.pop(request_id, None)
+        if check is not None:
+            check.call.cancel()
         known = self._of.pop(request_id, None)
         if known is not None and known.call is not None:
             known.call.cancel()
 
     def forget_all(self) -> None:
         """What was asked for so far says nothing any more, or nobody waits for it."""
-        for request_id in list(self._of):
+        for request_id in (*self._of, *self._checks):
             self.forget(request_id)
 
     def names(self) -> list[str]:
-        """Return the requests whose look-ups are remembered. For tests."""
-        return list(self._of)
+        """Return the requests of which something is remembered. For tests."""
+        return [*self._of, *self._checks]
 
 
 def longest_stored(

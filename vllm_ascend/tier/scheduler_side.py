@@ -180,6 +180,9 @@ class TierScheduler:
         hit, num_local, is_async = self._hits.pop(request.request_id, (StoredHit(0, 0), 0, False))
         if self._look_ups is not None:
             self._look_ups.forget(request.request_id)
+            if not self._is_paused():
+                num_here = (num_local or request.num_computed_tokens) // layout.unit
+                self._look_ups.check(request.request_id, request.block_hashes, num_here)
         self._stores.begins(request)
         progress.next_unit = hit.rows_end if self._index.is_remote else 0
         progress.passed = max(request.num_computed_tokens, num_local + num_external)
@@ -240,9 +243,17 @@ class TierScheduler:
             scheduled: Request id -> tokens of the step.
         """
         orders, self._orders, self._sync_bytes = self._orders, Orders(), 0
+        self._store_again()
         orders.stores = self._stores.orders(scheduled, self._live, is_paused=self._is_paused())
         self._thread.step_ends()
         return orders
+
+    def _store_again(self) -> None:
+        """Let requests store what a shared store has lost of what they hit here."""
+        for request_id, unit in (self._look_ups.take_lost() if self._look_ups else {}).items():
+            if progress := self._live.get(request_id):
+                progress.next_unit = min(progress.next_unit, unit)
+                self._stores.begins(progress.request)
 
     # What the workers tell
 

@@ -126,7 +126,7 @@ class Staging:
             objects = self._device[start:end].view(num_objects, size)
             offset = HEADER_BYTES
             for place, views, num_rows in shapes.parts[kind]:
-                rows = _Places(of_kind, place, self._device.device)
+                rows = _Places(of_kind, place, self._device.device, self._host.is_pinned())
                 moved: Sequence[Any] = rows.to_write() if is_load else rows.all()
                 for view in views:
                     width = num_rows * view.row_bytes
@@ -142,10 +142,12 @@ class Staging:
 class _Places:
     """Where the rows of one group lie, of all objects of some runs."""
 
-    def __init__(self, runs: Sequence[Run], place: int, device: torch.device) -> None:
+    def __init__(
+        self, runs: Sequence[Run], place: int, device: torch.device, pin_memory: bool
+    ) -> None:
         found = [run.segments[place].places() for run in runs]
         self._blocks, self._places, self._moved = map(np.concatenate, zip(*found, strict=True))
-        self._device = device
+        self._device, self._pin_memory = device, pin_memory
 
     def all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return block and place of every row, on the device."""
@@ -160,7 +162,10 @@ class _Places:
         return self._tensor(blocks), self._tensor(places), self._tensor(chosen)
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+        tensor = torch.from_numpy(values)
+        if self._pin_memory:  # else the host would wait for everything in front of the copy
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=self._pin_memory)
 
 
 def split_to_fit(shapes: Shapes, runs: Sequence[Run], num_bytes: int) -> list[list[Run]]:

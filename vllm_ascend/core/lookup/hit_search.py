@@ -71,7 +71,8 @@ class HitSearch:
         """Return the longest hit of at most ``limit`` tokens.
 
         ``external_tokens_follow(whole, partial)`` says whether tokens that a connector brings, or
-        may, behind ``whole`` local ones are worth more than the ``partial`` ones that are here.
+        may, behind ``whole`` local ones are worth more than the ``partial`` ones that are here; it
+        is asked once at most.
         Behind a hit that ends inside a block it brings none. ``None``: there is no connector.
         With ``tail_follows`` it brings a tail as well, so that a hit of rows needs none.
         """
@@ -84,8 +85,10 @@ class HitSearch:
         if tail_follows and external_tokens_follow and plan.ends_inside_blocks:
             rows = align_down(limit, self._finest_block)
             partial = resumable if resumable % plan.whole_blocks else 0
-            if rows and external_tokens_follow(rows, partial):
-                return Hit(self._rows(rows, prefixes), rows, resumable, limit)
+            if rows:
+                if external_tokens_follow(rows, partial):
+                    return Hit(self._rows(rows, prefixes), rows, resumable, limit)
+                external_tokens_follow = None  # asked once: it brings nothing that is worth more
         ends_inside = plan.ends_inside_blocks and boundary % plan.whole_blocks
         if ends_inside and (external_tokens_follow or least_gain):
             whole, whole_ends = self._walk(look_up, boundary, plan.whole_blocks)

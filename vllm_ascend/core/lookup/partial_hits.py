@@ -12,7 +12,7 @@ from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import align_down
-from vllm_ascend.core.policy.units import Granule
+from vllm_ascend.core.policy.units import BlockId, Granule
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import BlockCopy, RequestRecord, WaitingGranules
@@ -43,6 +43,8 @@ class PartialHits:
         pool.before_reset = self._prepare_reset
         self._hash_tokens, self._alignment = plan.hash_tokens, plan.alignment
         self._groups = [group for group in groups.prefix if group.ends_inside]
+        # The copies that running requests hold, by the id of their block
+        self._held: dict[BlockId, BlockCopy] = {}
 
     # Copies
 
@@ -59,7 +61,9 @@ class PartialHits:
             (private,) = self.pool.get_new_blocks(1)
             group.manager.req_to_blocks[request_id].append(private)
             is_all = hit >= self.pool.granules.kept_until.get(source.block_id, _NEVER)
-            record.copies.append(BlockCopy(source, private, hit, supersedes=is_all))
+            copy = BlockCopy(source, private, hit, supersedes=is_all)
+            record.copies.append(copy)
+            self._held[BlockId(private.block_id)] = copy
 
     def release(self, record: RequestRecord) -> None:
         """Release the sources of a request's copies that are certain to be made.
@@ -78,6 +82,7 @@ class PartialHits:
         if not self._ledger.has_connector:
             self.release(record)
         for copy in record.copies:
+            self._held.pop(BlockId(copy.private.block_id), None)
             if copy.source is not None and not copy.is_told:
                 self._free_source(copy)
 
@@ -162,17 +167,10 @@ class PartialHits:
             return False
         rank = self.pool.rank(block)
         granule = request.block_hashes[end_of_kept // self._hash_tokens - 1]
-        for other in granules.others(block, granule):
+        for other in granules.others(block, granule, self._held):
             # Others may hold as many, but who does not rest on a hit may need less himself.
-            if self._is_copy_of(other, end_of_kept) and self.pool.rank(other) >= rank:
+            is_enough = self._held[BlockId(other.block_id)].num_tokens >= end_of_kept
+            if is_enough and self.pool.rank(other) >= rank:
                 return True
         granules.kept_until[block.block_id] = end_of_kept
         return False
-
-    def _is_copy_of(self, block: KVCacheBlock, num_tokens: int) -> bool:
-        """Whether a running request was given the block as a copy of at least so many tokens."""
-        return any(
-            copy.private is block and copy.num_tokens >= num_tokens
-            for record in self._ledger.records.values()
-            for copy in record.copies
-        )

@@ -13,7 +13,8 @@ blocks would have to be tried (docs/speed.md).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -67,11 +68,24 @@ class GranuleIndex:
         """Return a block that holds the rows of a granule and of those before it in the block."""
         return self._blocks[group_id].get_one_block(granule)
 
-    def others(self, block: KVCacheBlock, granule: BlockHash) -> Iterable[KVCacheBlock]:
-        """Return the other blocks of a block's group that hold a granule and those before it."""
+    def others(
+        self, block: KVCacheBlock, granule: BlockHash, among: Mapping[BlockId, Any]
+    ) -> Iterator[KVCacheBlock]:
+        """Yield the other blocks of a block's group that hold a granule and those before it.
+
+        Args:
+            block: One of them.
+            granule: The granule.
+            among: Only blocks whose ids are here. Hundreds of ended requests may have left blocks,
+                or hundreds may run: the fewer of both are gone through.
+        """
         group_id, _ = self.known[block.block_id]
         found = self._blocks[group_id]._cache.get(granule)
-        return [b for b in found.values() if b is not block] if isinstance(found, dict) else ()
+        if not isinstance(found, dict):
+            return
+        for block_id in found if len(found) <= len(among) else among:
+            if block_id in found and block_id in among and block_id != block.block_id:
+                yield found[block_id]
 
     def longest_match(
         self, group_id: GroupId, hashes: Sequence[BlockHash], start: int, end: int

@@ -57,6 +57,7 @@ class Ledger:
         self._step = self._last_confirmed = 0
         # Records with something of the step being scheduled, in the order of their first.
         self._open: dict[int, RequestRecord] = {}
+        self._started_loads: list[RequestRecord] = []
         self._dispatched: deque[DispatchedStep] = deque()
         self.preempted_and_lost: list[Request] = []
         self._restarted: list[str] = []
@@ -81,6 +82,7 @@ class Ledger:
         """A connector brings a request tokens: nothing is entered before the load is confirmed."""
         record = self.record(request_id)
         record.is_loading = record.awaits_start = True
+        self._started_loads.append(record)
         self.open(record)
 
     def awaits_load(self, request: Request, num_tokens: int) -> bool:
@@ -99,10 +101,14 @@ class Ledger:
             record.request, record.num_noted_tokens = request, num_tokens
         return record.is_loading
 
-    def awaiting_start(self) -> list[Request]:
-        """Return the requests that hold external tokens and have not been scheduled yet."""
-        records = [record for record in self.records.values() if record.awaits_start]
-        return [record.request for record in records if record.request is not None]
+    def awaiting_start(self) -> list[RequestRecord]:
+        """Return the records of requests that have external tokens and were not scheduled yet."""
+        return [record for record in self.records.values() if record.awaits_start]
+
+    def take_started_loads(self) -> list[RequestRecord]:
+        """Return the records whose loads have started in this step, since the last call."""
+        started, self._started_loads = self._started_loads, []
+        return started
 
     # Steps
 
@@ -110,6 +116,7 @@ class Ledger:
         """A new step is started; return the records with something of the one before."""
         self._step += 1
         settled, self._open = list(self._open.values()), {}
+        self._started_loads = []
         return settled
 
     def copies_to_tell(self) -> list[KVCacheBlockCopy]:

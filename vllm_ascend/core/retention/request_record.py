@@ -116,6 +116,8 @@ class RequestRecord:
         next_free: No window leaves a block behind before so many tokens are computed.
         next_cache: Nothing can be entered before so many tokens are scheduled.
         passed: Boundaries up to here have been dealt with.
+        loaded: [start, end) of the external tokens. Of the boundaries in it the tail of the end
+            alone was loaded, whatever blocks the window there has.
         cached: Tokens that blocks were last entered for.
         granules: Group id -> granules entered or waiting.
         kept: Tails that it keeps, or was lent, to be refreshed when it ends; of very many a part.
@@ -146,6 +148,7 @@ class RequestRecord:
     next_free: int = 0
     next_cache: int = 0
     passed: int = 0
+    loaded: tuple[int, int] = (0, 0)
     cached: int = 0
     granules: dict[GroupId, Granule] = field(default_factory=dict)
     kept: list[Tail] = field(default_factory=list)

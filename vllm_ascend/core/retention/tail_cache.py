@@ -159,7 +159,8 @@ class TailCache:
 
     def _held(self, record: RequestRecord, boundaries: list[int]) -> list[int]:
         """Return the ascending boundaries whose tails the request holds in all groups."""
-        null_block, held = self._pool.null_block, boundaries
+        null_block, (start, end) = self._pool.null_block, record.loaded
+        held = [b for b in boundaries if not start < b < end] if end else boundaries
         for group, blocks in self._tables(record) if boundaries else ():
             tokens, known = group.block_tokens, len(blocks) * group.block_tokens
             if group.is_eagle and record.stale_tokens:

@@ -7,11 +7,11 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from functools import partial
 
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
@@ -173,29 +173,11 @@ def wrap_select_waiting_queue(self: Scheduler, *, original: Callable):
 
     It holds memory that a request in front of it may be waiting for, for ever.
     """
-    if self.running or not self.skipped_waiting or our_coordinator(self) is None:
-        return original(self)
+    coordinator = our_coordinator(self)
     chosen = original(self)
-    if chosen is None or is_loaded(self, chosen.peek_request()):
+    if self.running or not self.skipped_waiting or coordinator is None or chosen is None:
         return chosen
-    loaded = next((r for r in self.skipped_waiting if is_loaded(self, r)), None)
-    return chosen if loaded is None else _OneRequest(self.skipped_waiting, loaded)
-
-
-class _OneRequest:
-    """A waiting queue as far as the scheduler asks: at its head is a request from inside of one."""
-
-    def __init__(self, queue: RequestQueue, request: Request) -> None:
-        self._queue, self._request = queue, request
-
-    def peek_request(self) -> Request:
-        """Return the request."""
-        return self._request
-
-    def pop_request(self) -> Request:
-        """Take the request out of its queue."""
-        self._queue.remove_request(self._request)
-        return self._request
+    return coordinator.loaded_first.choose(chosen, self.skipped_waiting, partial(is_loaded, self))
 
 
 @changes(f"{_SCHEDULER}._preempt_request", UNWRITTEN)

@@ -44,16 +44,18 @@ def test_the_longest_match_is_what_a_scan_would_find(contents, probes, data):
     assert len(index) == len(entered)
 
 
-def test_others_that_hold_a_granule_are_of_the_same_group():
+def test_others_that_hold_a_granule_are_of_the_same_group_and_among_the_given():
     index, names = GranuleIndex(), hashes(3)
     first, second, foreign = map(KVCacheBlock, (1, 2, 3))
+    every, none = dict.fromkeys((1, 2, 3)), dict[int, None]()
     index.enter(0, first, names)
-    assert list(index.others(first, names[1])) == []
+    assert list(index.others(first, names[1], every)) == []
     index.enter(0, second, names[:2])
     index.enter(1, foreign, names)
-    assert list(index.others(first, names[1])) == [second]
-    assert list(index.others(first, names[2])) == []
-    assert list(index.others(second, names[0])) == [first]
+    for among, found in ((every, [second]), ({2: None}, [second]), ({3: None}, []), (none, [])):
+        assert list(index.others(first, names[1], among)) == found
+    assert list(index.others(first, names[2], every)) == []
+    assert list(index.others(second, names[0], every)) == [first]
 
 
 def test_a_growing_block_is_evicted_with_everything():
