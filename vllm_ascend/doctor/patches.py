@@ -20,7 +20,7 @@ from vllm_ascend.doctor.environment import (
 )
 from vllm_ascend.doctor.findings import Finding, PatchRow, Severity, Version
 from vllm_ascend.overlay.patch_list import listed_patches
-from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE
+from vllm_ascend.patch.planner import APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE, OVERRIDDEN
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import SUPPORTED, Release, find_release
 
@@ -30,7 +30,7 @@ NOT_LOADED = "not loaded"
 REFUSED = "refused"
 READY = "ready"
 WRAPPED = "wrapped"
-_IN_ORDER = (APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE, NOT_NEEDED, READY)
+_IN_ORDER = (APPLIED, OVERRIDDEN, LEFT_TO_VLLM, NOT_AVAILABLE, NOT_NEEDED, READY)
 
 _PROBE = "patches"
 _WORKER = "vllm_ascend.patch.worker."

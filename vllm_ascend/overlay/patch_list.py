@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vllm_ascend.patch.table import Add, AddField, Patch, Rebind
+from vllm_ascend.patch.table import Add, AddField, Override, Patch, Rebind
 from vllm_ascend.releases import SUPPORTED, Release
 
 PATCH_LIST = Path(__file__).with_name("patches.json")
 ADDED, ADDED_FIELD, CHANGED, REPLACED = "added", "added field", "changed", "replaced"
+OVERRIDDEN = "overridden"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class ListedPatch:
     Attributes:
         target: As in :class:`~vllm_ascend.patch.table.Patch`; so are the others.
         feature: What it belongs to.
-        kind: One of the four above.
+        kind: One of the five above.
         superseded_by: What a release has that makes the patch superfluous.
         why: The reason, in a sentence.
         digests: Those that the original may have; none if it must not exist.
@@ -80,7 +81,7 @@ def listed_patches(release: Release) -> tuple[ListedPatch, ...]:
 def render(patches: Sequence[Patch]) -> str:
     """Return the list as JSON; the same tables give the same text.
 
-    A row has ``target``, ``feature``, ``why`` and ``kind`` (one of the four above), and, if the
+    A row has ``target``, ``feature``, ``why`` and ``kind`` (one of the five above), and, if the
     patch has them, ``superseded_by``, ``aliases`` and ``keepers``. The original's digests are in
     :mod:`vllm_ascend.releases`. A target that is declared twice is one row, that of the addition:
     the releases that take the overlay lack the original.
@@ -107,4 +108,6 @@ def kind_of(patch: Patch) -> str:
     """Return what a patch does to its target."""
     if isinstance(patch, Add):
         return ADDED_FIELD if isinstance(patch, AddField) else ADDED
+    if isinstance(patch, Override):
+        return OVERRIDDEN
     return REPLACED if isinstance(patch, Rebind) else CHANGED

@@ -14,6 +14,7 @@ from vllm_ascend.patch.planner import (
     APPLIED,
     LEFT_TO_VLLM,
     NOT_AVAILABLE,
+    OVERRIDDEN,
     Change,
     PatchStatus,
     globals_of,
@@ -90,7 +91,7 @@ class Plan:
         """Return one line for the log."""
         counts = Counter(row.status for row in self.rows)
         parts = [f"{counts[status]} {status}" for status in
-                 (APPLIED, LEFT_TO_VLLM, NOT_AVAILABLE) if counts[status]]  # fmt: skip
+                 (APPLIED, OVERRIDDEN, LEFT_TO_VLLM, NOT_AVAILABLE) if counts[status]]  # fmt: skip
         return f"vLLM {self.vllm_version}: patches {', '.join(parts) or 'none'}"
 
 

@@ -19,6 +19,7 @@ from vllm_ascend.patch.signatures import call_mismatches, shown_signature
 from vllm_ascend.patch.table import (
     Add,
     AddField,
+    Override,
     Patch,
     Rebind,
     Wrap,
@@ -30,6 +31,7 @@ from vllm_ascend.releases import Release
 APPLIED = "applied"
 LEFT_TO_VLLM = "left to vLLM"
 NOT_AVAILABLE = "not available"
+OVERRIDDEN = "overridden"  # by a class of ours that is put over vLLM's
 
 _ABSENT = object()
 
@@ -52,7 +54,7 @@ def statuses(patches: Sequence[Patch], release: Release, left: Set[str]) -> list
     """
     rows = []
     for patch in patches:
-        status, reason = APPLIED, patch.why
+        status, reason = OVERRIDDEN if isinstance(patch, Override) else APPLIED, patch.why
         if patch.target in release.native:
             status, reason = LEFT_TO_VLLM, release.native[patch.target]
         elif patch.target in release.absent:
@@ -127,7 +129,7 @@ def plan_supported(
             problems += _undeclared(patch, change, known, "keeper")
     for owner, patches in fields.items():
         changes += _plan_fields(owner, patches, problems)
-    left = {patch.target for patch, change in planned if change is None}
+    left = {p.target for p, change in planned if change is None and not isinstance(p, Override)}
     return changes, [*_named_twice(table, changes), *problems], left
 
 
@@ -147,6 +149,9 @@ def _plan_target(
     if wrapper is not None and source_digest(old) == wrapper:
         return None
     mismatches = _check_source(patch, old, release)
+    if isinstance(patch, Override):
+        problems += mismatches or _misfits(patch, patch.replacement, plain_function(old))
+        return None
     new, misfits = replacement(patch, old)
     problems += mismatches or misfits
     return Change(owner, name, old, new)
@@ -236,13 +241,17 @@ def replacement(patch: Patch, original: Any) -> tuple[Any, list[str]]:
     function, problems = plain_function(original), []
     new = patch.around(function)
     if callable(function):
-        problems = [
-            f"{patch.target} is changed into something else: {what}"
-            for what in call_mismatches(new, function)
-        ]
+        problems = _misfits(patch, new, function)
         new.__signature__ = shown_signature(new, function)  # type: ignore[attr-defined]
     is_method = isinstance(original, classmethod | staticmethod)
     return type(original)(new) if is_method else new, problems
+
+
+def _misfits(patch: Patch, new: Any, original: Any) -> list[str]:
+    return [
+        f"{patch.target} is changed into something else: {what}"
+        for what in call_mismatches(new, original)
+    ]
 
 
 def _plan_aliases(patch: Wrap, change: Change, problems: list[str]) -> list[Change]:

@@ -87,6 +87,34 @@ class Rebind(Patch):
     keepers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Override(Patch):
+    """A method of vLLM's that a class of ours overrides: nothing is set, its source is checked.
+
+    ``replacement`` is our method. It calls the original by ``super()``.
+    """
+
+
+def overrides(ours: type, target: str, feature: Mapping[str, Any]) -> tuple[Override, ...]:
+    """Return an :class:`Override` per method of a class that is put over one of vLLM's.
+
+    Args:
+        ours: Its private attributes other than methods are its own affair.
+        target: vLLM's class, ``"module:Class"``.
+        feature: An entry of :mod:`vllm_ascend.patch.features`.
+    """
+    return tuple(
+        Override(target=f"{target}.{name}", replacement=method, why=_why(method), **feature)
+        for name, method in vars(ours).items()
+        if inspect.isfunction(method)
+    )
+
+
+def _why(function: Callable[..., Any]) -> str:
+    """Return the first paragraph of a function's docstring."""
+    return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
+
+
 def changes(
     target: str, feature: Mapping[str, Any], **others: Any
 ) -> Callable[[Callable[..., Any]], Wrap]:
@@ -98,8 +126,7 @@ def changes(
     """
 
     def make(function: Callable[..., Any]) -> Wrap:
-        why = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
-        fields = {"why": why, **feature, **others}
+        fields = {"why": _why(function), **feature, **others}
         return Wrap(target=target, replacement=function, **fields)
 
     return make

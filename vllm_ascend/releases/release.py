@@ -9,9 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
-    from vllm.v1.request import Request
 
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.patch.table import Add, Patch, Wrap
@@ -49,8 +47,6 @@ class Release(VllmTerms, ABC):
             thing.
         ratio_field: The field of vLLM's compressed specs with the tokens per stored row.
         hash_size_field: The field of ``CacheConfig`` with the tokens per request hash.
-        forget_in_flight: What vLLM's ``_preempt_request`` must be told beside the request and the
-            time, so that what steps in flight sample for the request counts for nothing.
         reads_retention_variable: Whether vLLM has ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL`` itself.
     """
 
@@ -70,7 +66,6 @@ class Release(VllmTerms, ABC):
     absent: ClassVar[Mapping[str, str]] = {}
     ratio_field: ClassVar[str] = "compress_ratio"
     hash_size_field: ClassVar[str] = "hash_block_size"
-    forget_in_flight: ClassVar[Mapping[str, Any]] = {}
     reads_retention_variable: ClassVar[bool] = False
 
     def table(self, patches: Sequence[Patch]) -> tuple[Patch, ...]:
@@ -112,13 +107,6 @@ class Release(VllmTerms, ABC):
     def chooses_manager(self, spec: KVCacheSpec) -> bool:
         """Whether vLLM's own factory knows a manager for a spec."""
 
-    @abstractmethod
-    def discard_next_output(self, request: Request) -> None:
-        """Let what the step in flight samples for a request count for nothing."""
-
-    def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
-        """Reserve nothing any more for a request whose blocks were taken back."""
-
     # Specs and tensors
 
     def why_left_to_vllm(self, specs: Collection[KVCacheSpec]) -> str:
@@ -152,14 +140,6 @@ class Release(VllmTerms, ABC):
     def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
         """Return the fields of ``CacheConfig`` that engine and platform set for a model's specs."""
         return {}
-
-    def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
-        """Return (kind, window) of the groups behind the real ones that KV events may name.
-
-        They tell what followed the blocks of draft layers; see docs/kv-events.md. None where vLLM's
-        KV cache manager does not look them up.
-        """
-        return ()
 
     def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
         """Return the most tokens of one step, given what vLLM tells as :attr:`step_tokens`."""

@@ -10,7 +10,6 @@ from vllm_ascend.releases.release import Digests, Release
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheSpec
-    from vllm.v1.request import Request
 
 # Several where the supported heads of vllm-ascend differ.
 _DIGESTS: dict[str, dict[str, Digests]] = {
@@ -72,6 +71,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.make_stats": "c495855b2fac9c07",
         "Scheduler.reset_prefix_cache": "cfb9da648143a518",
         "Scheduler.update_from_output": "7d43ee5ee3f6ca2a",
+        "Scheduler.schedule": "b6e10e6f11324a0b",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {
         "CrossAttentionManager.cache_blocks": "dd9074c00825e99f",
@@ -122,10 +122,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "AscendDSAMetadataBuilder.build_decode_metadata": "65a5c25ecaeb789d",
         "AscendDSAMetadataBuilder.build_for_drafting": "ea0e3c83a0192849",
         "AscendDSAMetadataBuilder.build_prefill_metadata": "1a782d89a97875f3",
-    },
-    "vllm_ascend.core.recompute_scheduler": {
-        "RecomputeScheduler.schedule": "3d93bc5d71369f8f",
-        "RecomputeScheduler.update_from_output": "98d47ec1fd7bb5b3",
     },
     "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": {
         "KVCacheRecvingThread.__init__": "03fa8d452aa4134e",
@@ -198,6 +194,3 @@ class Vllm0202(Release):
         from vllm.v1.core import single_type_kv_cache_manager as managers
 
         return type(spec) in managers.spec_manager_map
-
-    def discard_next_output(self, request: Request) -> None:
-        request.discard_latest_async_tokens = True

@@ -60,6 +60,8 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.make_stats": "c495855b2fac9c07",
         "Scheduler.reset_prefix_cache": "d070ee5c068f34da",
         "Scheduler.update_from_output": "dae72be240168961",
+        "Scheduler.schedule": "31fce14a6b23f64f",
+        "Scheduler.has_finished_requests": "e00bf16dca545bcb",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {
         "get_manager_for_kv_cache_spec": "648faa3c6a298607",
@@ -96,10 +98,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     },
     "vllm_ascend.attention.dsa_v1": {
         "AscendDSAMetadataBuilder.build": "a326e41cfeb82072",
-    },
-    "vllm_ascend.core.recompute_scheduler": {
-        "RecomputeScheduler.schedule": "bb927793dc2f4d25",
-        "RecomputeScheduler.update_from_output": "e49ce24836931677",
     },
     "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": {
         "KVCacheRecvingThread.__init__": "0dae09a2870e18ca",
@@ -178,9 +176,6 @@ class Vllm0230(Release):
         f"{_MANAGERS}:SingleTypeKVCacheManager.reachable_block_mask": _REACHABLE,
         f"{_MANAGERS}:SlidingWindowManager.reachable_block_mask": _REACHABLE,
         f"{_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit": _REACHABLE,
-        "vllm.v1.core.sched.scheduler:Scheduler.has_finished_requests": (
-            "steps go on until loads of aborted requests have ended"
-        ),
         "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
             "the KV cache manager is told the scheduler's block size"
         ),

@@ -67,6 +67,8 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.make_stats": "0733d7fcdc580707",
         "Scheduler.reset_prefix_cache": "fe3b2977fe48ad87",
         "Scheduler.update_from_output": "676eb54028d57b97",
+        "Scheduler.schedule": "23146d5ff34a8771",
+        "Scheduler.has_finished_requests": "e00bf16dca545bcb",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {
         "get_manager_for_kv_cache_spec": "351638a07099f70b",
@@ -101,9 +103,6 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheSendingThread.__init__": "423490595d9d3414",
         "KVCacheSendingThread.run_busy_loop": "7e0f91a3e3b52b6d",
         "MooncakeConnectorWorker.register_kv_caches": "042dc41a360f70f8",
-    },
-    "vllm_ascend.core.recompute_scheduler": {
-        "RecomputeScheduler.schedule": "844a625604839889",
     },
     "vllm_ascend.utils": {
         "refresh_block_size": "86a0272bff9efe4c",
@@ -199,9 +198,6 @@ class Vllm0300(Vllm0230):
             "the stand-ins for kernels take all arguments"
         ),
         "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
-        "vllm_ascend.core.recompute_scheduler:RecomputeScheduler.update_from_output": (
-            "it calls vLLM's, which is told that a step has run"
-        ),
         f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": HANDED_OVER,
         "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_SIZES,
         "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": _COPIES,

@@ -14,7 +14,7 @@ from tests.e2e.connectors.fake_connector import FakeConnector
 from tests.e2e.core.configurations import CASES, MODES, SWITCHES, Configuration
 from tests.e2e.core.engine import Engine
 from tests.release_marks import WHERE_BLOCKS_ARE_FREED_AT_ONCE
-from vllm_ascend.patch.engine import patch_scheduler
+from vllm_ascend.core import scheduler as caching_scheduler
 
 _CELL = Configuration(
     next(case for case in CASES if case.name == "dsv4-rows"),
@@ -95,7 +95,7 @@ def abort(engine: Engine) -> None:
 
 
 def preempt(engine: Engine) -> None:
-    patch_scheduler._restart(engine.scheduler, engine.requests["b"])
+    caching_scheduler.restart(engine.scheduler, engine.requests["b"])
 
 
 @pytest.mark.parametrize("leave", [abort, preempt])

@@ -15,10 +15,10 @@ from tests.e2e.core.conftest import skip_if_left_to_vllm
 from tests.e2e.core.engine import Engine
 from tests.soak import episode
 from tests.soak.case import Recording
+from vllm_ascend.core import scheduler as caching_scheduler
 from vllm_ascend.core.admission.room_to_start import RoomToStart
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
-from vllm_ascend.patch.engine import patch_scheduler
 from vllm_ascend.releases import running_release
 from vllm_ascend_evaluation.oracle import OracleOptions
 
@@ -93,7 +93,7 @@ def test_long_prompts_that_are_loaded_all_get_in(environment, switch):
 def test_without_room_for_those_that_have_loaded_nothing_is_scheduled(switch, monkeypatch):
     """Each of two cures; without both of them the engine waits for ever."""
     monkeypatch.setattr(RoomToStart, "blocks", lambda room: 0)
-    monkeypatch.setattr(patch_scheduler, "_give_back_blocks", lambda scheduler: None)
+    monkeypatch.setattr(caching_scheduler, "give_back_blocks", lambda scheduler: None)
     with pytest.raises(AssertionError, match="nothing is scheduled any more"):
         serve_five_long_prompts(switch, _BEST)
 

@@ -13,11 +13,11 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import DSV4, PROFILE, RETENTION
 from tests.e2e.core.conftest import MakeEngine, skip_if_left_to_vllm
 from tests.e2e.core.engine import Engine
+from vllm_ascend.core import scheduler as caching_scheduler
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
-from vllm_ascend.patch.engine import patch_scheduler
 from vllm_ascend_evaluation.oracle import ContentViolation
 
 BEST = {DSV4: "1", PROFILE: "best"}
@@ -118,7 +118,7 @@ def test_a_session_that_is_preempted_as_its_turn_ends_goes_on(make_engine: MakeE
 
 
 def test_without_our_cure_it_is_in_no_queue(make_engine: MakeEngine, monkeypatch) -> None:
-    monkeypatch.setattr(patch_scheduler, "_let_wait", lambda *args: None)
+    monkeypatch.setattr(caching_scheduler, "_let_wait", lambda *args: None)
     engine = preempt_as_the_turn_ends(make_engine)
     assert len(engine.outputs["session"]) == 1
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
     from vllm.v1.request import Request
@@ -28,6 +29,8 @@ class VllmTerms:
         leaves_room_for_loads: Whether vLLM lets an asynchronous load in only if the loads before it
             keep room to start in.
         has_dspark: Whether vLLM drafts with DSpark, and can be told to drop no block for drafts.
+        forget_in_flight: What vLLM's ``_preempt_request`` must be told beside the request and the
+            time, so that what steps in flight sample for the request counts for nothing.
         step_tokens: What vLLM calls the argument for the most tokens that are scheduled and not
             yet settled.
     """
@@ -37,6 +40,7 @@ class VllmTerms:
     second_runner_serves: ClassVar[bool] = False
     leaves_room_for_loads: ClassVar[bool] = False
     has_dspark: ClassVar[bool] = False
+    forget_in_flight: ClassVar[Mapping[str, Any]] = {}
     step_tokens: ClassVar[str] = "max_num_batched_tokens"
 
     def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
@@ -120,7 +124,22 @@ class VllmTerms:
         """Return a hit as vLLM's KV cache manager expects it from its coordinator."""
         return blocks, num_tokens
 
+    def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
+        """Return (kind, window) of the groups behind the real ones that KV events may name.
+
+        They tell what followed the blocks of draft layers; see docs/kv-events.md. None where vLLM's
+        KV cache manager does not look them up.
+        """
+        return ()
+
     # Steps in flight
+
+    def discard_next_output(self, request: Request) -> None:
+        """Let what the step in flight samples for a request count for nothing."""
+        request.discard_latest_async_tokens = True
+
+    def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
+        """Reserve nothing any more for a request whose blocks were taken back."""
 
     def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
         """Return the most tokens of steps in flight for which a request goes on holding windows.

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import LoggingStatLogger, PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
 
@@ -21,7 +20,6 @@ from vllm_ascend.dp_routing.client import process_stats
 from vllm_ascend.metrics.prometheus import PrefixCacheProm, unregister
 from vllm_ascend.metrics.routing import RoutingProm
 from vllm_ascend.metrics.summary import PrefixCacheSummary
-from vllm_ascend.patch.engine.patch_scheduler import our_coordinator
 from vllm_ascend.patch.features import DP_ROUTING, METRICS
 from vllm_ascend.patch.table import Add, AddField, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
@@ -32,16 +30,6 @@ _LOGGING = "vllm.v1.metrics.loggers:LoggingStatLogger"
 
 # Under vLLM's own name, whose handlers print it.
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
-
-
-@changes("vllm.v1.core.sched.scheduler:Scheduler.make_stats", METRICS)
-def wrap_make_stats(self: Scheduler, *args, original: Callable, **kwargs) -> SchedulerStats | None:
-    """Every scheduler makes a step's statistics there."""
-    stats = original(self, *args, **kwargs)
-    coordinator = our_coordinator(self)
-    if stats is not None and coordinator is not None:
-        stats.ascend_prefix_cache = coordinator.take_stats()
-    return stats
 
 
 @changes(f"{_PROMETHEUS}.__init__", METRICS)
@@ -124,7 +112,6 @@ PATCHES: tuple[Patch, ...] = (
         **DP_ROUTING,
         why="Carries a rank's cache news in order with its outputs.",
     ),
-    wrap_make_stats,
     _default(_PROMETHEUS, "Holds the metrics."),
     _default(_PROMETHEUS, "Holds the metrics.", "ascend_routing"),
     wrap_prometheus_init,

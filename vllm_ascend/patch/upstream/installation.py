@@ -11,7 +11,6 @@ from vllm_ascend.patch.upstream import (
     patch_dsa_attention,
     patch_model_runner,
     patch_mooncake_hybrid_connector,
-    patch_recompute_scheduler,
     patch_utils,
 )
 from vllm_ascend.patch.upstream.source import misfits
@@ -22,7 +21,6 @@ TABLE: tuple[Patch, ...] = (
     *patch_utils.PATCHES,
     *patch_dsa_attention.PATCHES,
     *patch_block_table.PATCHES,
-    *patch_recompute_scheduler.PATCHES,
     *patch_model_runner.PATCHES,
     *patch_mooncake_hybrid_connector.PATCHES,
 )

@@ -15,9 +15,9 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.releases import running_release
 
 
 def is_loaded(scheduler: Scheduler, request: Request) -> bool:
@@ -32,7 +32,7 @@ def start_over(scheduler: Scheduler, request: Request) -> None:
     """Take a waiting request's blocks back: it is computed, or loaded again."""
     scheduler.kv_cache_manager.free(request)
     request.num_computed_tokens = 0
-    running_release().forget_prefill(scheduler, request)
+    _terms(scheduler).forget_prefill(scheduler, request)
 
 
 def frees_are_delayed(scheduler: Scheduler) -> bool:
@@ -59,7 +59,7 @@ def give_up_loads(scheduler: Scheduler) -> set[int]:
         elif is_waiting:
             # As after a load that fails: its blocks are freed when the load has ended.
             request.num_computed_tokens = 0
-            running_release().forget_prefill(scheduler, request)
+            _terms(scheduler).forget_prefill(scheduler, request)
             scheduler.failed_recving_kv_req_ids.add(name)
             written |= _blocks(scheduler, request)
     for request in scheduler.requests.values():
@@ -82,6 +82,10 @@ def leaving_in_use(pool: BlockPool, block_ids: Collection[int]) -> Iterator[None
         yield
     finally:
         pool.num_gpu_blocks += len(block_ids)
+
+
+def _terms(scheduler: Scheduler) -> VllmTerms:
+    return scheduler.kv_cache_manager.coordinator.plan.terms
 
 
 def _blocks(scheduler: Scheduler, request: Request) -> set[int]:
