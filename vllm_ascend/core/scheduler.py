@@ -48,6 +48,8 @@ _YIELD_S = 0.001
 @cache
 def with_caching(scheduler: Any) -> Any:
     """Return a class of schedulers with :class:`CachingScheduler` over it, under its own name."""
+    if issubclass(scheduler, CachingScheduler):
+        return scheduler
     own = {"__module__": scheduler.__module__, "__qualname__": scheduler.__qualname__}
     return type(scheduler)(scheduler.__name__, (CachingScheduler, scheduler), own)
 

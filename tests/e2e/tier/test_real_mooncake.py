@@ -95,7 +95,7 @@ def test_steps_go_on_while_a_master_hangs_and_its_tier_is_left_alone(
         running = engine(settings, 1, load_seconds=2)
         answer(running, "a")
         running.tier._thread.grace_s = 0.0
-        masters[0].send_signal(signal.SIGSTOP)
+        _stop(masters[0])
         running.add("hangs", [7, *PROMPT], 4)  # nothing of it is here
         running.step()
         assert not running.hits.get("hangs") and running.scheduler.requests, "it alone waits"
@@ -106,6 +106,14 @@ def test_steps_go_on_while_a_master_hangs_and_its_tier_is_left_alone(
         assert time.monotonic() - asked < 20, "Mooncake itself waits for 30 s"
         masters[0].send_signal(signal.SIGCONT)
         running.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, and wait until all its threads stand still: one that runs may answer yet."""
+    process.send_signal(signal.SIGSTOP)
+    tasks = [task / "stat" for task in Path(f"/proc/{process.pid}/task").iterdir()]
+    while not all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks):
+        time.sleep(0.01)
 
 
 def test_after_a_reset_nothing_of_before_is_hit_although_it_was_just_read(

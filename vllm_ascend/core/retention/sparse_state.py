@@ -132,21 +132,30 @@ class SparseState:
             if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
                 return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
             own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
-            own.update(multiples(record.passed, end, self._spares_every), self._kept(record, end))
+            own.update(multiples(record.passed, end, self._spares_every))
             ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
-            return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            read = ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
+            regular = self._regular_ordinals(group, record.passed, end)
+            return sorted({*read, *(i for i in regular if i >= first_ordinal)}) if regular else read
 
         return rows_read
 
-    def _kept(self, record: RequestRecord, end: int) -> Sequence[int]:
-        """Return the boundaries up to ``end`` that are kept at intervals, but for passed ones."""
-        return kept_boundaries(
-            record.passed,
-            end,
-            alignment=self._plan.alignment,
-            interval=self._plan.tails_interval,
-            singled_out=(),
+    def _regular_ordinals(self, group: Group, start: int, end: int) -> Sequence[int]:
+        """Return the blocks of the tails of boundaries in ``(start, end]`` kept at intervals."""
+        alignment, interval = self._plan.alignment, self._plan.tails_interval
+        kept = kept_boundaries(start, end, alignment=alignment, interval=interval, singled_out=())
+        if not kept:  # as in most chunks
+            return ()
+        ordinals = range(group.tail(kept[0]).start, kept[-1] // group.block_tokens)
+        mask = group.manager.reachable_block_mask(
+            ordinals.start,
+            ordinals.stop,
+            alignment,
+            group.tail_spec,
+            use_eagle=False,
+            retention_interval=interval,
         )
+        return ordinals if mask is None else list(itertools.compress(ordinals, mask))
 
     def add_spares(self, request_id: str, new_blocks: NewBlocks, num_main_tokens: int) -> None:
         """Give spare tails the state that they need, out of memory that nobody will miss.
