@@ -48,6 +48,7 @@ def test_what_is_right_is_one_json_document_and_exit_code_0(model):
     assert {patch["status"] for patch in told["patches"]} <= {
         "applied",
         "not needed",
+        "overridden",
         "left to vLLM",
     }
     assert {"target", "feature", "status", "reason"} == set(told["patches"][0])

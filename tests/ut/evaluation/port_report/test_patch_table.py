@@ -53,7 +53,7 @@ def test_the_table_is_read_without_vllm():
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
-    assert int(result.stdout) > 100
+    assert int(result.stdout) > 90
 
 
 @pytest.mark.skipif(not NEXT.is_dir(), reason="vLLM 0.23.0 is not unpacked: make other-vllm")
