@@ -7,6 +7,7 @@ where the coordinator is vLLM's own. Its methods call ``super()``.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
-from vllm_ascend.core.connectors.connector_rules import blocks_of_caches
+from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, blocks_of_caches
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
@@ -41,6 +42,12 @@ else:
     # Of the same layout, so that a scheduler can be given another class when it has been built.
     from vllm.v1.core.sched.interface import SchedulerInterface as Scheduler
 
+logger = logging.getLogger("vllm.vllm_ascend.scheduler")
+
+_TIER_IS_LEFT = (
+    "prefix cache: this reset leaves the tier as it is. After other weights, or another adapter "
+    "under an old name, reset both: POST /reset_prefix_cache?reset_external=true"
+)
 # Steps that only wait for a load leave Python to its threads; vLLM 0.20.2 does not.
 _YIELD_S = 0.001
 
@@ -168,7 +175,11 @@ class CachingScheduler(Scheduler):
         return super().has_finished_requests() or frees_are_delayed(self)
 
     def reset_prefix_cache(
-        self, reset_running_requests: bool = False, *args: Any, **kwargs: Any
+        self,
+        reset_running_requests: bool = False,
+        reset_connector: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> bool:
         """Loads under way do not keep a cache from being reset, and routers hear of it at once."""
         pool = self.kv_cache_manager.block_pool
@@ -176,7 +187,11 @@ class CachingScheduler(Scheduler):
         if reset_running_requests and self.connector is not None:
             given_up = give_up_loads(self)
         with leaving_in_use(pool, given_up):
-            is_reset = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
+            is_reset = super().reset_prefix_cache(
+                reset_running_requests, reset_connector, *args, **kwargs
+            )
+        if not reset_connector and self._coordinator.plan.facts.connector_takes(IS_A_CACHE):
+            logger.info(_TIER_IS_LEFT)
         if isinstance(pool, AscendBlockPool) and (events := self.kv_cache_manager.take_events()):
             self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
         return is_reset
