@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who of those that wait for memory is let in first: numbers in, an order out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_PASSES = 24
+"""So many requests that came later are let in before a request at most."""
+
+
+def cached_first(left: Sequence[int], passes: Sequence[int], most: int) -> list[int]:
+    """Return the order in which requests are let in, as positions in the order of their arrival.
+
+    The less a request has left to compute, the earlier. It takes little memory from what others
+    hit, and what it hits itself may be gone later. Equal ones stay in the order of their arrival.
+
+    The promise: however many are let in by this order, no request is passed by more than ``most``
+    that came later, those of earlier orders included. Whoever reaches that number is next.
+
+    Args:
+        left: Tokens that each request has to compute, in the order of arrival.
+        passes: How many that came later were let in before each of them. An earlier one has been
+            passed at least as often as a later one: who passes the later one passes it as well.
+        most: See the promise.
+    """
+    order: list[int] = []
+    is_placed = [False] * len(left)
+    oldest = 0
+    for first in sorted(range(len(left)), key=left.__getitem__):  # stable
+        if is_placed[first]:
+            continue
+        # All before the oldest are placed, and all others that are placed pass it.
+        while passes[oldest] + len(order) - oldest >= most and oldest != first:
+            order.append(oldest)
+            is_placed[oldest] = True
+            while is_placed[oldest]:
+                oldest += 1
+        order.append(first)
+        is_placed[first] = True
+        while oldest < len(left) and is_placed[oldest]:
+            oldest += 1
+    return order
