@@ -230,8 +230,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_admission,
         values="cached",
         effect=(
-            "Who is let in first where memory is short. cached: whoever has the least left to "
-            "compute, but 24 that came later at most before anybody. Unset: whoever came first."
+            "Who is let in first where memory is short. cached: whoever has the most of its prompt "
+            "cached, but 24 that came later at most before anybody. Unset: whoever came first."
         ),
     ),
     Variable(

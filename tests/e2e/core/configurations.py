@@ -177,7 +177,7 @@ class Switches:
         spare: boundaries that nothing asks to keep are cached as well.
         protect: prompts that return are given up last.
         min_drop: blocks that a window drops at once to be pinned; 0 pins nothing.
-        admission: those with the least left to compute are let in first.
+        admission: those with the most cached are let in first.
     """
 
     name: str

@@ -120,20 +120,20 @@ def test_preempted_requests_and_those_with_rows_elsewhere_keep_their_place(
 
 @pytest.mark.parametrize("mode", ["plain", "async", "mtp1", "async-mtp"])
 def test_nobody_starves_whatever_comes(mode: str, make_engine: MakeEngine) -> None:
-    """Requests preempt each other, are aborted and come in bursts; steps are checked."""
+    """Requests come in bursts and are aborted, and every step is checked."""
     cell = Configuration.named("dsv4-rows", mode, "admission")
     engine = make_engine(
-        lambda: cell.layout, lambda: cell.options(1.05), cell.oracle(7), cell.environment
+        lambda: cell.layout, lambda: cell.options(2.0), cell.oracle(7), cell.environment
     )
-    engine.manager.coordinator.waiting_order.most_passes = most = 4
+    engine.manager.coordinator.waiting_order.most_passes = most = 2
     rng, passes, prompts = random.Random(5), {}, [random_prompt(n, 250) for n in range(4)]
     num_passes = 0
-    for turn in range(1500):
+    for turn in range(1000):
         if rng.random() < 0.4 and len(engine.alive) < 30:
             for number in range(rng.randrange(1, 4)):
-                prompt = prompts[rng.randrange(4)][: rng.randrange(20, 250)]
-                own = random_prompt(1000 + 10 * turn + number, rng.randrange(1, 200 - 40 * number))
-                engine.add(f"{turn}-{number}", (prompt + own)[:280], rng.randrange(1, 100))
+                prompt = prompts[rng.randrange(4)][: rng.randrange(20, 150)]
+                own = random_prompt(1000 + 10 * turn + number, rng.randrange(1, 40))
+                engine.add(f"{turn}-{number}", prompt + own, rng.randrange(1, 40))
         if rng.random() < 0.05 and engine.alive:
             engine.abort([rng.choice(engine.alive)])
         before = [r for r in by_arrival(engine) if r.status == RequestStatus.WAITING]
@@ -145,7 +145,8 @@ def test_nobody_starves_whatever_comes(mode: str, make_engine: MakeEngine) -> No
                 passes[request.request_id] = passes.get(request.request_id, 0) + later
                 num_passes += later
         assert max(passes.values(), default=0) <= most
-    assert num_passes > 40, "the order changed nothing, so this proves nothing"
+    assert max(passes.values()) == most, "nobody came near the bound, so this proves nothing"
+    assert num_passes > 100, "the order changed nothing, so this proves nothing"
     engine.drain()
 
 

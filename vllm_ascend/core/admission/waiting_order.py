@@ -143,8 +143,9 @@ class WaitingOrder:
 
     def _cached_first(self, places: list[_Place]) -> list[Request]:
         places.sort(key=lambda place: place.number)
-        left, passes = [place.left for place in places], [place.passes for place in places]
-        return [places[at].request for at in cached_first(left, passes, self.most_passes)]
+        shares = [place.left / place.request.num_tokens for place in places]
+        order = cached_first(shares, [place.passes for place in places], self.most_passes)
+        return [places[at].request for at in order]
 
 
 def waiting_order_for(scheduler: Any) -> WaitingOrder | None:

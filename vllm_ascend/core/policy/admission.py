@@ -9,25 +9,27 @@ MOST_PASSES = 24
 """So many requests that came later are let in before a request at most."""
 
 
-def cached_first(left: Sequence[int], passes: Sequence[int], most: int) -> list[int]:
+def cached_first(shares: Sequence[float], passes: Sequence[int], most: int) -> list[int]:
     """Return the order in which requests are let in, as positions in the order of their arrival.
 
-    The less a request has left to compute, the earlier. It takes little memory from what others
-    hit, and what it hits itself may be gone later. Equal ones stay in the order of their arrival.
+    The smaller the share of its tokens that a request has to compute, the earlier. It is the price
+    of letting it in now, for it takes memory from what others hit, against what is lost if its own
+    hit is gone later. Those with nothing cached cost alike, whatever their length. Equal ones stay
+    in the order of their arrival.
 
     The promise: however many are let in by this order, no request is passed by more than ``most``
     that came later, those of earlier orders included. Whoever reaches that number is next.
 
     Args:
-        left: Tokens that each request has to compute, in the order of arrival.
+        shares: Tokens to compute by all tokens of each request, in the order of arrival.
         passes: How many that came later were let in before each of them. An earlier one has been
             passed at least as often as a later one: who passes the later one passes it as well.
         most: See the promise.
     """
     order: list[int] = []
-    is_placed = [False] * len(left)
+    is_placed = [False] * len(shares)
     oldest = 0
-    for first in sorted(range(len(left)), key=left.__getitem__):  # stable
+    for first in sorted(range(len(shares)), key=shares.__getitem__):  # stable
         if is_placed[first]:
             continue
         # All before the oldest are placed, and all others that are placed pass it.
@@ -38,6 +40,6 @@ def cached_first(left: Sequence[int], passes: Sequence[int], most: int) -> list[
                 oldest += 1
         order.append(first)
         is_placed[first] = True
-        while oldest < len(left) and is_placed[oldest]:
+        while oldest < len(shares) and is_placed[oldest]:
             oldest += 1
     return order

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from vllm_ascend.core.policy.admission import MOST_PASSES, cached_first
 
 
-def test_the_least_to_compute_goes_first() -> None:
-    assert cached_first([900, 10, 500], [0, 0, 0], MOST_PASSES) == [1, 2, 0]
+def test_the_smallest_share_to_compute_goes_first() -> None:
+    assert cached_first([1.0, 0.1, 0.5], [0, 0, 0], MOST_PASSES) == [1, 2, 0]
 
 
 def test_equal_ones_stay_in_the_order_of_their_arrival() -> None:
