@@ -78,6 +78,12 @@ EFFECTS = {
         "one step.",
         "只有当每个窗口组在一步内至少释放这么多块时，窗口才会被固定。",
     ),
+    "VLLM_ASCEND_ADMISSION": Translation(
+        "Who is let in first where memory is short. cached: whoever has the most of its prompt "
+        "cached, but 24 that came later at most before anybody. Unset: whoever came first.",
+        "内存不足时先放行谁。cached：提示词缓存比例最高的请求；每个请求最多被 24 个后到的请求超过。"
+        "不设置：先到先得。",
+    ),
     "VLLM_ASCEND_DP_ROUTING": Translation(
         "Which data-parallel rank gets a request: `cache` weighs what each rank has cached "
         "against what waits there; unset leaves the choice to vLLM, which counts requests.",

@@ -16,6 +16,7 @@ from typing import Any
 from vllm_ascend.core.policy.switches import DSV4_COMPRESSED_BLOCK_SIZES, PrefixCacheConfig
 
 _RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+_ADMISSION = "VLLM_ASCEND_ADMISSION"
 _DP_ROUTING = "VLLM_ASCEND_DP_ROUTING"
 _AUTO = "auto"
 _MOST_DIGITS = 18  # what fits into 64 bits, whatever the digits are
@@ -68,6 +69,14 @@ def _dp_routing(name: str, raw: str) -> str:
     if raw != "cache":
         raise ValueError(
             f"{name}={raw!r} is invalid: allowed is 'cache' (leave it unset for vLLM's own choice)"
+        )
+    return raw
+
+
+def _admission(name: str, raw: str) -> str:
+    if raw != "cached":
+        raise ValueError(
+            f"{name}={raw!r} is invalid: allowed is 'cached' (leave it unset for vLLM's own order)"
         )
     return raw
 
@@ -215,6 +224,17 @@ VARIABLES: tuple[Variable, ...] = (
         ),
     ),
     Variable(
+        name=_ADMISSION,
+        field="admission",
+        default=None,
+        parse=_admission,
+        values="cached",
+        effect=(
+            "Who is let in first where memory is short. cached: whoever has the most of its prompt "
+            "cached, but 24 that came later at most before anybody. Unset: whoever came first."
+        ),
+    ),
+    Variable(
         name=_DP_ROUTING,
         field="dp_routing",
         default=None,
@@ -300,7 +320,8 @@ def _is_left_to_vllm(raw_of: Mapping[str, str]) -> bool:
     is_ours = raw_of.get(_RETENTION, _AUTO) == _AUTO or any(
         raw_of.get(variable.name, "") not in ("", _raw(variable.default))
         for variable in VARIABLES
-        if variable.name not in (_RETENTION, _DP_ROUTING)  # it changes nothing in a cache
+        # The latter two change nothing in a cache.
+        if variable.name not in (_RETENTION, _DP_ROUTING, _ADMISSION)
     )
     return not is_ours and _vllm_reads_retention()
 

@@ -19,6 +19,7 @@ from vllm.v1.request import Request
 from vllm_ascend.core.admission.loaded_first import LoadedFirst
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.admission.room_to_start import RoomToStart
+from vllm_ascend.core.admission.waiting_order import WaitingOrder
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.groups import find_draft_groups
@@ -148,6 +149,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
                 pool, self.groups, plan, self.request_footprint, successors, self.stats, self.ledger
             )
         self.loaded_first = LoadedFirst()
+        self.waiting_order: WaitingOrder | None = None  # the scheduler may ask for one
         self._room_to_start = RoomToStart(self.caching.allocation, self.ledger, self.groups, plan)
         self._view = CacheView(pool, plan, successors)
         self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, self._view))

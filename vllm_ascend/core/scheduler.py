@@ -79,8 +79,11 @@ class CachingScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """What a running request has entered is never written if a scheduler frees it meanwhile.
 
-        vllm-ascend's recompute scheduler does so on a decode node.
+        vllm-ascend's recompute scheduler does so on a decode node. Where memory is short, those
+        that wait are put into order first, if that is asked for.
         """
+        if (waiting_order := self._coordinator.waiting_order) is not None:
+            waiting_order.put(self)
         with self._coordinator.frees_withdraw():
             return super().schedule(*args, **kwargs)
 

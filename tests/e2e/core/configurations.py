@@ -27,6 +27,7 @@ MIN_HIT = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
 SPARSE = "VLLM_ASCEND_DSV4_SPARSE_STATE"
 SPARE = "VLLM_ASCEND_SPARE_TAILS"
 EVICTION = "VLLM_ASCEND_EVICTION"
+ADMISSION = "VLLM_ASCEND_ADMISSION"
 PIN = "VLLM_PIN_SWA_TOKENS"
 MIN_DROP = "VLLM_PIN_MIN_DROP_SIZE"
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
@@ -176,6 +177,7 @@ class Switches:
         spare: boundaries that nothing asks to keep are cached as well.
         protect: prompts that return are given up last.
         min_drop: blocks that a window drops at once to be pinned; 0 pins nothing.
+        admission: those with the most cached are let in first.
     """
 
     name: str
@@ -185,6 +187,7 @@ class Switches:
     spare: bool = False
     protect: bool = False
     min_drop: int = 0
+    admission: bool = False
 
     def environment(self, interval: int | None) -> dict[str, str]:
         """The switches, as environment variables."""
@@ -197,6 +200,8 @@ class Switches:
         environment = {name: "1" for name, on in flags.items() if on}
         if self.protect:
             environment[EVICTION] = "protect"
+        if self.admission:
+            environment[ADMISSION] = "cached"
         if self.min_drop:
             environment |= {PIN: "1", MIN_DROP: str(self.min_drop)}
         return environment if retention is None else {**environment, RETENTION: retention}
@@ -226,6 +231,7 @@ SWITCHES = (
     Switches("pin-best", "N", partial=True, sparse=True, spare=True, protect=True, min_drop=2),
     Switches("protect", protect=True),
     Switches("best-lru", "N", partial=True, sparse=True, spare=True),
+    Switches("admission", "N", partial=True, sparse=True, spare=True, protect=True, admission=True),
 )
 
 

@@ -26,6 +26,8 @@ class PrefixCacheConfig:
         pin_min_drop_size: Blocks that such a move must drop at once, in every windowed group.
         dp_routing: ``"cache"``: requests go to the data-parallel rank that has their prefix;
             ``None``: vLLM chooses.
+        admission: ``"cached"``: where memory is short, waiting requests go first that have
+            the most of their prompts cached; ``None``: those that came first.
         profile: The profile that the switches above were completed from.
         retention_from_profile: Nobody asked for retention but the profile: where a model has
             nothing to retain, that is no mistake.
@@ -42,6 +44,7 @@ class PrefixCacheConfig:
     pin_min_drop_size: int = 16
     eviction: str = "lru"
     dp_routing: str | None = None
+    admission: str | None = None
     profile: str = "stock"
     retention_from_profile: bool = False
 

@@ -7,8 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from vllm_ascend.core.admission.waiting_order import waiting_order_for
 from vllm_ascend.core.connectors.connector_rules import (
     BRINGS_TAILS,
     ConnectorQuery,
@@ -22,6 +24,8 @@ from vllm_ascend.patch.features import COORDINATOR, PARTIAL_HITS
 from vllm_ascend.patch.table import Add, Patch, changes, overrides
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import running_release
+
+_logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -46,8 +50,12 @@ def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
     coordinator = our_coordinator(self)
     bind_kv_cache_manager(self.connector, self.kv_cache_manager)
     if coordinator is None:
+        if config.admission:
+            _logger.warning("VLLM_ASCEND_ADMISSION has no effect: vLLM's own cache is in force")
         return
     plain: Any = type(self)
+    if config.admission:
+        coordinator.waiting_order = waiting_order_for(self)
     self.__class__ = with_caching(plain)
     manager = self.kv_cache_manager
     if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):

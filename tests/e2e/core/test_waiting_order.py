@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is let in first where memory is short, on a real scheduler whose rows the oracle checks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from tests.e2e.core.configurations import ADMISSION, EVICTION, SPARE, Configuration
+from tests.e2e.core.conftest import MakeEngine
+from tests.e2e.core.engine import Engine
+from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
+from vllm_ascend.core.admission import waiting_order
+
+CACHED = {ADMISSION: "cached"}
+LENGTH = 320
+
+
+def make_bench(make_engine: MakeEngine, layout: str, *, is_on: bool = True, **options) -> Bench:
+    switches = {SPARE: "1", EVICTION: "protect", **(CACHED if is_on else {})}
+    return Bench(make_engine, layout, "0", switches=switches, **options)
+
+
+def order_of_starts(engine: Engine) -> list[str]:
+    """Step until all have ended; return who was let in, one after the other."""
+    started: list[str] = []
+    while engine.scheduler.has_requests():
+        engine.step()
+        started += [name for name in engine.hits if name not in started]
+    return started
+
+
+def add_cold_and_warm(bench: Bench) -> None:
+    """Queue two prompts that nobody has sent behind one that runs, then two that go on."""
+    for topic in (1, 2):
+        bench.hit(random_prompt(topic, LENGTH))
+    bench.engine.add("runs", random_prompt(3, 40), 30)
+    bench.engine.step()
+    for number in (1, 2):
+        bench.engine.add(f"cold-{number}", random_prompt(10 + number, LENGTH), 2)
+    for number in (1, 2):
+        prompt = random_prompt(number, LENGTH) + random_prompt(20 + number, 8)
+        bench.engine.add(f"warm-{number}", prompt, 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cached_prompts_go_first_and_equal_ones_as_they_came(
+    layout: str, make_engine: MakeEngine
+) -> None:
+    bench = make_bench(make_engine, layout)
+    add_cold_and_warm(bench)
+    started = order_of_starts(bench.engine)[-5:]
+    assert started == ["runs", "warm-1", "warm-2", "cold-1", "cold-2"]
+    bench.engine.check()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_unset_they_go_as_they_came(layout: str, make_engine: MakeEngine) -> None:
+    bench = make_bench(make_engine, layout, is_on=False)
+    assert bench.engine.manager.coordinator.waiting_order is None
+    add_cold_and_warm(bench)
+    started = order_of_starts(bench.engine)[-5:]
+    assert started == ["runs", "cold-1", "cold-2", "warm-1", "warm-2"]
+
+
+def test_they_go_as_they_came_where_all_fit(make_engine: MakeEngine) -> None:
+    bench = make_bench(make_engine, "dsv4-rows", max_num_seqs=8, num_blocks=6000)
+    add_cold_and_warm(bench)
+    started = order_of_starts(bench.engine)[-5:]
+    assert started == ["runs", "cold-1", "cold-2", "warm-1", "warm-2"]
+
+
+def test_nothing_is_looked_up_while_nobody_can_be_let_in(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(make_engine, "dsv4-rows")
+    add_cold_and_warm(bench)
+    monkeypatch.setattr(
+        bench.engine.manager.coordinator.lookup, "find", lambda *_: pytest.fail("looked up")
+    )
+    for _ in range(10):
+        bench.engine.step()
+    assert len(bench.engine.scheduler.waiting) == 4
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_who_was_passed_often_enough_goes_first(make_engine: MakeEngine, most: int) -> None:
+    bench = make_bench(make_engine, "dsv4-rows")
+    bench.engine.manager.coordinator.waiting_order.most_passes = most
+    bench.hit(random_prompt(1, LENGTH))
+    bench.engine.add("runs", random_prompt(3, 40), 5)
+    bench.engine.step()
+    bench.engine.add("cold", random_prompt(11, LENGTH), 2)
+    for number in range(6):
+        prompt = random_prompt(1, LENGTH) + random_prompt(20 + number, 8)
+        bench.engine.add(f"warm-{number}", prompt, 2)
+    started = order_of_starts(bench.engine)[-7:]
+    assert started.index("cold") == most
+
+
+def test_preempted_requests_and_those_with_rows_elsewhere_keep_their_place(
+    make_engine: MakeEngine,
+) -> None:
+    bench = make_bench(make_engine, "dsv4-rows")
+    add_cold_and_warm(bench)
+    scheduler = bench.engine.scheduler
+    by_name = {request.request_id: request for request in scheduler.waiting}
+    by_name["cold-1"].num_preemptions, by_name["cold-1"].status = 1, RequestStatus.PREEMPTED
+    by_name["cold-2"].kv_transfer_params = {"do_remote_prefill": False}
+    scheduler.finish_requests("runs", RequestStatus.FINISHED_ABORTED)
+    scheduler.kv_cache_manager.coordinator.waiting_order.put(scheduler)
+    names = [request.request_id for request in scheduler.waiting]
+    assert names == ["cold-1", "cold-2", "warm-1", "warm-2"]
+
+
+@pytest.mark.parametrize("mode", ["plain", "async", "mtp1", "async-mtp"])
+def test_nobody_starves_whatever_comes(mode: str, make_engine: MakeEngine) -> None:
+    """Requests come in bursts and are aborted, and every step is checked."""
+    cell = Configuration.named("dsv4-rows", mode, "admission")
+    engine = make_engine(
+        lambda: cell.layout, lambda: cell.options(2.0), cell.oracle(7), cell.environment
+    )
+    engine.manager.coordinator.waiting_order.most_passes = most = 2
+    rng, passes, prompts = random.Random(5), {}, [random_prompt(n, 250) for n in range(4)]
+    num_passes = 0
+    for turn in range(1000):
+        if rng.random() < 0.4 and len(engine.alive) < 30:
+            for number in range(rng.randrange(1, 4)):
+                prompt = prompts[rng.randrange(4)][: rng.randrange(20, 150)]
+                own = random_prompt(1000 + 10 * turn + number, rng.randrange(1, 40))
+                engine.add(f"{turn}-{number}", prompt + own, rng.randrange(1, 40))
+        if rng.random() < 0.05 and engine.alive:
+            engine.abort([rng.choice(engine.alive)])
+        before = [r for r in by_arrival(engine) if r.status == RequestStatus.WAITING]
+        engine.step()
+        let_in = [place for place, r in enumerate(before) if r.request_id in engine.hits]
+        for place, request in enumerate(before):
+            if place not in let_in:
+                later = sum(other > place for other in let_in)
+                passes[request.request_id] = passes.get(request.request_id, 0) + later
+                num_passes += later
+        assert max(passes.values(), default=0) <= most
+    assert max(passes.values()) == most, "nobody came near the bound, so this proves nothing"
+    assert num_passes > 100, "the order changed nothing, so this proves nothing"
+    engine.drain()
+
+
+def by_arrival(engine: Engine) -> list:
+    waiting = {id(request) for request in engine.scheduler.waiting}
+    return [request for request in engine.scheduler.requests.values() if id(request) in waiting]
+
+
+class _Balancing(AsyncScheduler):
+    def schedule(self, *args, **kwargs):
+        return super().schedule(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler, _Balancing])
+def test_who_schedules_itself_is_left_alone(kind: type[Scheduler]) -> None:
+    scheduler = kind.__new__(kind)
+    scheduler.policy = SchedulingPolicy.FCFS
+    order = waiting_order.waiting_order_for(scheduler)
+    assert (order is None) == (kind is _Balancing)
+
+
+def test_nothing_is_remembered_of_those_that_are_gone(make_engine: MakeEngine) -> None:
+    bench = make_bench(make_engine, "dsv4-rows")
+    add_cold_and_warm(bench)
+    bench.engine.run()
+    bench.hit(random_prompt(30, 40))
+    assert not bench.engine.manager.coordinator.waiting_order._places
+
+
+def test_priorities_are_left_alone(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(waiting_order._logger, "warning", lambda text, *a: lines.append(text % a))
+    cell = Configuration.named("dsv4-rows", "priority", "admission")
+    engine = make_engine(lambda: cell.layout, lambda: cell.options(2.0), None, cell.environment)
+    assert engine.manager.coordinator.waiting_order is None
+    # The sizes are found with a scheduler of its own.
+    (line,) = {line for line in lines if ADMISSION in line}
+    assert "--scheduling-policy priority" in line

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the waiting queue where memory is short: see ``policy.admission`` for the rule.
+
+Only requests that own nothing yet change places. Whoever was preempted, has loaded rows or is
+handed some keeps its place, and nobody crosses it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from vllm_ascend.core.policy.admission import MOST_PASSES, cached_first
+from vllm_ascend.core.policy.units import GroupId
+
+_logger = init_logger("vllm.plugins.vllm_ascend_backport")
+
+LOOK_UPS_PER_STEP = 16
+"""So many waiting prompts are looked up before a step at most; the others are as remembered."""
+
+
+@dataclass
+class _Place:
+    """What is remembered of a request that waits.
+
+    Attributes:
+        number: Numbers count up in the order of arrival.
+        passes: How many that came later have been let in.
+        left: Tokens to compute when it was looked up last; all of them before that.
+        looked_up: The ordering in which that was; 0: never.
+        blocks: The most that it holds; ``None``: nobody knows.
+    """
+
+    request: Request
+    number: int
+    left: int
+    blocks: int | None
+    passes: int = 0
+    looked_up: int = 0
+
+
+class WaitingOrder:
+    """Puts waiting requests into order before a step of a scheduler with vLLM's own queues.
+
+    Nothing is done, nor looked up, where nobody can be let in or everybody can.
+
+    The promise: however many come, and whatever is cached, at most ``most_passes`` requests that
+    came later are let in before a request by this order. vLLM takes requests from the front, so
+    what the last order has left behind keeps the promise as well until the next one.
+
+    Attributes:
+        most_passes: See above.
+    """
+
+    def __init__(self) -> None:
+        self.most_passes = MOST_PASSES
+        self._places: dict[str, _Place] = {}
+        self._orderings = self._last_number = 0
+        # What the last ordering left behind: unchanged, it would come out the same.
+        self._seen: tuple[int, Request, Request] | None = None
+        self._free_blocks = 0
+
+    def put(self, scheduler: Any) -> None:
+        """Order ``scheduler.waiting`` if somebody can be let in and somebody else cannot."""
+        waiting = scheduler.waiting
+        if len(waiting) < 2:
+            if len(self._places) > len(waiting):
+                self._update(waiting, scheduler.kv_cache_manager.coordinator)
+                self._seen = None
+            return
+        if _lets_nobody_in(scheduler):
+            return
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        seen = (len(waiting), waiting[0], waiting[-1])
+        if free <= self._free_blocks and seen == self._seen:
+            return
+        self._update(waiting, scheduler.kv_cache_manager.coordinator)
+        if not self._all_fit(scheduler, free):
+            self._look_up(scheduler.kv_cache_manager.coordinator)
+            order = self._ordered(list(waiting))
+            waiting.clear()
+            waiting.extend(order)
+        self._free_blocks, self._seen = free, (len(waiting), waiting[0], waiting[-1])
+
+    def _update(self, waiting: Iterable[Request], coordinator: Any) -> None:
+        """Take note of who has come and who has gone since the last ordering."""
+        before, self._places = self._places, {}
+        for request in waiting:
+            if not _may_move(request):
+                continue
+            place = before.get(request.request_id)
+            if place is not None and place.request is request:
+                del before[request.request_id]
+            else:
+                self._last_number += 1
+                need = _most_blocks(coordinator, request.num_tokens)
+                place = _Place(request, self._last_number, request.num_tokens, need)
+            self._places[request.request_id] = place
+        if gone := sorted(place.number for place in before.values()):
+            for place in self._places.values():
+                place.passes += len(gone) - bisect_right(gone, place.number)
+
+    def _all_fit(self, scheduler: Any, free: int) -> bool:
+        """Whether all that wait can run at the same time as those that run."""
+        num_waiting = len(scheduler.waiting) + len(scheduler.skipped_waiting)
+        if len(scheduler.running) + num_waiting > scheduler.max_num_running_reqs:
+            return False
+        for place in self._places.values():
+            if place.blocks is None or place.blocks > free:
+                return False
+            free -= place.blocks
+        return True
+
+    def _look_up(self, coordinator: Any) -> None:
+        """Look those up again whose look-ups are oldest."""
+        self._orderings += 1
+        stalest = sorted(self._places.values(), key=lambda place: place.looked_up)
+        for place in stalest[:LOOK_UPS_PER_STEP]:
+            request, place.looked_up = place.request, self._orderings
+            place.left = request.num_tokens
+            if request.block_hashes and not getattr(request, "skip_reading_prefix_cache", False):
+                find = coordinator.lookup.find
+                place.left -= find(request.block_hashes, request.num_tokens - 1).tokens
+
+    def _ordered(self, waiting: Sequence[Request]) -> list[Request]:
+        order: list[Request] = []
+        movable: list[_Place] = []
+        for request in waiting:
+            if (place := self._places.get(request.request_id)) is not None:
+                movable.append(place)
+                continue
+            order += self._cached_first(movable)
+            order.append(request)
+            movable = []
+        return order + self._cached_first(movable)
+
+    def _cached_first(self, places: list[_Place]) -> list[Request]:
+        places.sort(key=lambda place: place.number)
+        shares = [place.left / place.request.num_tokens for place in places]
+        order = cached_first(shares, [place.passes for place in places], self.most_passes)
+        return [places[at].request for at in order]
+
+
+def waiting_order_for(scheduler: Any) -> WaitingOrder | None:
+    """Return an order for a scheduler that has none of its own.
+
+    Only vLLM's own ``schedule()``, synchronous or not, over its first-come queue is known to let
+    requests in from the front. With priorities, or under a class that schedules itself, as several
+    of vllm-ascend's do, nothing is ordered, and one line of the log says so.
+    """
+    if scheduler.policy != SchedulingPolicy.FCFS:
+        why = f"--scheduling-policy {scheduler.policy.value} has an order of its own"
+    else:
+        schedule = type(scheduler).schedule
+        if schedule.__module__ == "vllm.v1.core.sched.scheduler":
+            return WaitingOrder()
+        why = f"{schedule.__qualname__} has an order of its own"
+    _logger.warning("VLLM_ASCEND_ADMISSION has no effect: %s", why)
+    return None
+
+
+def _lets_nobody_in(scheduler: Any) -> bool:
+    """Whether the next step can take no new request, as far as can be told at once."""
+    running = scheduler.running
+    if len(running) >= scheduler.max_num_running_reqs:
+        return True
+    if scheduler.pause_state != PauseState.UNPAUSED:
+        return True
+    if not running or scheduler.scheduler_config.long_prefill_token_threshold:
+        return False
+    # The last one takes what the others leave of a step.
+    last = running[-1]
+    return last.num_tokens - last.num_computed_tokens >= scheduler.max_num_scheduled_tokens
+
+
+def _may_move(request: Request) -> bool:
+    return (
+        request.status == RequestStatus.WAITING
+        and request.num_computed_tokens == 0
+        and request.num_preemptions == 0
+        and not request.kv_transfer_params
+    )
+
+
+def _most_blocks(coordinator: Any, num_tokens: int) -> int | None:
+    footprint, total = coordinator.request_footprint, 0
+    for group_id in range(len(footprint.groups)):
+        blocks = footprint.blocks(GroupId(group_id), num_tokens)
+        if blocks is None:
+            return None
+        total += blocks
+    return total

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who of those that wait for memory is let in first: numbers in, an order out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_PASSES = 24
+"""So many requests that came later are let in before a request at most."""
+
+
+def cached_first(shares: Sequence[float], passes: Sequence[int], most: int) -> list[int]:
+    """Return the order in which requests are let in, as positions in the order of their arrival.
+
+    The smaller the share of its tokens that a request has to compute, the earlier. It is the price
+    of letting it in now, for it takes memory from what others hit, against what is lost if its own
+    hit is gone later. Those with nothing cached cost alike, whatever their length. Equal ones stay
+    in the order of their arrival.
+
+    The promise: however many are let in by this order, no request is passed by more than ``most``
+    that came later, those of earlier orders included. Whoever reaches that number is next.
+
+    Args:
+        shares: Tokens to compute by all tokens of each request, in the order of arrival.
+        passes: How many that came later were let in before each of them. An earlier one has been
+            passed at least as often as a later one: who passes the later one passes it as well.
+        most: See the promise.
+    """
+    order: list[int] = []
+    is_placed = [False] * len(shares)
+    oldest = 0
+    for first in sorted(range(len(shares)), key=shares.__getitem__):  # stable
+        if is_placed[first]:
+            continue
+        # All before the oldest are placed, and all others that are placed pass it.
+        while passes[oldest] + len(order) - oldest >= most and oldest != first:
+            order.append(oldest)
+            is_placed[oldest] = True
+            while is_placed[oldest]:
+                oldest += 1
+        order.append(first)
+        is_placed[first] = True
+        while oldest < len(shares) and is_placed[oldest]:
+            oldest += 1
+    return order
