@@ -35,13 +35,11 @@ class _Place:
         passes: How many that came later have been let in.
         left: Tokens to compute when it was looked up last; all of them before that.
         looked_up: The ordering in which that was; 0: never.
-        blocks: The most that it holds; ``None``: nobody knows.
     """
 
     request: Request
     number: int
     left: int
-    blocks: int | None
     passes: int = 0
     looked_up: int = 0
 
@@ -72,7 +70,7 @@ class WaitingOrder:
         waiting = scheduler.waiting
         if len(waiting) < 2:
             if len(self._places) > len(waiting):
-                self._update(waiting, scheduler.kv_cache_manager.coordinator)
+                self._update(waiting)
                 self._seen = None
             return
         if _lets_nobody_in(scheduler):
@@ -81,7 +79,7 @@ class WaitingOrder:
         seen = (len(waiting), waiting[0], waiting[-1])
         if free <= self._free_blocks and seen == self._seen:
             return
-        self._update(waiting, scheduler.kv_cache_manager.coordinator)
+        self._update(waiting)
         if not self._all_fit(scheduler, free):
             self._look_up(scheduler.kv_cache_manager.coordinator)
             order = self._ordered(list(waiting))
@@ -89,7 +87,7 @@ class WaitingOrder:
             waiting.extend(order)
         self._free_blocks, self._seen = free, (len(waiting), waiting[0], waiting[-1])
 
-    def _update(self, waiting: Iterable[Request], coordinator: Any) -> None:
+    def _update(self, waiting: Iterable[Request]) -> None:
         """Take note of who has come and who has gone since the last ordering."""
         before, self._places = self._places, {}
         for request in waiting:
@@ -100,8 +98,7 @@ class WaitingOrder:
                 del before[request.request_id]
             else:
                 self._last_number += 1
-                need = _most_blocks(coordinator, request.num_tokens)
-                place = _Place(request, self._last_number, request.num_tokens, need)
+                place = _Place(request, self._last_number, request.num_tokens)
             self._places[request.request_id] = place
         if gone := sorted(place.number for place in before.values()):
             for place in self._places.values():
@@ -112,10 +109,12 @@ class WaitingOrder:
         num_waiting = len(scheduler.waiting) + len(scheduler.skipped_waiting)
         if len(scheduler.running) + num_waiting > scheduler.max_num_running_reqs:
             return False
+        coordinator = scheduler.kv_cache_manager.coordinator
         for place in self._places.values():
-            if place.blocks is None or place.blocks > free:
+            need = _most_blocks(coordinator, place.request.num_tokens)
+            if need is None or need > free:
                 return False
-            free -= place.blocks
+            free -= need
         return True
 
     def _look_up(self, coordinator: Any) -> None:
@@ -190,6 +189,7 @@ def _may_move(request: Request) -> bool:
 
 
 def _most_blocks(coordinator: Any, num_tokens: int) -> int | None:
+    """Return the most blocks that a request holds in all groups; ``None``: nobody knows."""
     footprint, total = coordinator.request_footprint, 0
     for group_id in range(len(footprint.groups)):
         blocks = footprint.blocks(GroupId(group_id), num_tokens)
