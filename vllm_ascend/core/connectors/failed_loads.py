@@ -19,11 +19,6 @@ def lost_blocks(reported_block_ids: Set[int]) -> Set[int]:
     return reported_block_ids - {NULL_BLOCK_ID}
 
 
-def is_affected(tables: BlockTables, invalid_block_ids: Set[int]) -> bool:
-    """Whether a request holds any of the blocks; the null block must not be among them."""
-    return any(not invalid_block_ids.isdisjoint(table) for table in tables)
-
-
 def blocks_to_evict(
     tables: BlockTables, block_tokens: Sequence[int], invalid_block_ids: Set[int]
 ) -> set[int]:

@@ -3,21 +3,15 @@
 
 import pytest
 
-from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, is_affected, lost_blocks
+from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 
 # Blocks of 8 and of 4 tokens; the second group has forgotten its first two blocks.
 TABLES = [[1, 2, 3], [0, 0, 4, 5, 6]]
 
 
-@pytest.mark.parametrize("invalid, affected", [({9}, False), ({4}, True), ({3, 9}, True)])
-def test_whoever_holds_an_invalid_block_is_affected(invalid, affected):
-    assert is_affected(TABLES, invalid) is affected
-
-
 def test_the_null_block_of_a_reported_table_is_not_lost():
     reported = {block_id for table in TABLES for block_id in table}
     assert lost_blocks(reported) == {1, 2, 3, 4, 5, 6}
-    assert not is_affected([[7, 8], [0, 9]], lost_blocks(reported))
     assert blocks_to_evict(TABLES, [8, 4], {1}) == {1, 2, 3, 4, 5, 6}
 
 
