@@ -43,12 +43,6 @@ EARLY_CHECK = _entries(
     f"{_PROMISED}for values that cannot be used",
     "vLLM lets a plugin check the engine's arguments",
 )
-# Not known upstream: part of what this project promises where retention is on.
-UNWRITTEN = _entries(
-    "retention-exactness",
-    RETENTION["upstream"],
-    "vLLM enters blocks once they are computed, not when they are scheduled",
-)
 # Hashes of streaming sessions name the tokens that the session goes on with.
 SESSIONS = _entries(
     "sessions",

@@ -61,7 +61,7 @@ def test_only_who_holds_an_original_is_changed_with_it(release):
 @each_release
 def test_no_release_lacks_what_a_switch_cannot_do_without(release):
     """The installer does not ask: whatever is set, the patches behind it are there."""
-    needed = {"dsv4-layout", "partial-hits", "retention-exactness"}
+    needed = {"dsv4-layout", "partial-hits"}
     assert not needed & {patch.feature for patch in PATCHES if patch.target in release.absent}
 
 
