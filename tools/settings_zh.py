@@ -41,11 +41,6 @@ EFFECTS = {
         "Lets hits end at every granule (128 tokens), also inside a compressed block.",
         "命中可以止于任意粒度边界（每 128 个 token），包括压缩块的内部。",
     ),
-    "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS": Translation(
-        "The least number of tokens that a hit inside a block must gain over a hit with whole "
-        "blocks. Leave it unset: no value above 0 raised a hit rate.",
-        "块内部的命中比止于整块的命中至少要多出的 token 数。请勿设置：大于 0 的值从未提高命中率。",
-    ),
     "VLLM_ASCEND_DSV4_SPARSE_STATE": Translation(
         "Gives compressor state blocks only to rows that will be read: the end of a prefill "
         "chunk, and the open windows of a running request.",

@@ -149,17 +149,6 @@ VARIABLES: tuple[Variable, ...] = (
         effect=("Lets hits end at every granule (128 tokens), also inside a compressed block."),
     ),
     Variable(
-        name="VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS",
-        field="partial_min_hit_tokens",
-        default=0,
-        parse=_non_negative_int,
-        values="N",
-        effect=(
-            "The least number of tokens that a hit inside a block must gain over a hit with whole "
-            "blocks. Leave it unset: no value above 0 raised a hit rate."
-        ),
-    ),
-    Variable(
         name="VLLM_ASCEND_DSV4_SPARSE_STATE",
         field="sparse_state",
         default=False,
@@ -259,6 +248,10 @@ _BEST_PROFILE: dict[str, Any] = {
 
 # Names that the project no longer reads -> the error for those who still set them.
 FORMER_VARIABLES: Mapping[str, str] = {
+    "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS": (
+        "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS is no longer read: unset it; a hit inside a "
+        "block counts whatever it gains"
+    ),
     "VLLM_ASCEND_PROTECT_RETURNING": (
         "VLLM_ASCEND_PROTECT_RETURNING is no longer read: unset it, and set "
         "VLLM_ASCEND_EVICTION=protect (or lru) instead"

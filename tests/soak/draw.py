@@ -14,7 +14,6 @@ from tests.e2e.core.configurations import (
     DSV4,
     EVICTION,
     MIN_DROP,
-    MIN_HIT,
     PARTIAL,
     PIN,
     RETENTION,
@@ -78,8 +77,6 @@ class _Draw:
             unit = self.whole_blocks(probe)
         if switches.get(RETENTION) == "N":
             switches[RETENTION] = str(unit * self.pick(1, 1, 2, 3, 8))
-        if switches.get(MIN_HIT) == "N":
-            switches[MIN_HIT] = str(self._random.randrange(2 * unit))
         habits = self.habits(layout, options, probe, connection)
         case = Case(
             layout=layout,
@@ -193,8 +190,6 @@ class _Draw:
         # What means nothing to a model must have no effect on it.
         if self.chance(0.5 if is_dsv4 else 0.1):
             switches[PARTIAL] = self.pick("1", "1", "1", "0")
-            if self.chance(0.25):
-                switches[MIN_HIT] = "N"
         if self.chance(0.45 if counts_rows else 0.1):
             switches[SPARSE] = self.pick("1", "1", "1", "0")
         if self.chance(0.4):

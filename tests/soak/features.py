@@ -6,7 +6,6 @@ from __future__ import annotations
 from tests.e2e.core.configurations import (
     DSV4,
     EVICTION,
-    MIN_HIT,
     PARTIAL,
     PIN,
     PROFILE,
@@ -28,7 +27,6 @@ def features_of(case: Case) -> frozenset[str]:
     flags = {
         "layers: MTP": layout.mtp,
         "partial hits": PARTIAL in switches,
-        "min-hit tokens": MIN_HIT in switches,
         "sparse state": SPARSE in switches,
         "spare tails": SPARE in switches,
         "protection of returning prompts": switches.get(EVICTION) == "protect",

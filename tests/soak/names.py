@@ -18,7 +18,7 @@ LAYOUTS = (
 )
 SWITCHES = (
     *(f"retention: {value}" for value in ("unset", "0", "auto", "N")),
-    *("partial hits", "min-hit tokens", "sparse state", "spare tails"),
+    *("partial hits", "sparse state", "spare tails"),
     *("protection of returning prompts", "pinning", "profile best"),
     *("everything unset", "prefix caching off"),
 )

@@ -12,6 +12,7 @@ import vllm_ascend
 from vllm_ascend import prefix_cache_config
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.prefix_cache_config import (
+    FORMER_VARIABLES,
     VARIABLES,
     child_environment,
     load_config,
@@ -61,7 +62,6 @@ def test_an_empty_value_is_unset_for_others_who_read_it(monkeypatch):
         ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "32", "dsv4_compressed_kv_block_size", 32),
         ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "128", "dsv4_compressed_kv_block_size", 128),
         ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "1", "partial_hits", True),
-        ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "512", "partial_min_hit_tokens", 512),
         ("VLLM_ASCEND_DSV4_SPARSE_STATE", "1", "sparse_state", True),
         ("VLLM_ASCEND_SPARE_TAILS", "1", "spare_tails", True),
         ("VLLM_ASCEND_EVICTION", "lru", "eviction", "lru"),
@@ -108,16 +108,23 @@ def test_the_best_profile_is_one_line_for_five_switches():
 
 
 @pytest.mark.parametrize("raw", ["0", "1"])
-def test_a_former_variable_ends_in_one_sentence_that_names_the_new_one(raw):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("VLLM_ASCEND_PROTECT_RETURNING", "VLLM_ASCEND_EVICTION=protect"),
+        ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "unset it"),
+    ],
+)
+def test_a_former_variable_ends_in_one_sentence_that_says_what_to_do(name, remedy, raw):
     with pytest.raises(ValueError) as error:
-        load_config({"VLLM_ASCEND_PROTECT_RETURNING": raw})
+        load_config({name: raw})
     (sentence,) = str(error.value).splitlines()
-    assert "VLLM_ASCEND_PROTECT_RETURNING is no longer read" in sentence
-    assert "VLLM_ASCEND_EVICTION=protect" in sentence
+    assert f"{name} is no longer read" in sentence
+    assert remedy in sentence
 
 
 def test_a_blank_former_variable_counts_as_unset():
-    assert load_config({"VLLM_ASCEND_PROTECT_RETURNING": ""}).is_stock
+    assert load_config(dict.fromkeys(FORMER_VARIABLES, "")).is_stock
 
 
 def test_a_variable_wins_over_the_profile():
@@ -143,7 +150,6 @@ def test_a_variable_wins_over_the_profile():
         ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "16", "32, 64 and 128"),
         ("VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE", "064", "32, 64 and 128"),
         ("VLLM_ASCEND_DSV4_PARTIAL_HITS", "true", "0 and 1"),
-        ("VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS", "-5", "whole numbers"),
         ("VLLM_ASCEND_EVICTION", "learned", "'lru' and 'protect'"),
         ("VLLM_ASCEND_PREFIX_CACHE_PROFILE", "fast", "'stock' and 'best'"),
         ("VLLM_PIN_SWA_TOKENS", "on", "0 and 1"),

@@ -104,8 +104,6 @@ class RankedCaching:
             num_groups=len(self._groups.all),
             alignment=plan.alignment,
             hash_tokens=plan.hash_tokens,
-            whole_blocks=plan.whole_blocks,
-            least_gain=plan.config.partial_min_hit_tokens if plan.ends_inside_blocks else 0,
         )
         log.describe(announced_groups(self._groups.all, plan.specs, rules), rules)
 

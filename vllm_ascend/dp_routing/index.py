@@ -210,20 +210,8 @@ class _Walk:
 
     def boundaries(self, matched: Sequence[int]) -> list[int]:
         """Return, by rank, where the hit ends if so many tokens are held by prefix groups."""
-        engine = self._engine
-        ends = self._last_boundaries(matched, engine.alignment)
-        if engine.least_gain:
-            inside = [end if end % engine.whole_blocks else 0 for end in ends]
-            whole = self._last_boundaries(inside, engine.whole_blocks)
-            for rank, end in enumerate(inside):
-                if end and end - whole[rank] < engine.least_gain:
-                    ends[rank] = whole[rank]
-        return ends
-
-    def _last_boundaries(self, limits: Sequence[int], step: int) -> list[int]:
-        """Return, by rank, the largest multiple of ``step`` where every tail is cached."""
-        found = [0] * len(limits)
-        starts = sorted((limit // step * step, rank) for rank, limit in enumerate(limits))
+        found, step = [0] * len(matched), self._engine.alignment
+        starts = sorted((limit // step * step, rank) for rank, limit in enumerate(matched))
         boundary, open_ranks = starts[-1][0], 0
         while boundary > 0:
             while starts and starts[-1][0] >= boundary:

@@ -33,7 +33,6 @@ class Granule:
         extra_keys: What its hash covers besides them.
         lora: The adapter's number and name.
         is_reachable: Every group of rule ``prefix`` holds all of the prefix.
-        whole_end: The last boundary up to here that copies no block and has its tails.
         is_hit: A prompt that goes on behind it is hit up to here, or further on.
         hits_everywhere: So is it at every boundary before.
         num_longer: 1 if ``is_hit``, plus the children for which this is not 0.
@@ -46,7 +45,6 @@ class Granule:
     extra_keys: Any = None
     lora: tuple[int | None, str | None] = (None, None)
     is_reachable: bool = False
-    whole_end: int = 0
     is_hit: bool = False
     hits_everywhere: bool = False
     num_longer: int = 0
@@ -186,24 +184,18 @@ class HitTree(EventReader):
     def _judge(self, granule: Granule, changed: set[Granule]) -> bool:
         """Bring one granule up to date; return whether those behind it have to be as well."""
         assert self._engine is not None
-        engine, end = self._engine, granule.end
         above = self._granules.get(granule.parent, _NOTHING)
-        before = granule.is_reachable, granule.whole_end, granule.hits_everywhere, granule.is_hit
+        before = granule.is_reachable, granule.hits_everywhere, granule.is_hit
         granule.is_reachable = above.is_reachable and self._is_held(granule)
-        is_boundary = end % engine.alignment == 0
-        has_tails = granule.is_reachable and is_boundary and self._has_tails(granule)
-        is_whole = has_tails and end % engine.whole_blocks == 0
-        granule.whole_end = end if is_whole else above.whole_end
-        gain = end - granule.whole_end
-        granule.is_hit = has_tails and (is_whole or gain >= engine.least_gain)
+        is_boundary = granule.end % self._engine.alignment == 0
+        granule.is_hit = granule.is_reachable and is_boundary and self._has_tails(granule)
         granule.hits_everywhere = (
             granule.is_reachable and above.hits_everywhere and (granule.is_hit or not is_boundary)
         )
         changed.add(granule)
-        if granule.is_hit != before[3]:
+        if granule.is_hit != before[2]:
             self._count_longer(granule, 1 if granule.is_hit else -1, changed)
-        now = granule.is_reachable, granule.whole_end, granule.hits_everywhere
-        return now != before[:3]
+        return (granule.is_reachable, granule.hits_everywhere) != before[:2]
 
     def _count_longer(self, granule: Granule, change: int, changed: set[Granule]) -> None:
         while granule is not self._root:

@@ -43,15 +43,11 @@ class EngineRules:
         num_groups: Groups that are described.
         alignment: Hits are multiples of this.
         hash_tokens: Tokens per hash; a shorter unit is named by the hash that covers it, and place.
-        whole_blocks: Hits at multiples of this copy no block.
-        least_gain: What a hit anywhere else must gain over the last one at such a multiple.
     """
 
     num_groups: int
     alignment: int
     hash_tokens: int
-    whole_blocks: int
-    least_gain: int
 
 
 def read_description(
@@ -83,8 +79,6 @@ def read_description(
                 num_groups=numbers["groups"],
                 alignment=numbers["alignment_tokens"],
                 hash_tokens=numbers["hash_tokens"],
-                whole_blocks=numbers["whole_block_tokens"],
-                least_gain=numbers["least_gain_tokens"],
             ),
         )
     except (AttributeError, KeyError, ValueError) as error:

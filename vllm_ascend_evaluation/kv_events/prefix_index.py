@@ -125,17 +125,13 @@ class PrefixIndex(EventReader):
             self._names, self._rules, engine, Probe(token_ids, lora_name, cache_salt, images)
         )
         limit = look_up.prefix_match(len(token_ids) - 1)
-        hit = look_up.last_boundary(limit, engine.alignment)
-        if engine.least_gain and hit % engine.whole_blocks:
-            whole = look_up.last_boundary(hit, engine.whole_blocks)
-            return hit if hit - whole >= engine.least_gain else whole
-        return hit
+        return look_up.last_boundary(limit, engine.alignment)
 
     def _engine_rules(self) -> EngineRules | None:
         if self._described or not self._rules:
             return self._engine
         size = lcm(*(rule.unit_tokens for rule in self._rules.values()))
-        return EngineRules(len(self._rules), size, size, size, 0)
+        return EngineRules(len(self._rules), size, size)
 
 
 class _LookUp:

@@ -24,7 +24,6 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import (
     DSV4,
     MIN_DROP,
-    MIN_HIT,
     PARTIAL,
     PIN,
     PROFILE,
@@ -51,7 +50,6 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     PROFILE: (None, "stock", "best"),
     RETENTION: (None, "auto", "0", "fits", _HUGE),
     PARTIAL: (None, "0", "1"),
-    MIN_HIT: (None, "0", "100", _HUGE),
     SPARSE: (None, "0", "1"),
     SPARE: (None, "0", "1"),
     PIN: (None, "0", "1"),

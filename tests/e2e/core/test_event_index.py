@@ -79,19 +79,6 @@ def test_names_may_be_bytes(
     assert follower.outcomes["hit"]
 
 
-def test_small_gains_are_not_hits(make_engine: MakeEngine) -> None:
-    """``VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS`` is part of what a router must know."""
-    cell = next(cell for cell in grid() if str(cell) == "dsv4-rows-plain-best")
-    options = vars(cell.options(2.5)) | {"enable_kv_cache_events": True}
-    environment = {**cell.environment, "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS": "40"}
-    engine = make_engine(
-        lambda: cell.layout, SchedulerOptions(**options), cell.oracle(7), environment
-    )
-    follower = Follower(engine, 7)
-    Workload(engine, cell.traffic, 7).run(120)
-    assert follower.outcomes["hit"]
-
-
 @pytest.mark.parametrize("num_drafts", [0, 1])
 def test_full_attention_in_blocks_finer_than_a_granule(
     num_drafts: int, make_engine: MakeEngine

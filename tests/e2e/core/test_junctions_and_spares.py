@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from vllm.utils.math_utils import cdiv
 
-from tests.e2e.core.configurations import MIN_HIT, SPARE
+from tests.e2e.core.configurations import SPARE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, check_churn, random_prompt
 from vllm_ascend.core.policy.ranks import Rank
@@ -217,17 +217,6 @@ def test_rows_stay_on_which_a_much_longer_hit_rested(make_engine: MakeEngine) ->
     assert not engine.alive, "the first one has ended last"
     assert min(ranks_of_rows(bench, prompt, 0, 4 * unit)) >= Rank.ROLLING
     assert min(ranks_of_rows(bench, longer, 4 * unit, 16 * unit)) >= Rank.ROLLING
-
-
-@pytest.mark.parametrize(("least", "expected"), [(0, 160), (32, 160), (33, 128), (1000, 128)])
-def test_a_small_gain_is_not_worth_a_copy(
-    least: int, expected: int, make_engine: MakeEngine
-) -> None:
-    """160 tokens end inside a block of 64; 128, the last hit without a copy, is 32 less."""
-    bench = Bench(make_engine, "dsv4-rows-partial", None, switches={MIN_HIT: str(least)})
-    prompt = random_prompt(1, 170)
-    bench.hit(prompt)
-    assert bench.hit(prompt) == expected
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "partial" in name])

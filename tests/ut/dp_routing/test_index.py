@@ -18,8 +18,8 @@ NAMES = list(range(101, 121))
 LENGTH = len(NAMES) * SIZE + 1
 
 
-def rules(*groups: GroupRule, alignment: int = SIZE, whole: int = SIZE, least: int = 0):
-    engine = EngineRules(len(groups), alignment, SIZE, whole, least)
+def rules(*groups: GroupRule, alignment: int = SIZE):
+    engine = EngineRules(len(groups), alignment, SIZE)
     return CacheRules(tuple(groups), engine, names_check(SIZE))
 
 
@@ -77,15 +77,6 @@ def test_a_draft_groups_block_counts_with_what_followed_it():
     assert hits(index) == [12]
     assert hits(index, names=NAMES[:3]) == [8], "nothing is known to follow the last granule"
     assert hits(index, num_tokens=3, names=[]) == [0]
-
-
-def test_small_gains_are_not_hits():
-    index = CacheIndex(2)
-    for rank in (0, 1):
-        index.apply(rank, anew(PREFIX, whole=4 * SIZE, least=3 * SIZE))
-    index.apply(0, news(2, stored=NAMES[:6]))
-    index.apply(1, news(2, stored=NAMES[:7]))
-    assert hits(index) == [16, 28]
 
 
 def lost(index: CacheIndex) -> None:

@@ -73,20 +73,14 @@ def has_tails(held: set[Unit], told: CacheRules, prompt: list[int], end: int) ->
 
 def hit_of(held: set[Unit], told: CacheRules, prompt: list[int], num_tokens: int) -> int:
     """Try every end there is."""
-    engine, most = told.engine, min(num_tokens - 1, len(prompt) * SIZE)
-
-    def longest(step: int, limit: int) -> int:
-        ends = range(limit // step * step, 0, -step)
-        found = (
-            end
-            for end in ends
-            if has_prefix(held, told, prompt, end) and has_tails(held, told, prompt, end)
-        )
-        return next(found, 0)
-
-    hit = longest(engine.alignment, most)
-    whole = longest(engine.whole_blocks, hit)
-    return hit if hit % engine.whole_blocks == 0 or hit - whole >= engine.least_gain else whole
+    step, most = told.engine.alignment, min(num_tokens - 1, len(prompt) * SIZE)
+    ends = range(most // step * step, 0, -step)
+    found = (
+        end
+        for end in ends
+        if has_prefix(held, told, prompt, end) and has_tails(held, told, prompt, end)
+    )
+    return next(found, 0)
 
 
 @dataclass
@@ -118,9 +112,7 @@ def layouts(draw) -> CacheRules:
         tail = draw(st.integers(1, 3 * SIZE))
         groups.append(GroupRule("tail", unit, tail_tokens=tail, is_draft=draw(flag)))
     alignment = SIZE * draw(st.integers(1, 2))
-    whole = alignment * draw(st.sampled_from([1, 2, 4]))
-    least = draw(st.integers(0, 4)) * SIZE
-    return rules(*groups, alignment=alignment, whole=whole, least=least)
+    return rules(*groups, alignment=alignment)
 
 
 _holes = st.sets(st.integers(0, 200), max_size=6)
@@ -190,7 +182,7 @@ class Front:
 @settings(max_examples=300)
 @given(layouts(), _steps, st.just(_MOST) | st.integers(1, _MOST))
 def test_every_rank_has_the_hit_that_brute_force_finds(told, steps, num_tokens):
-    """Layouts with drafts, small units and least gains; messages that are lost or said twice."""
+    """Layouts with drafts and small units; messages that are lost or said twice."""
     front = Front(told)
     for step in steps:
         front.step(*step)

@@ -68,9 +68,6 @@ def warnings(plan: CachePlan) -> Iterator[str]:
         )
     elif config.partial_hits and is_named and not any(map(is_compressed, plan.specs)):
         yield f"VLLM_ASCEND_DSV4_PARTIAL_HITS {lacks} compressed layer"
-    if config.partial_min_hit_tokens and not config.partial_hits:
-        setting = "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS"
-        yield f"{setting} has no effect without VLLM_ASCEND_DSV4_PARTIAL_HITS=1"
     has_state = any(map(is_compressor_state, plan.specs))
     has_sparse_state = has_state and any(map(counts_rows, plan.specs))
     if cost := _cost_of_dense_state(plan):

@@ -70,8 +70,6 @@ class KVEventQueue:
             "groups": rules.num_groups,
             "alignment_tokens": rules.alignment,
             "hash_tokens": rules.hash_tokens,
-            "whole_block_tokens": rules.whole_blocks,
-            "least_gain_tokens": rules.least_gain,
         }
         # Strings only: some routers' decoders know no other kind of key.
         keys = (DESCRIPTION_TAG, *(f"{name}={value}" for name, value in facts.items()))

@@ -81,7 +81,7 @@ class HitSearch:
         for group in self._groups.prefix:
             prefixes[group.id], limit = look_up.longest_prefix(group, limit)
         resumable, ends = self._walk(look_up, limit, plan.alignment)
-        boundary, least_gain = resumable, plan.config.partial_min_hit_tokens
+        boundary = resumable
         if tail_follows and external_tokens_follow and plan.ends_inside_blocks:
             rows = align_down(limit, self._finest_block)
             partial = resumable if resumable % plan.whole_blocks else 0
@@ -90,11 +90,9 @@ class HitSearch:
                     return Hit(self._rows(rows, prefixes), rows, resumable, limit)
                 external_tokens_follow = None  # asked once: it brings nothing that is worth more
         ends_inside = plan.ends_inside_blocks and boundary % plan.whole_blocks
-        if ends_inside and (external_tokens_follow or least_gain):
+        if ends_inside and external_tokens_follow:
             whole, whole_ends = self._walk(look_up, boundary, plan.whole_blocks)
-            if boundary - whole < least_gain or (
-                external_tokens_follow and external_tokens_follow(whole, boundary)
-            ):
+            if external_tokens_follow(whole, boundary):
                 boundary, ends = whole, whole_ends
         if not boundary:
             return Hit(tuple([] for _ in self._groups.all), 0, resumable, limit)

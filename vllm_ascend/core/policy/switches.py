@@ -18,7 +18,6 @@ class PrefixCacheConfig:
         dsv4_compressed_kv_block_size: Rows per compressed block, ``None`` if left to
             ``--block-size``.
         partial_hits: Hits may end inside a compressed block.
-        partial_min_hit_tokens: The least gain of such a hit, in tokens.
         sparse_state: Compressor state holds blocks only for rows that will be read.
         spare_tails: Tails at boundaries not kept stay hittable while their memory is idle.
         eviction: Which kept block is given up first: ``"lru"`` or ``"protect"``.
@@ -37,7 +36,6 @@ class PrefixCacheConfig:
     retention: int | str | None = None
     dsv4_compressed_kv_block_size: int | None = None
     partial_hits: bool = False
-    partial_min_hit_tokens: int = 0
     sparse_state: bool = False
     spare_tails: bool = False
     pin_swa_tokens: bool = False

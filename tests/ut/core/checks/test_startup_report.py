@@ -96,11 +96,6 @@ def test_nothing_is_said_of_state_beside_a_connector_that_takes_tails_alone():
     assert not list(warnings(plan(dsv4_flash_a3(128), BEST, connector=declared)))
 
 
-def test_a_least_gain_without_partial_hits_is_named():
-    (warning,) = warnings(plan(layouts.gemma_like(16, 64), Config(partial_min_hit_tokens=256)))
-    assert "VLLM_ASCEND_DSV4_PARTIAL_MIN_HIT_TOKENS has no effect" in warning
-
-
 def test_returning_prompts_are_protected_where_some_layer_keeps_all_its_rows():
     layout, config = layouts.gemma_like(16, 64), Config(eviction="protect")
     told = plan(layout, config)

@@ -19,7 +19,7 @@ from vllm_ascend.kv_events.layout import EngineRules
 
 
 def announce(*specs, alignment: int, hash_tokens: int, **kwargs) -> list[AnnouncedGroup]:
-    rules = EngineRules(len(specs), alignment, hash_tokens, whole_blocks=alignment, least_gain=0)
+    rules = EngineRules(len(specs), alignment, hash_tokens)
     return announced_groups(make_groups(*specs, alignment=alignment, **kwargs), specs, rules)
 
 

@@ -18,7 +18,7 @@ from vllm_ascend.kv_events.layout import EngineRules
 
 GRANULE = 4
 COARSE, WINDOW, FINE = 0, 1, 2
-RULES = EngineRules(num_groups=3, alignment=8, hash_tokens=GRANULE, whole_blocks=8, least_gain=0)
+RULES = EngineRules(num_groups=3, alignment=8, hash_tokens=GRANULE)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from vllm_ascend.kv_events.layout import EngineRules
 
 FULL = AnnouncedGroup(0, PREFIX, 8, 4, 0, False, False, "full_attention", None)
 WINDOW = AnnouncedGroup(1, TAIL, 4, 4, 7, False, True, "sliding_window", 8)
-RULES = EngineRules(num_groups=2, alignment=8, hash_tokens=4, whole_blocks=16, least_gain=3)
+RULES = EngineRules(num_groups=2, alignment=8, hash_tokens=4)
 HASHER = get_request_block_hasher(4, sha256)
 REQUEST = make_request("r", list(range(100, 120)), HASHER)
 HASHES = REQUEST.block_hashes
@@ -101,8 +101,6 @@ def test_a_description_has_no_blocks_and_says_how_hits_are_found():
             "groups=2",
             "alignment_tokens=8",
             "hash_tokens=4",
-            "whole_block_tokens=16",
-            "least_gain_tokens=3",
         )
     ]
 

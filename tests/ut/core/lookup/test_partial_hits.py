@@ -147,7 +147,7 @@ def test_events_tell_granules_at_once_and_take_back_what_is_not_written(monkeypa
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
     bench, log = Bench(), KVEventLog(GRANULE)
     group = AnnouncedGroup(0, PREFIX, 16, GRANULE, 0, True, False, "mla_attention", None)
-    log.describe([group], EngineRules(1, GRANULE, GRANULE, whole_blocks=16, least_gain=0))
+    log.describe([group], EngineRules(1, GRANULE, GRANULE))
     log.take()
     bench.pool.event_log = log
     bench.collect(8)

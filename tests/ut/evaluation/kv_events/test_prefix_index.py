@@ -24,8 +24,6 @@ def described(
     groups: int = 1,
     alignment: int = UNIT,
     hashed: int = UNIT,
-    whole: int = UNIT,
-    least: int = 0,
 ) -> BlockStored:
     facts = {
         "rule": rule,
@@ -34,8 +32,6 @@ def described(
         "groups": groups,
         "alignment_tokens": alignment,
         "hash_tokens": hashed,
-        "whole_block_tokens": whole,
-        "least_gain_tokens": least,
     }
     keys = ("kv_cache_group", *(f"{name}={value}" for name, value in facts.items()))
     return BlockStored([], None, [], unit, None, "GPU", None, [keys], group)
@@ -157,14 +153,6 @@ def test_a_draft_groups_block_serves_those_who_go_on_alike():
     assert index.longest_hit(TOKENS) == 8
     assert index.longest_hit([*TOKENS[:9], 0, 0, 0]) == 0
     assert index.longest_hit(TOKENS[:11]) == 0, "the granule behind it is not complete"
-
-
-def test_a_small_gain_is_not_worth_a_copy():
-    rules = {"whole": 16, "least": 8}
-    index = index_of(described(0, **rules), stored([1, 2, 3, 4, 5]))
-    assert index.longest_hit(TOKENS) == 16
-    index.apply([stored([6], first=5)])
-    assert index.longest_hit(TOKENS) == 24
 
 
 def test_hits_are_aligned():
