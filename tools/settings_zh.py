@@ -74,10 +74,11 @@ EFFECTS = {
         "只有当每个窗口组在一步内至少释放这么多块时，窗口才会被固定。",
     ),
     "VLLM_ASCEND_ADMISSION": Translation(
-        "Who is let in first where memory is short. cached: whoever has the most of its prompt "
-        "cached, but 24 that came later at most before anybody. Unset: whoever came first.",
-        "内存不足时先放行谁。cached：提示词缓存比例最高的请求；每个请求最多被 24 个后到的请求超过。"
-        "不设置：先到先得。",
+        "Who is let in where memory is short. cached: whoever has the most of its prompt cached "
+        "goes first, but 50 that came later at most before anybody, and those that run leave "
+        "half of the memory to the cache. Unset: whoever came first.",
+        "内存不足时放行谁。cached：提示词缓存比例最高的请求先行，每个请求"
+        "最多被 50 个后到的请求超过；运行中的请求把一半内存留给缓存。不设置：先到先得。",
     ),
     "VLLM_ASCEND_DP_ROUTING": Translation(
         "Which data-parallel rank gets a request: `cache` weighs what each rank has cached "

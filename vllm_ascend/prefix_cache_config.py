@@ -219,8 +219,9 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_admission,
         values="cached",
         effect=(
-            "Who is let in first where memory is short. cached: whoever has the most of its prompt "
-            "cached, but 24 that came later at most before anybody. Unset: whoever came first."
+            "Who is let in where memory is short. cached: whoever has the most of its prompt "
+            "cached goes first, but 50 that came later at most before anybody, and those that run "
+            "leave half of the memory to the cache. Unset: whoever came first."
         ),
     ),
     Variable(

@@ -220,7 +220,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's base class.
 
-        An asynchronous load needs more: room for those that have loaded before to start in.
+        An asynchronous load needs more: room for those that have loaded before to start in. Whoever
+        is to be let in may have to leave room for what is cached.
 
         Args:
             **told: ``num_local_computed_tokens``, in releases that tell.
@@ -235,6 +236,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             apply_admission_cap=apply_admission_cap,
             **told,
         )
+        if apply_admission_cap and self.waiting_order is not None:
+            return need + self.waiting_order.share.blocks_to_leave(request_id)
         if num_tokens_main_model > total_computed_tokens:  # as in most calls: no load
             return need
         if self.plan.leaves_room_for_loads and not apply_admission_cap:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
 
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -146,7 +147,7 @@ def test_nobody_starves_whatever_comes(mode: str, make_engine: MakeEngine) -> No
                 num_passes += later
         assert max(passes.values(), default=0) <= most
     assert max(passes.values()) == most, "nobody came near the bound, so this proves nothing"
-    assert num_passes > 100, "the order changed nothing, so this proves nothing"
+    assert num_passes > 50, "the order changed nothing, so this proves nothing"
     engine.drain()
 
 
@@ -160,10 +161,48 @@ class _Balancing(AsyncScheduler):
         return super().schedule(*args, **kwargs)
 
 
+@pytest.mark.parametrize(
+    ("layout", "num_blocks"), [("dsv4-rows-partial", 600), ("dsv4-rows-sparse", 300)]
+)
+@pytest.mark.parametrize("is_on", [True, False])
+def test_those_that_run_beside_others_leave_half_of_the_memory_to_the_cache(
+    layout: str, num_blocks: int, make_engine: MakeEngine, *, is_on: bool
+) -> None:
+    """Steps are small, so what is let in grows for long."""
+    sizes = {"max_num_seqs": 20, "num_blocks": num_blocks, "max_num_batched_tokens": 64}
+    engine = make_bench(make_engine, layout, is_on=is_on, **sizes).engine
+    for number in range(24):
+        engine.add(f"r{number}", random_prompt(number, LENGTH), 40)
+    pool, most_running, most_used = engine.manager.block_pool, 0, 0
+    while engine.scheduler.has_requests():
+        engine.step()
+        if (running := len(engine.scheduler.running)) > 1:
+            most_running = max(most_running, running)
+            most_used = max(most_used, pool.num_gpu_blocks - pool.get_num_free_blocks())
+    assert most_running > 1, "nobody ran beside others, so this proves nothing"
+    assert (most_used <= num_blocks // 2) == is_on
+    engine.check()
+
+
+def test_who_was_preempted_is_not_held_back(make_engine: MakeEngine) -> None:
+    bench = make_bench(make_engine, "dsv4-rows")
+    add_cold_and_warm(bench)
+    scheduler = bench.engine.scheduler
+    share = scheduler.kv_cache_manager.coordinator.waiting_order.share
+    by_name = {request.request_id: request for request in scheduler.waiting}
+    by_name["cold-1"].num_preemptions, by_name["cold-1"].status = 1, RequestStatus.PREEMPTED
+    assert share.blocks_to_leave("cold-1") == 0
+    assert share.blocks_to_leave("cold-2") >= bench.engine.manager.block_pool.num_gpu_blocks // 2
+    share.step_starts([])
+    assert share.blocks_to_leave("cold-2") == 0
+
+
 @pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler, _Balancing])
 def test_who_schedules_itself_is_left_alone(kind: type[Scheduler]) -> None:
     scheduler = kind.__new__(kind)
-    scheduler.policy = SchedulingPolicy.FCFS
+    scheduler.policy, scheduler.requests = SchedulingPolicy.FCFS, {}
+    scheduler.kv_cache_manager = Mock()
+    scheduler.kv_cache_manager.coordinator.groups.all = ()
     order = waiting_order.waiting_order_for(scheduler)
     assert (order is None) == (kind is _Balancing)
 

@@ -15,8 +15,9 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
+from vllm_ascend.core.admission.running_share import RunningShare, owns_nothing
 from vllm_ascend.core.policy.admission import MOST_PASSES, cached_first
 from vllm_ascend.core.policy.units import GroupId
 
@@ -55,10 +56,12 @@ class WaitingOrder:
 
     Attributes:
         most_passes: See above.
+        share: How much memory those that run may hold.
     """
 
-    def __init__(self) -> None:
-        self.most_passes = MOST_PASSES
+    def __init__(self, share: RunningShare) -> None:
+        """Order those that wait where ``share`` or the seats let only some of them in."""
+        self.share, self.most_passes = share, MOST_PASSES
         self._places: dict[str, _Place] = {}
         self._orderings = self._last_number = 0
         # What the last ordering left behind: unchanged, it would come out the same.
@@ -67,6 +70,7 @@ class WaitingOrder:
 
     def put(self, scheduler: Any) -> None:
         """Order ``scheduler.waiting`` if somebody can be let in and somebody else cannot."""
+        self.share.step_starts(scheduler.running)
         waiting = scheduler.waiting
         if len(waiting) < 2:
             if len(self._places) > len(waiting):
@@ -91,7 +95,7 @@ class WaitingOrder:
         """Take note of who has come and who has gone since the last ordering."""
         before, self._places = self._places, {}
         for request in waiting:
-            if not _may_move(request):
+            if not owns_nothing(request):
                 continue
             place = before.get(request.request_id)
             if place is not None and place.request is request:
@@ -109,7 +113,7 @@ class WaitingOrder:
         num_waiting = len(scheduler.waiting) + len(scheduler.skipped_waiting)
         if len(scheduler.running) + num_waiting > scheduler.max_num_running_reqs:
             return False
-        coordinator = scheduler.kv_cache_manager.coordinator
+        coordinator, free = scheduler.kv_cache_manager.coordinator, free - self.share.blocks_kept()
         for place in self._places.values():
             need = _most_blocks(coordinator, place.request.num_tokens)
             if need is None or need > free:
@@ -159,7 +163,9 @@ def waiting_order_for(scheduler: Any) -> WaitingOrder | None:
     else:
         schedule = type(scheduler).schedule
         if schedule.__module__ == "vllm.v1.core.sched.scheduler":
-            return WaitingOrder()
+            manager = scheduler.kv_cache_manager
+            groups = manager.coordinator.groups.all
+            return WaitingOrder(RunningShare(manager.block_pool, groups, scheduler.requests))
         why = f"{schedule.__qualname__} has an order of its own"
     _logger.warning("VLLM_ASCEND_ADMISSION has no effect: %s", why)
     return None
@@ -177,15 +183,6 @@ def _lets_nobody_in(scheduler: Any) -> bool:
     # The last one takes what the others leave of a step.
     last = running[-1]
     return last.num_tokens - last.num_computed_tokens >= scheduler.max_num_scheduled_tokens
-
-
-def _may_move(request: Request) -> bool:
-    return (
-        request.status == RequestStatus.WAITING
-        and request.num_computed_tokens == 0
-        and request.num_preemptions == 0
-        and not request.kv_transfer_params
-    )
 
 
 def _most_blocks(coordinator: Any, num_tokens: int) -> int | None:

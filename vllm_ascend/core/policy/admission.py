@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who of those that wait for memory is let in first: numbers in, an order out."""
+"""Who of those that wait for memory is let in first, and how much of it stays for the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST_PASSES = 24
+MOST_PASSES = 50
 """So many requests that came later are let in before a request at most."""
+RUNNING_PERCENT = 50
+"""So much of the memory is for requests that run, at most; the other half stays for the cache."""
 
 
 def cached_first(shares: Sequence[float], passes: Sequence[int], most: int) -> list[int]:
@@ -43,3 +45,8 @@ def cached_first(shares: Sequence[float], passes: Sequence[int], most: int) -> l
         while oldest < len(shares) and is_placed[oldest]:
             oldest += 1
     return order
+
+
+def cached_share(num_blocks: int) -> int:
+    """Return how many of all blocks running requests leave to what is cached."""
+    return num_blocks - num_blocks * RUNNING_PERCENT // 100
