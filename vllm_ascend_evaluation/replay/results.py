@@ -236,6 +236,10 @@ class RunResult(HitRates):
             but for blocks and memory, which are one rank's.
         tier: What a tier below the KV cache did; ``None``: there was none.
         draft_method: How drafts are made.
+        modelled_ttft_hit_ms: As ``modelled_ttft_ms``, of requests that hit half of their prompts or
+            more; ``None`` also if there are none.
+        modelled_ttft_cold_ms: The same of all others.
+        modelled_seconds: Time of the whole run by the cost model.
     """
 
     variant: str
@@ -271,6 +275,9 @@ class RunResult(HitRates):
     data_parallel: DataParallelResult | None = None
     tier: TierUse | None = None
     draft_method: str = "mtp"
+    modelled_ttft_hit_ms: Percentiles | None = None
+    modelled_ttft_cold_ms: Percentiles | None = None
+    modelled_seconds: float | None = None
 
     @property
     def drafts(self) -> str:
@@ -294,8 +301,9 @@ class RunResult(HitRates):
         values = {field.name: data[field.name] for field in fields(cls)}
         values["schedule_us"] = Percentiles(**data["schedule_us"])
         values["add_request_us"] = Percentiles(**data["add_request_us"])
-        ttft = data["modelled_ttft_ms"]
-        values["modelled_ttft_ms"] = None if ttft is None else Percentiles(**ttft)
+        for kind in ("", "_hit", "_cold"):
+            ttft = data[f"modelled_ttft{kind}_ms"]
+            values[f"modelled_ttft{kind}_ms"] = None if ttft is None else Percentiles(**ttft)
         values["samples"] = tuple(Sample(**sample) for sample in data["samples"])
         values["buckets"] = tuple(LengthBucket(**bucket) for bucket in data["buckets"])
         values["violations"] = tuple(data["violations"])

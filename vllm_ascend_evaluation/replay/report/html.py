@@ -51,7 +51,7 @@ def write_html(report: ReplayReport, path: Path) -> None:
 def _section(workload: WorkloadReport, colours: Mapping[str, str]) -> dict[str, object]:
     tables: list[tuple[Column[RunResult], ...]] = [
         (NAME, BLOCK, *HITS, CHECKED),
-        (NAME, *COSTS, MODELLED, *TIER),
+        (NAME, *COSTS, *MODELLED, *TIER),
     ]
     by_rank = None
     if any(run.data_parallel for run in workload.runs):

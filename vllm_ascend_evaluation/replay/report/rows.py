@@ -67,6 +67,10 @@ def _milliseconds(run: RunResult, tier: TierUse) -> str:
     return f"{1e3 * tier.load_seconds / max(run.num_requests, 1):,.1f}"
 
 
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:,.1f}"
+
+
 def _checked(run: RunResult) -> str:
     if run.violations:
         return f"{len(run.violations)} WRONG"
@@ -114,8 +118,11 @@ RANKS: tuple[Column[RunResult], ...] = (
     _of_ranks("live\nmax / mean", lambda ranks: f"{ranks.live_imbalance:.2f}"),
     _of_ranks("choice µs\np50 / p99", lambda ranks: _pair(ranks.choice_us)),
 )
-MODELLED = Column[RunResult](
-    "TTFT modelled, ms\np50 / p99", lambda run: _pair(run.modelled_ttft_ms)
+MODELLED: tuple[Column[RunResult], ...] = (
+    Column("TTFT modelled, ms\np50 / p99", lambda run: _pair(run.modelled_ttft_ms)),
+    Column("of those with half\ntheir prompt hit", lambda run: _pair(run.modelled_ttft_hit_ms)),
+    Column("of the others\np50 / p99", lambda run: _pair(run.modelled_ttft_cold_ms)),
+    Column("all, s\nmodelled", lambda run: _seconds(run.modelled_seconds)),
 )
 
 

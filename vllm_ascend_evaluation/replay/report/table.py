@@ -41,7 +41,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
     if any(run.tier for workload in report.workloads for run in workload.runs):
         tables.append((NAME, *TIER))
     if report.cost_model:
-        tables.append((NAME, MODELLED))
+        tables.append((NAME, *MODELLED))
     print_variants(report, console)
     for workload in report.workloads:
         print_heading(report, workload, console)
@@ -53,7 +53,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
                 _print_list(workload, columns, console)
     if report.cost_model:
         parameters = ", ".join(f"{name} {value:g}" for name, value in report.cost_model.items())
-        console.print(f"[dim]TTFT is modelled, not measured: {parameters}[/]", highlight=False)
+        console.print(f"[dim]times are modelled, not measured: {parameters}[/]", highlight=False)
 
 
 def print_variants(report: ReplayReport, console: Console) -> None:

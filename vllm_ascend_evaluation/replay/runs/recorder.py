@@ -25,6 +25,7 @@ class _Seen:
     prompt_tokens: int
     arrival_ms: float
     hit_tokens: int | None = None
+    ttft_ms: float | None = None
 
 
 class Recorder:
@@ -39,7 +40,7 @@ class Recorder:
         self._requests: dict[str, _Seen] = {}
         self._schedule_us: list[float] = []
         self._add_request_us: list[float] = []
-        self._ttft_ms: list[float] = []
+        self._now_ms = 0.0
         self._samples: list[Sample] = []
         self._last: Sample | None = None
         self._plan = SamplingPlan(num_requests)
@@ -70,6 +71,7 @@ class Recorder:
     def step(self, output: SchedulerOutput, seconds: float, now_ms: float) -> None:
         """Note what one ``schedule()`` decided."""
         self._schedule_us.append(seconds * 1e6)
+        self._now_ms = now_ms
         self._num_preemptions += len(output.preempted_req_ids or ())
         self._peak_used = max(self._peak_used, self._num_used)
         for request in output.scheduled_new_reqs:
@@ -84,7 +86,8 @@ class Recorder:
 
     def first_tokens(self, names: list[str], now_ms: float) -> None:
         """Note that requests got their first token."""
-        self._ttft_ms.extend(now_ms - self._requests[name].arrival_ms for name in names)
+        for name in names:
+            self._requests[name].ttft_ms = now_ms - self._requests[name].arrival_ms
 
     @property
     def _num_used(self) -> int:
@@ -126,7 +129,7 @@ class Recorder:
             whole._requests |= other._requests
             whole._schedule_us += other._schedule_us
             whole._add_request_us += other._add_request_us
-            whole._ttft_ms += other._ttft_ms
+            whole._now_ms = max(whole._now_ms, other._now_ms)
             whole._peak_used = max(whole._peak_used, other._peak_used)
             whole._num_preemptions += other._num_preemptions
             whole._num_evicted += other._num_evicted
@@ -141,6 +144,8 @@ class Recorder:
         """Return everything as one record."""
         coordinator = self._scheduler.kv_cache_manager.coordinator
         scheduled = [seen for seen in self._requests.values() if seen.hit_tokens is not None]
+        warm = [seen for seen in scheduled if 2 * (seen.hit_tokens or 0) >= seen.prompt_tokens]
+        cold = [seen for seen in scheduled if 2 * (seen.hit_tokens or 0) < seen.prompt_tokens]
         return RunResult(
             variant=job.variant,
             settings=dict(job.environment),
@@ -166,7 +171,10 @@ class Recorder:
             seconds=time.perf_counter() - self._started,
             schedule_us=_percentiles(self._schedule_us),
             add_request_us=_percentiles(self._add_request_us),
-            modelled_ttft_ms=_percentiles(self._ttft_ms) if job.cost_model else None,
+            modelled_ttft_ms=_ttft(scheduled) if job.cost_model else None,
+            modelled_ttft_hit_ms=_ttft(warm) if job.cost_model and warm else None,
+            modelled_ttft_cold_ms=_ttft(cold) if job.cost_model and cold else None,
+            modelled_seconds=self._now_ms / 1e3 if job.cost_model else None,
             # The last word is the state at the end, which also the totals describe.
             samples=(*self._samples, self._last or self._sample()),
             buckets=length_buckets(
@@ -181,6 +189,10 @@ class Recorder:
     def _bytes_per_block(self) -> int:
         config = self._scheduler.kv_cache_config
         return sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+
+
+def _ttft(requests: list[_Seen]) -> Percentiles:
+    return _percentiles([seen.ttft_ms for seen in requests if seen.ttft_ms is not None])
 
 
 def _percentiles(values: list[float]) -> Percentiles:

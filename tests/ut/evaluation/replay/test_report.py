@@ -179,10 +179,15 @@ def test_names_are_not_taken_for_markup(tmp_path):
 
 
 def test_modelled_times_are_labelled():
-    run = make_run(modelled_ttft_ms=Percentiles(50.0, 99.0))
+    run = make_run(
+        modelled_ttft_ms=Percentiles(50.0, 99.0),
+        modelled_ttft_hit_ms=Percentiles(40.0, 60.0),
+        modelled_seconds=1234.5,
+    )
     report = make_report(run, cost_model={"step_ms": 20.0, "token_us": 60.0})
     text = table(report)
     assert "modelled" in text and "50 / 99" in text
+    assert "40 / 60" in text and "1,234.5" in text and "of the others" not in text
     assert "step_ms 20, token_us 60" in text
 
 
