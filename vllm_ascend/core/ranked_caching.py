@@ -121,8 +121,7 @@ class RankedCaching:
         record = self._ledger.record(request.request_id)
         record.num_hit_tokens, record.num_matched_tokens = hit.tokens, hit.matched
         if self._groups.prefix:
-            junction = max(hit.matched - self.tails.lookahead, 0)
-            record.junction = align_down(junction, self._plan.alignment)
+            record.junction = self.tails.rules.finish(hit.matched)
             record.missed_junction = record.junction > hit.resumable
 
     # Memory

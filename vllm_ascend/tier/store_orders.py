@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
+from vllm_ascend.core.policy.boundaries import AUTO_RETENTION_INTERVAL_TOKENS, align_down
 from vllm_ascend.tier.due import DueRequests
 from vllm_ascend.tier.layout import ROWS, TierLayout
 from vllm_ascend.tier.objects import HEADER_BYTES
@@ -90,6 +91,7 @@ class StoreOrders:
             layout.unit,
             lookahead=layout.unit if layout.tail_looks_ahead else 0,
             least_gain=layout.tokens_for_a_tail,
+            interval=align_down(AUTO_RETENTION_INTERVAL_TOKENS, layout.unit) or layout.unit,
         )
         self.tables: Callable[[str], Tables] = lambda request_id: ()
         self.cached_tail: CachedTail = lambda hashes, boundary: None
@@ -179,7 +181,7 @@ class StoreOrders:
         if progress.prompt is None:
             progress.prompt = choice.of_prompt(num_prompt_tokens, progress.junction)
         prompt, start, progress.passed = progress.prompt, progress.passed, end
-        kept = choice.kept(start, end, prompt)
+        kept = choice.kept(start, end, prompt.kept)
         rank, rolling = choice.rolling(max(start, num_prompt_tokens), end, prompt)
         asked = [*progress.unnamed, *(Tail(boundary, KEPT) for boundary in kept)]
         if rolling:

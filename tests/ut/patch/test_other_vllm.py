@@ -67,7 +67,7 @@ def probe(version: str) -> dict:
 
 def test_a_supported_release_takes_the_whole_table():
     answer = probe("0.23.0")
-    assert {status for _, _, status in answer["rows"]} == {"applied", "left to vLLM"}
+    assert {status for _, _, status in answer["rows"]} == {"applied", "overridden", "left to vLLM"}
     left = {feature for _, feature, status in answer["rows"] if status == "left to vLLM"}
     assert left == {"retention", "dsv4-layout", "kv-connectors"}
     assert answer["ours"]

@@ -28,7 +28,7 @@ CHOICE = TailChoice(128, least_gain=1061)
     ],
 )
 def test_the_ends_of_prompts_junctions_and_an_interval_are_kept(start, end, prompt, junction, kept):
-    assert CHOICE.kept(start, end, CHOICE.of_prompt(prompt, junction)) == kept
+    assert CHOICE.kept(start, end, CHOICE.of_prompt(prompt, junction).kept) == kept
 
 
 def test_the_last_boundary_of_a_prompt_is_marginal_close_behind_a_kept_one():
@@ -39,14 +39,14 @@ def test_the_last_boundary_of_a_prompt_is_marginal_close_behind_a_kept_one():
 def test_where_tails_are_small_both_boundaries_of_a_prompt_are_kept():
     choice = TailChoice(128, least_gain=100)
     prompt = choice.of_prompt(14_000, 0)
-    assert choice.kept(8192, 14_000, prompt) == [13_824, 13_952]
+    assert choice.kept(8192, 14_000, prompt.kept) == [13_824, 13_952]
     assert not prompt.marginal
 
 
 def test_drafts_need_the_unit_behind_a_boundary():
     choice = TailChoice(128, lookahead=128, least_gain=1061)
     prompt = choice.of_prompt(14_000, 0)
-    assert choice.kept(8192, 14_000, prompt) == [13_696]
+    assert choice.kept(8192, 14_000, prompt.kept) == [13_696]
     assert prompt.marginal == {13_824}
 
 
@@ -84,8 +84,8 @@ def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(prompt, chunks, lea
     ends = [end for end in itertools.accumulate(chunks) if end < prompt]
     pieces = list(itertools.pairwise([0, *ends, prompt]))
     boundaries = choice.of_prompt(prompt, 0)
-    whole = choice.kept(0, prompt, boundaries)
-    assert [b for piece in pieces for b in choice.kept(*piece, boundaries)] == whole
+    whole = choice.kept(0, prompt, boundaries.kept)
+    assert [b for piece in pieces for b in choice.kept(*piece, boundaries.kept)] == whole
     assert all(boundary % 128 == 0 and 0 < boundary <= prompt for boundary in whole)
     assert boundaries.marginal.isdisjoint(whole)
 
@@ -93,5 +93,5 @@ def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(prompt, chunks, lea
 @given(prompt=st.integers(1300, 200_000), least_gain=st.integers(0, 4096))
 def test_no_prompt_loses_more_than_its_end_and_five_units(prompt, least_gain):
     choice = TailChoice(128, least_gain=least_gain)
-    deepest = max(choice.kept(0, prompt, choice.of_prompt(prompt, 0)))
+    deepest = max(choice.kept(0, prompt, choice.of_prompt(prompt, 0).kept))
     assert prompt - deepest <= 5 * 128 + 1

@@ -49,8 +49,6 @@ class Group:
     tail_start: TailStart  # of a group that forgets
     # Blocks of a tail, where it is the same at all boundaries but the first few.
     tail_length: int | None = None
-    # A retained group's spec, its window cut to what is read behind a boundary.
-    tail_spec: KVCacheSpec | None = None
     window: int = 0  # of a retained group
     # What a request of a retained group holds as it goes on.
     held: ReadSpan | None = None

@@ -31,7 +31,7 @@ from vllm_ascend.core.layout.specs import (
 )
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
-from vllm_ascend.core.policy.boundaries import resolve_retention_interval
+from vllm_ascend.core.policy.boundaries import align_down, resolve_retention_interval
 from vllm_ascend.core.policy.pinning import check_pinning
 from vllm_ascend.core.policy.ranks import CONNECTOR_SPARE_SPACING
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
@@ -184,6 +184,17 @@ def plan_cache(
     )
 
 
+def _check_tail(manager: SingleTypeKVCacheManager, read: KVCacheSpec, alignment: int) -> None:
+    """Check that vLLM's managers see the tail of a :func:`tail_spec` as we do."""
+    length, block_tokens = tail_length(read), tokens_per_block(read)
+    boundary = align_down(length * block_tokens, alignment) + 2 * alignment
+    num_blocks = boundary // block_tokens
+    mask = manager.reachable_block_mask(
+        0, num_blocks, alignment, read, use_eagle=False, retention_interval=boundary
+    )
+    assert mask == [False] * (num_blocks - length) + [True] * length, "another tail in this vLLM"
+
+
 def describe_groups(
     managers: Sequence[SingleTypeKVCacheManager], draft_groups: Set[int], plan: CachePlan
 ) -> Groups:
@@ -193,12 +204,14 @@ def describe_groups(
         if plan.is_stock or not is_windowed(spec):
             return {"tail_start": manager.get_num_skipped_tokens}
         read, span = tail_spec(spec, plan.specs, plan.alignment), read_span(spec, plan.specs)
+        is_sparse = plan.is_sparse(spec)
+        if is_sparse:  # its tables have blocks by our rule, null blocks elsewhere
+            _check_tail(manager, read, plan.alignment)
         return {
             "tail_start": span.start,
             "tail_length": tail_length(read),
-            "tail_spec": read,
             "window": spec.sliding_window,
-            "held": span if plan.is_sparse(spec) else window_span(spec),
+            "held": span if is_sparse else window_span(spec),
         }
 
     return Groups(

@@ -26,6 +26,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.policy.boundaries import align_down
+from vllm_ascend.core.policy.prompt_boundaries import PromptBoundaries
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.policy.units import Granule, GroupId, Ordinal
 
@@ -108,6 +109,7 @@ class RequestRecord:
         request: The request itself: its prompt may still grow (streaming input). ``None`` until
             somebody has named it.
         junction: A boundary at which this request was seen to leave a cached prefix, 0 if none.
+        prompt: What its prompt singled out when it was asked last.
         rank: The rank of the tails that it keeps.
         num_matched_tokens: How far its last look-up found the rows of full and compressed groups.
         num_hit_tokens: What its last look-up found, ``None`` if it never looked.
@@ -140,6 +142,7 @@ class RequestRecord:
 
     request: Request | None = None
     junction: int = 0
+    prompt: PromptBoundaries | None = None
     rank: Rank = Rank.KEPT
     num_matched_tokens: int = 0
     num_hit_tokens: int | None = None

@@ -9,7 +9,7 @@ the tails of boundaries that are cached.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -17,7 +17,6 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.plan.cache_plan import CachePlan
-from vllm_ascend.core.policy.boundaries import kept_boundaries
 from vllm_ascend.core.policy.ranks import SPARE_SPACING
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.request_record import RequestRecord
@@ -96,7 +95,7 @@ class SparseState:
         plan: CachePlan,
     ) -> None:
         """Take charge of the groups whose manager is a :class:`SparseStateManager`."""
-        self._pool, self._tails, self._records, self._plan = pool, tails, records, plan
+        self._pool, self._tails, self._records = pool, tails, records
         self._sparse = [g for g in groups if isinstance(g.manager, SparseStateManager)]
         self._num_unconfirmed = plan.num_unconfirmed_tokens
         self._spares_every = plan.connector_spares_every
@@ -125,37 +124,19 @@ class SparseState:
             if record is None or record.request is None:
                 return range(first_ordinal, end_ordinal)
             resumed_at = max(num_main_tokens - self._num_unconfirmed, 0)
-            # +1: the next token's row is written beside those of this step, and read after it.
-            ranges = [(group.tail_start(resumed_at), num_tokens + 1)]
+            # To the end: the next token's row is written beside those of this step.
+            first_open = group.tail_start(resumed_at) // group.block_tokens
+            open_end = range(max(first_open, first_ordinal), end_ordinal)
             # Drafts may be among the tokens; boundaries are passed by real ones.
             end = min(num_main_tokens, record.request.num_tokens)
             if not self._tails.passes_boundary(record, end):  # as in most steps of decoding
-                return ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
-            own = {*self._tails.singled_out(record), *self._tails.rolling(end)}
+                return open_end
+            own = {*self._tails.prompt(record).singled_out, *self._tails.rolling(end)}
             own.update(multiples(record.passed, end, self._spares_every))
-            ranges += [(group.tail_start(b), b) for b in own if record.passed < b <= end]
-            read = ordinals_of_ranges(first_ordinal, end_ordinal, group.block_tokens, ranges)
-            regular = self._regular_ordinals(group, record.passed, end)
-            return sorted({*read, *(i for i in regular if i >= first_ordinal)}) if regular else read
+            tails = group.tails(self._tails.rules.kept(record.passed, end, own))
+            return sorted({*open_end, *(i for i in tails if i >= first_ordinal)})
 
         return rows_read
-
-    def _regular_ordinals(self, group: Group, start: int, end: int) -> Sequence[int]:
-        """Return the blocks of the tails of boundaries in ``(start, end]`` kept at intervals."""
-        alignment, interval = self._plan.alignment, self._plan.tails_interval
-        kept = kept_boundaries(start, end, alignment=alignment, interval=interval, singled_out=())
-        if not kept:  # as in most chunks
-            return ()
-        ordinals = range(group.tail(kept[0]).start, kept[-1] // group.block_tokens)
-        mask = group.manager.reachable_block_mask(
-            ordinals.start,
-            ordinals.stop,
-            alignment,
-            group.tail_spec,
-            use_eagle=False,
-            retention_interval=interval,
-        )
-        return ordinals if mask is None else list(itertools.compress(ordinals, mask))
 
     def add_spares(self, request_id: str, new_blocks: NewBlocks, num_main_tokens: int) -> None:
         """Give spare tails the state that they need, out of memory that nobody will miss.
@@ -231,18 +212,6 @@ class SparseState:
 def multiples(start: int, end: int, every: int) -> range:
     """Return the multiples of a number in ``(start, end]``; none of 0."""
     return range(start // every * every + every, end + 1, every) if every else range(0)
-
-
-def ordinals_of_ranges(
-    first_ordinal: int, end_ordinal: int, block_tokens: int, ranges: Iterable[tuple[int, int]]
-) -> list[int]:
-    """Return the blocks of ``[first_ordinal, end_ordinal)`` that hold a token of any range."""
-    ordinals: set[int] = set()
-    for start, end in ranges:
-        if start < end:
-            first = max(start // block_tokens, first_ordinal)
-            ordinals.update(range(first, min(cdiv(end, block_tokens), end_ordinal)))
-    return sorted(ordinals)
 
 
 def spread(items: Sequence[int], count: int) -> Sequence[int]:

@@ -28,15 +28,9 @@ from vllm_ascend.core.policy.block_ranks import (
     spare_unit,
     without_holes,
 )
-from vllm_ascend.core.policy.boundaries import (
-    align_down,
-    fallback_boundary,
-    finish_boundary,
-    is_worth_a_tail,
-    kept_boundaries,
-    replay_boundary,
-)
+from vllm_ascend.core.policy.boundaries import align_down, is_worth_a_tail
 from vllm_ascend.core.policy.pinning import leaves_by_chunk
+from vllm_ascend.core.policy.prompt_boundaries import BoundaryRules, PromptBoundaries
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats
@@ -75,61 +69,48 @@ class TailCache:
         self._pool = pool
         self._groups = groups
         self._plan, self._alignment = plan, plan.alignment
-        self.lookahead = lookahead
         self._windows = [(group.window, group.block_tokens) for group in groups]
         self._num_kept = stats.kept
         self.keeps_spares = plan.keeps_spares
-        self._least_gain = least_gain if plan.keeps_spares and plan.keeps_fallback else 0
+        self.rules = BoundaryRules(
+            plan.alignment,
+            lookahead,
+            least_gain if plan.keeps_spares and plan.keeps_fallback else 0,
+            plan.tails_interval,
+            plan.keeps_fallback,
+        )
         far = plan.alignment << 32
         tails = (len(group.tail(far)) * group.block_tokens for group in groups)
         self.spare_unit = spare_unit(plan.alignment, max(tails, default=0))
         # Where tails have blocks in common, one is no memory of its own.
-        self._supersedes = bool(self._least_gain) and self.spare_unit == plan.alignment
+        self._supersedes = bool(self.rules.least_gain) and self.spare_unit == plan.alignment
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
         return align_down(end, self._alignment) > record.passed
 
-    def singled_out(self, record: RequestRecord) -> set[int]:
-        """Return the boundaries that a request keeps whatever the interval; 0 is none."""
-        return {*self._replay(record), record.junction}
-
-    def _replay(self, record: RequestRecord) -> set[int]:
-        """Return the boundaries kept for a prompt that comes again; 0 is none."""
-        prompt_tokens = 0 if record.request is None else record.request.num_prompt_tokens
-        replay = replay_boundary(prompt_tokens, self._alignment, max(self.lookahead, 1))
-        if not self._plan.keeps_fallback:
-            return {replay}
-        return {replay, fallback_boundary(replay, self._alignment, self.lookahead)}
-
-    def _marginal(self, record: RequestRecord) -> set[int]:
-        """Return the boundaries of a prompt that are singled out and not worth a tail."""
-        replay = self._replay(record)
-        close = {b for b in replay if not is_worth_a_tail(b, replay, self._least_gain)}
-        return close - {record.junction}
+    def prompt(self, record: RequestRecord) -> PromptBoundaries:
+        """Return what a request's prompt singles out, which may have grown since."""
+        num_tokens = 0 if record.request is None else record.request.num_prompt_tokens
+        known = record.prompt
+        if known is None or known[:2] != (num_tokens, record.junction):
+            known = record.prompt = self.rules.of_prompt(num_tokens, record.junction)
+        return known
 
     def rolling(self, end: int) -> range:
         """Return the boundaries at which a request that ends around ``end`` may be resumed."""
-        first = max(finish_boundary(end, self._alignment, self.lookahead), self._alignment)
-        return range(first, end + 1, self._alignment)
+        return range(max(self.rules.finish(end), self._alignment), end + 1, self._alignment)
 
     def ranked(self, record: RequestRecord, start: int, end: int) -> dict[Rank, list[int]]:
         """Return the boundaries in ``(start, end]`` that have tails, by rank, lowest first."""
-        marginal = self._marginal(record)
-        kept = kept_boundaries(
-            start,
-            end,
-            alignment=self._alignment,
-            interval=self._plan.tails_interval,
-            singled_out=self.singled_out(record) - marginal,
-        )
+        prompt = self.prompt(record)
         return ranked_boundaries(
             start,
             end,
             alignment=self._alignment,
-            kept=kept,
+            kept=self.rules.kept(start, end, prompt.kept),
             rolling=self.rolling(end),
-            marginal=marginal,
+            marginal=prompt.marginal,
             keeps_spares=self.keeps_spares,
             spare_unit=self.spare_unit,
             rank=record.rank,
@@ -154,7 +135,7 @@ class TailCache:
             if record.junction in kept:  # the prompt that it leaves here goes on otherwise
                 self._note_use(self._tail(record, record.junction), is_shared=True)
         record.rolling += [self._tail(record, boundary) for boundary in held[Rank.ROLLING]]
-        self._roll(record, finish_boundary(end, self._alignment, self.lookahead))
+        self._roll(record, self.rules.finish(end))
         return entered
 
     def _held(self, record: RequestRecord, boundaries: list[int]) -> list[int]:
@@ -200,7 +181,7 @@ class TailCache:
 
     def _count(self, record: RequestRecord, kept: Sequence[int]) -> None:
         """Count the boundaries just entered, by what each is kept for."""
-        replay = self._replay(record).intersection(kept)
+        replay = self.prompt(record).ends.intersection(kept)
         junction = record.junction in kept and record.junction not in replay
         self._num_kept[BoundaryKind.REPLAY] += len(replay)
         self._num_kept[BoundaryKind.JUNCTION] += junction
@@ -215,7 +196,7 @@ class TailCache:
         record.kept += [self._tail(record, boundary) for boundary in kept]
         if len(record.kept) <= 2 * MOST_REMEMBERED:
             return
-        always = {*self.singled_out(record), record.num_hit_tokens, kept[-1]}
+        always = {*self.prompt(record).singled_out, record.num_hit_tokens, kept[-1]}
         spacing, remembered = self._alignment, record.kept
         while len(remembered) > MOST_REMEMBERED + len(always):
             spacing *= 2
@@ -244,7 +225,7 @@ class TailCache:
             return
         record.rolling = [tail for tail in record.rolling if tail.boundary >= finish]
         needed = {b.block.block_id for tail in record.rolling for b in tail.blocks}
-        marginal = self._marginal(record)
+        marginal = self.prompt(record).marginal
         for tail in left:
             spare = spare_rank(tail.boundary, self.spare_unit)
             rank = Rank.MARGINAL if tail.boundary in marginal else spare
@@ -271,9 +252,9 @@ class TailCache:
         Called when the request ends or is preempted, before its blocks are freed; the record is
         told how far they need rows.
         """
-        boundary = finish_boundary(record.cached, self._alignment, self.lookahead)
+        boundary = self.rules.finish(record.cached)
         kept = [tail.boundary for tail in record.kept if tail.is_intact]
-        is_worth_it = is_worth_a_tail(boundary, kept, self._least_gain)
+        is_worth_it = is_worth_a_tail(boundary, kept, self.rules.least_gain)
         for tail in record.rolling:
             if tail.boundary != boundary:
                 self._let_go(tail, spare_rank(tail.boundary, self.spare_unit))
@@ -286,7 +267,7 @@ class TailCache:
             else:
                 self._let_go(tail, Rank.MARGINAL)
         record.rolling.clear()
-        if self._least_gain:
+        if self.rules.least_gain:
             record.end_of_kept = max(kept, default=0)
         if self._supersedes:
             self._let_go_superseded(record)

@@ -16,7 +16,7 @@ from vllm_ascend.core.policy.block_ranks import (
     without_holes,
 )
 from vllm_ascend.core.policy.ranks import Rank
-from vllm_ascend.core.retention.sparse_state import ordinals_of_ranges, spread
+from vllm_ascend.core.retention.sparse_state import spread
 
 
 def mask(text: str) -> list[bool]:
@@ -136,18 +136,6 @@ def test_a_boundary_with_a_hole_in_its_tail_is_left_out():
 
     assert without_holes([3, 6, 9, 12], [5, 9], tail) == [3, 9]
     assert without_holes([3, 6], [], tail) == [3, 6]
-
-
-@given(
-    st.integers(0, 20),
-    st.integers(0, 20),
-    st.integers(1, 5),
-    st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=4),
-)
-def test_ordinals_of_ranges_against_a_scan(first, count, block_tokens, ranges):
-    wanted = {token // block_tokens for start, end in ranges for token in range(start, end)}
-    expected = [i for i in range(first, first + count) if i in wanted]
-    assert ordinals_of_ranges(first, first + count, block_tokens, ranges) == expected
 
 
 @given(st.integers(0, 40), st.integers(-3, 50))

@@ -182,3 +182,15 @@ def test_a_prompt_of_a_million_tokens_remembers_a_hundred_tails(monkeypatch):
     assert boundaries[-2:] == [1_048_448, 1_048_576], "the replay boundary is always among them"
     gaps = [end - start for start, end in itertools.pairwise([0, *boundaries[:-2]])]
     assert set(gaps) == {16_384}, "they are spread over the prompt"
+
+
+def test_what_a_prompt_singles_out_is_decided_once_until_it_grows():
+    on = OnItsWay()
+    known = on.tails.prompt(on.record)
+    assert on.tails.prompt(on.record) is known and known.kept == {56, 0}
+    on.record.junction = 24
+    assert on.tails.prompt(on.record).kept == {56, 24}
+    on.record.request = bare_request(
+        "r", list(range(80)), get_request_block_hasher(GRANULE, sha256)
+    )
+    assert on.tails.prompt(on.record).kept == {72, 24}
