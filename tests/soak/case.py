@@ -27,6 +27,10 @@ class Habits(Traffic):
         sleep: how often the engine is put to sleep.
         sleep_modes: `level mode` pairs that may be asked for.
         pools: all requests ask for embeddings instead of answers.
+        tier_reset: how often the tier is emptied with the prefix cache.
+        lost_memory: how often the prefix cache is emptied and its memory lost, if nothing runs.
+        other_engine: how often what follows happens to another engine of the case.
+        new_engine: how often an engine ends where it is, and another one starts in its place.
         num_steps: steps of the episode, not counting those in which the last requests end.
     """
 
@@ -37,6 +41,10 @@ class Habits(Traffic):
     sleep: float = 0.0
     sleep_modes: tuple[str, ...] = ()
     pools: bool = False
+    tier_reset: float = 0.0
+    lost_memory: float = 0.0
+    other_engine: float = 0.0
+    new_engine: float = 0.0
     num_steps: int = 200
 
 
@@ -62,6 +70,35 @@ class Connection:
 
 
 @dataclass(frozen=True)
+class Tier:
+    """A tier below, whose store is in this process.
+
+    Attributes:
+        seed: of what is late and what fails.
+        backend: `host`, or `mooncake`, which all engines share.
+        gib: host memory of `host`.
+        num_objects: what the shared store holds at most.
+        num_engines: engines that share it.
+        num_ranks: of tensor parallelism, each with a worker of its own.
+        staging_mib: size of a buffer.
+        async_above_mib: larger loads are waited for while others run.
+        late: share of calls of the store that take some steps.
+        failures: share of calls that fail, of loads that are given up, of objects that change.
+    """
+
+    seed: int
+    backend: str
+    gib: float = 0.01
+    num_objects: int = 1 << 30
+    num_engines: int = 1
+    num_ranks: int = 1
+    staging_mib: float = 1.0
+    async_above_mib: float = 64.0
+    late: float = 0.0
+    failures: float = 0.0
+
+
+@dataclass(frozen=True)
 class Case:
     """Everything but the operations.
 
@@ -76,6 +113,7 @@ class Case:
     habits: Habits
     environment: dict[str, str] = field(default_factory=dict)
     connection: Connection | None = None
+    tier: Tier | None = None
     encoder_tokens: int = 64
     acceptance: float = 0.6
     seed: int = 0
@@ -88,12 +126,13 @@ class Case:
         layers = tuple(Layer(**layer) for layer in layout.pop("layers"))
         habits = dict(values.pop("habits"))
         habits["sleep_modes"] = tuple(habits["sleep_modes"])
-        connection = values.pop("connection")
+        connection, tier = values.pop("connection"), values.pop("tier", None)
         return cls(
             layout=LayoutRecipe(layers=layers, **layout),
             options=SchedulerOptions(**values.pop("options")),
             habits=Habits(**habits),
             connection=connection and Connection(**connection),
+            tier=tier and Tier(**tier),
             **values,
         )
 

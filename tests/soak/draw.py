@@ -22,11 +22,12 @@ from tests.e2e.core.configurations import (
     blocks_of_longest_request,
 )
 from tests.soak.case import Case, Connection, Habits
-from tests.soak.driver import environment
+from tests.soak.engines import environment
 from tests.soak.features import PROFILE
 from tests.soak.names import DSV4_ROWS, DSV4_STOCK, FLASH_A3, FLASH_GPU, HYBRID
 from tests.soak.promises import is_ours, without_vllm_defects
 from tests.soak.recipes import Layer, LayoutRecipe
+from tests.soak.tier_draw import with_tier
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.checks.drafts import DSPARK
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
@@ -49,10 +50,14 @@ def draw(seed: int, episode: int) -> Case:
         ValueError: the product or vLLM refuses the combination that was drawn.
     """
     name = f"{seed}-{episode}"
-    return _Draw(random.Random(name)).case(crc32(name.encode()))
+    drawn = _Draw(random.Random(name))
+    case = drawn.case(crc32(name.encode()))
+    return with_tier(case, drawn.probe, random.Random(f"{name} tier"))
 
 
 class _Draw:
+    probe: Scheduler  # of the layout that was drawn
+
     def __init__(self, rng: random.Random) -> None:
         self._random = rng
 
@@ -69,7 +74,7 @@ class _Draw:
         # The interval depends on the alignment in force, which the scheduler knows.
         known = {name: "0" if value == "N" else value for name, value in switches.items()}
         with environment(known):
-            probe = build_scheduler(layout.build(), options)
+            self.probe = probe = build_scheduler(layout.build(), options)
         connects = takes_part and options.enable_prefix_caching and self.chance(0.25)
         unit = self.unit(probe)
         connection = self.connection(unit, seed) if connects else None

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
@@ -17,11 +13,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 import vllm_ascend.patch.platform  # noqa: F401  (installs the patches)
-from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.connectors.fake_connector import transfer_config
 from tests.e2e.core.engine import Engine
 from tests.soak import requests
 from tests.soak.case import Case
+from tests.soak.engines import PatientEngine, environment
 from tests.soak.features import features_of, features_of_request
 from tests.soak.operations import (
     Abort,
@@ -30,70 +26,19 @@ from tests.soak.operations import (
     Operation,
     Reset,
     Sleep,
+    StartAnew,
     Step,
+    TurnTo,
     WakeUp,
     num_tokens,
 )
 from tests.soak.promises import is_ours, without_vllm_defects
-from vllm_ascend.prefix_cache_config import VARIABLES, load_config
+from tests.soak.tier_engine import SoakTierEngine, pool_of
+from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend_evaluation.oracle import OracleOptions
 
-# Loads and hand-overs end within this many turns; who waits for longer waits for ever.
-_MAX_IDLE_TURNS = 60
-# More than are ever alive; if none of them was in the way, nobody is.
-_MAX_GIVEN_UP = 40
 # The last requests take some hundreds; those that preempt each other go on for ever.
 _MAX_LAST_TURNS = 8000
-
-
-class PatientEngine(ConnectedEngine):
-    """Counts turns instead of seconds: a replay must not depend on the machine.
-
-    Attributes:
-        num_starved: requests of stock vLLM that had to be given up, because some that wait hold
-            loaded blocks and others wait for those (test_vllm_defects.py). One alone must always
-            get on.
-    """
-
-    num_starved = 0
-    _given_up_in_a_row = 0
-
-    def _watch_progress(self, executed: bool) -> None:
-        # A turn that only tells workers of ended requests is not one in which somebody waits.
-        self.idle_turns = 0 if executed or not self.alive else self.idle_turns + 1
-        if executed:
-            self._given_up_in_a_row = 0
-        if self.idle_turns < _MAX_IDLE_TURNS or self._leave_a_session():
-            return
-        assert not is_ours(self.scheduler), f"nothing is scheduled any more of {self.alive}"
-        tables = self.manager.get_block_ids
-        holders = [name for name in self.alive if any(map(any, tables(name)))]
-        others = [name for name in self.alive if name not in holders]
-        self._given_up_in_a_row += 1
-        helps = self._given_up_in_a_row <= _MAX_GIVEN_UP
-        assert holders and helps and len(self.alive) > 1, (
-            f"nothing is scheduled any more of {self.alive}"
-        )
-        # Those that hold blocks stand in each other's way; the last of them must get on.
-        self.abort(holders[:1] if len(holders) > 1 else others[:1])
-        self.num_starved += 1
-        self.idle_turns = 0
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set exactly these of the project's variables inside."""
-    before = {name: os.environ.get(name) for name in (v.name for v in VARIABLES)}
-    for name in before:
-        os.environ.pop(name, None)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 class Driver:
@@ -116,16 +61,17 @@ class Driver:
         self.case = case
         self.counts: Counter[str] = Counter()
         self.feature_steps: Counter[str] = Counter()
+        self._pool = pool_of(case.tier) if case.tier else None
+        self._num_engines_made = 0
+        self._ended_engines: list[Engine] = []
         with environment(case.environment):
-            self.engine = self._make_engine()
+            count = case.tier.num_engines if case.tier else 1
+            self._engines = [self._make_engine() for _ in range(count)]
             self._admits_as_vllm = not load_config().changes_caching
+        self._current = 0
         self._num_given_up = 0
-        scheduler = self.engine.scheduler
-        if without_vllm_defects(case, scheduler) != case:
+        if without_vllm_defects(case, self.engine.scheduler) != case:
             raise ValueError("stock vLLM is not exact with this")
-        # The stand-in model has no encoder.
-        scheduler.max_num_encoder_input_tokens = case.encoder_tokens
-        scheduler.encoder_cache_manager = EncoderCacheManager(case.encoder_tokens)
         self._features = features_of(case)
         self._request_features: dict[str, frozenset[str]] = {}
         self._num_added = 0
@@ -136,9 +82,19 @@ class Driver:
 
     def _make_engine(self) -> Engine:
         case, layout = self.case, self.case.layout.build()
-        engine_class: Any = PatientEngine if case.connection else Engine
-        transfer = (transfer_config(**asdict(case.connection)),) if case.connection else ()
-        return engine_class(layout, case.options, *transfer, oracle=self._oracle)
+        engine: Engine
+        if self._pool is not None:
+            engine = SoakTierEngine(case, self._pool, self._num_engines_made, self._oracle)
+        elif case.connection is not None:
+            transfer = transfer_config(**asdict(case.connection))
+            engine = PatientEngine(layout, case.options, transfer, self._oracle)
+        else:
+            engine = Engine(layout, case.options, self._oracle)
+        self._num_engines_made += 1
+        # The stand-in model has no encoder.
+        engine.scheduler.max_num_encoder_input_tokens = case.encoder_tokens
+        engine.scheduler.encoder_cache_manager = EncoderCacheManager(case.encoder_tokens)
+        return engine
 
     def _oracle(self, scheduler: Scheduler) -> OracleOptions:
         """How strict the proof is: stock vLLM is exact for the model, not for all kernels."""
@@ -149,6 +105,17 @@ class Driver:
             strict_state=strict and load_config().changes_caching,
             strict_draft=strict,
         )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that operations are about."""
+        return self._engines[self._current]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all engines so far."""
+        engines = (*self._engines, *self._ended_engines)
+        return sum(engine.worker.num_steps for engine in engines)
 
     @property
     def is_asleep(self) -> bool:
@@ -176,28 +143,56 @@ class Driver:
             case Abort():
                 self._abort(operation.request_id)
             case Reset():
-                self.counts["resets"] += engine.reset(busy=operation.busy)
+                self._reset(operation)
             case Sleep():
                 engine.sleep(operation.level, operation.mode)
                 self.counts["sleeps"] += 1
             case WakeUp():
                 engine.wake_up()
+            case TurnTo():
+                self._current = operation.engine % len(self._engines)
+            case StartAnew():
+                self._start_anew()
         self._turn += 1
         if self._turn % self._check_every == 0:
-            engine.check()
+            self.engine.check()
 
     def finish(self) -> None:
         """Let everything end and check the leftovers."""
-        self.engine.wake_up()
+        for number in range(len(self._engines)):
+            self._current = number
+            self._finish_engine()
+
+    def _finish_engine(self) -> None:
+        engine = self.engine
+        engine.wake_up()
         for session in self.open_sessions():
             self._continue(Continue(session.request_id, (), last=True))
         turns = 0
-        while self.engine.step():
+        while engine.step():
             turns += 1
             if turns == _MAX_LAST_TURNS:
                 self._give_up_youngest()
                 turns = 0
-        self.engine.drain()
+        if isinstance(engine, SoakTierEngine):
+            engine.settle()
+        engine.drain()
+
+    def _start_anew(self) -> None:
+        """Put another engine in the place of this one, which ends with all its requests."""
+        self._ended_engines.append(self.engine)
+        with environment(self.case.environment):
+            self._engines[self._current] = self._make_engine()
+
+    def _reset(self, operation: Reset) -> None:
+        engine = self.engine
+        if operation.tier:
+            is_reset = engine.scheduler.reset_prefix_cache(operation.busy, reset_connector=True)
+        else:
+            is_reset = engine.reset(busy=operation.busy)
+        self.counts["resets"] += is_reset
+        if is_reset and operation.loses_memory and isinstance(engine, SoakTierEngine):
+            engine.lose_memory()
 
     def _give_up_youngest(self) -> None:
         """Abort one of the requests that stand in each other's way, if that is vLLM's doing.
@@ -211,19 +206,27 @@ class Driver:
         self._num_given_up += 1
 
     def tally(self) -> None:
-        """Count what the engine counts itself."""
-        engine = self.engine
-        self.counts["steps"] = engine.worker.num_steps
+        """Count what the engines count themselves."""
         self.counts["requests"] = self._num_added
-        self.counts["hits"] = sum(hit > 0 for hit in engine.hits.values())
-        self.counts["hit tokens"] = sum(engine.hits.values())
-        self.counts["preemptions"] = engine.num_preemptions
         self.counts["starved"] = self._num_given_up
+        for engine in (*self._engines, *self._ended_engines):
+            self._tally(engine)
+
+    def _tally(self, engine: Engine) -> None:
+        counts = self.counts
+        counts["steps"] += engine.worker.num_steps
+        counts["hits"] += sum(hit > 0 for hit in engine.hits.values())
+        counts["hit tokens"] += sum(engine.hits.values())
+        counts["preemptions"] += engine.num_preemptions
         if isinstance(engine, PatientEngine):
+            counts["starved"] += engine.num_starved
+        if isinstance(engine, SoakTierEngine):
+            counts["loads of the tier"] += engine.tier.counts.loads
+            counts["failed loads of the tier"] += engine.tier.counts.failed_loads
+        elif isinstance(engine, PatientEngine):
             connector = engine.worker.connector
-            self.counts["loads"] = connector.num_loaded
-            self.counts["starved"] += engine.num_starved
-            self.counts["failed loads"] = connector.num_failed
+            counts["loads"] += connector.num_loaded
+            counts["failed loads"] += connector.num_failed
 
     def _step(self, abort: str | None) -> None:
         steps = self.engine.worker.num_steps

@@ -43,6 +43,14 @@ def features_of(case: Case) -> frozenset[str]:
     if case.connection is not None:
         on.add(f"connector, {case.connection.policy}")
         flags["connector of whole blocks"] = not case.connection.knows_granules
+    if case.tier is not None:
+        on |= {f"tier: {case.tier.backend}"}
+        flags |= {
+            "tier of several engines": case.tier.num_engines > 1,
+            "tier of two ranks": case.tier.num_ranks > 1,
+            "tier that is late": case.tier.late > 0,
+            "tier that fails": case.tier.failures > 0,
+        }
     return frozenset(on | {name for name, is_on in flags.items() if is_on})
 
 

@@ -31,4 +31,8 @@ REQUESTS = (
     *("LoRA", "cache salt", "image", "prompt embeddings", "prompt logprobs", "embedding request"),
     "streaming session",
 )
-FEATURES = (*LAYOUTS, *SWITCHES, *SCHEDULING, *REQUESTS)
+TIER = (
+    *("tier: host", "tier: mooncake", "tier of several engines", "tier of two ranks"),
+    *("tier that is late", "tier that fails"),
+)
+FEATURES = (*LAYOUTS, *SWITCHES, *SCHEDULING, *REQUESTS, *TIER)

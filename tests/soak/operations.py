@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 STREAM, IMAGE, ANSWER = "stream", "image", "answer"
 
@@ -140,12 +140,17 @@ class Reset:
 
     Attributes:
         busy: preempt all running requests for it.
+        tier: empty the tier as well.
+        loses_memory: if it could be reset, no row is there any more.
     """
 
     busy: bool = False
+    tier: bool = False
+    loses_memory: bool = False
 
     def __str__(self) -> str:
-        return "reset the prefix cache" + ", preempting what runs" * self.busy
+        more = ", preempting what runs" * self.busy + ", and the tier" * self.tier
+        return f"reset the prefix cache{more}" + ", lose its memory" * self.loses_memory
 
 
 @dataclass(frozen=True)
@@ -167,8 +172,26 @@ class WakeUp:
         return "wake up"
 
 
-Operation = Add | Continue | Step | Abort | Reset | Sleep | WakeUp
-_KINDS = {kind.__name__: kind for kind in (Add, Continue, Step, Abort, Reset, Sleep, WakeUp)}
+@dataclass(frozen=True)
+class TurnTo:
+    """What follows happens to another engine of the case."""
+
+    engine: int
+
+    def __str__(self) -> str:
+        return f"turn to engine {self.engine}"
+
+
+@dataclass(frozen=True)
+class StartAnew:
+    """The engine ends where it is, and another one starts in its place."""
+
+    def __str__(self) -> str:
+        return "end the engine where it is and start another one"
+
+
+Operation = Add | Continue | Step | Abort | Reset | Sleep | WakeUp | TurnTo | StartAnew
+_KINDS = {kind.__name__: kind for kind in get_args(Operation)}
 
 
 def to_data(operation: Operation) -> dict[str, Any]:

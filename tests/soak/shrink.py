@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from tests.soak.case import Case, Recording
+from tests.soak.case import Case, Recording, Tier
 from tests.soak.episode import Failure, replay
 from tests.soak.operations import Add, Operation, Prompt, num_tokens
 from tests.soak.recipes import Layer
@@ -157,6 +157,9 @@ def simpler_cases(case: Case) -> Iterator[Case]:
         yield replace(case, connection=None)
         if case.connection.failures:
             yield replace(case, connection=replace(case.connection, failures=0.0))
+    if case.tier is not None:
+        for tier in simpler_tiers(case.tier):
+            yield replace(case, tier=tier)
     for options in simpler_options(case.options):
         yield replace(case, options=options)
     if case.layout.mtp:
@@ -164,6 +167,15 @@ def simpler_cases(case: Case) -> Iterator[Case]:
         yield replace(case, layout=replace(case.layout, mtp=False), options=options)
     for layers in fewer_layers(case.layout.layers):
         yield replace(case, layout=replace(case.layout, layers=layers))
+
+
+def simpler_tiers(tier: Tier) -> Iterator[Tier | None]:
+    """No tier, or one of fewer parts that fails less."""
+    yield None
+    plain = Tier(tier.seed, tier.backend)
+    for field in fields(Tier):
+        if getattr(tier, field.name) != (value := getattr(plain, field.name)):
+            yield replace(tier, **{field.name: value})
 
 
 def simpler_options(options: SchedulerOptions) -> Iterator[SchedulerOptions]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COMPLETE_STEPS = 200_000
 _COUNTS = (
     *("requests", "hits", "hit tokens", "preemptions", "aborts", "loads", "failed loads"),
-    *("starved", "resets", "sleeps"),
+    *("loads of the tier", "failed loads of the tier", "starved", "resets", "sleeps"),
 )
 
 

@@ -39,4 +39,6 @@ def describe_case(case: Case) -> Iterator[str]:
     yield f"  scheduler: {options}"
     if case.connection is not None:
         yield f"  connector: {case.connection}"
+    if case.tier is not None:
+        yield f"  tier: {case.tier}"
     yield f"  seed of the drafter: {case.seed}, drafts that are right: {case.acceptance:.0%}"

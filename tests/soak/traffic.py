@@ -20,7 +20,9 @@ from tests.soak.operations import (
     Reset,
     Segment,
     Sleep,
+    StartAnew,
     Step,
+    TurnTo,
     WakeUp,
     cut,
     num_tokens,
@@ -52,7 +54,7 @@ class RandomTraffic:
     def run(self) -> None:
         """Apply operations until the steps of the case are done."""
         rng, habits, driver = self._random, self._habits, self._driver
-        while driver.engine.worker.num_steps < habits.num_steps:
+        while driver.num_steps < habits.num_steps:
             alive = driver.engine.alive
             if driver.is_asleep:
                 if rng.random() < 0.3 or len(alive) >= habits.max_alive:
@@ -73,6 +75,21 @@ class RandomTraffic:
                 self._do(Reset())
             if rng.random() < habits.busy_reset:
                 self._do(Reset(busy=True))
+            if driver.case.tier is not None:
+                self._turn_to_the_tier()
+
+    def _turn_to_the_tier(self) -> None:
+        """What happens only where there is a tier."""
+        rng, habits = self._random, self._habits
+        busy = rng.random() < 0.5 and habits.busy_reset > 0
+        if rng.random() < habits.tier_reset:
+            self._do(Reset(busy=busy, tier=True))
+        if rng.random() < habits.lost_memory:
+            self._do(Reset(busy=busy, loses_memory=True))
+        if rng.random() < habits.new_engine:
+            self._do(StartAnew())
+        if rng.random() < habits.other_engine:
+            self._do(TurnTo(rng.randrange(self._driver.case.tier.num_engines)))
 
     def _do(self, operation: Operation) -> None:
         self.operations.append(operation)

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from vllm_ascend_evaluation.oracle.digests import LOST
 from vllm_ascend_evaluation.oracle.options import OracleOptions
 from vllm_ascend_evaluation.oracle.request_state import RequestState
 from vllm_ascend_evaluation.oracle.shadow_memory import Life, ShadowMemory
@@ -51,6 +52,16 @@ class ConnectedWorker(ShadowWorker):
             self._memory.give(block_id, group_id, life)
             if not runs_now:
                 loaded[block_id] = life
+
+    def begin_load(self, request_id: str) -> None:
+        """A request has new blocks that a connector may leave alone: of what was lost nothing is
+        in them any more."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        for table in self._scheduler.kv_cache_manager.get_block_ids(request_id):
+            for block_id in table:
+                is_new = pool.blocks[block_id].block_hash is None
+                if is_new and self._memory.holds(block_id, None, LOST):
+                    self._memory.wipe([block_id])
 
     def has_loaded(self, block_ids: Iterable[int]) -> None:
         """A connector has written blocks: whoever reads them must look again."""

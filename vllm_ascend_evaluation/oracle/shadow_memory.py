@@ -82,8 +82,8 @@ class ShadowMemory:
             plane[block_id, rows] = stamp
         self.epoch[block_id] += 1
 
-    def holds(self, block_id: int, num_rows: int, stamp: int) -> bool:
-        """Whether any of a block's first ``num_rows`` rows has a stamp."""
+    def holds(self, block_id: int, num_rows: int | None, stamp: int) -> bool:
+        """Whether any of a block's first ``num_rows`` rows has a stamp; ``None``: any row."""
         group_id = self.group_of[block_id]
         if group_id == NO_GROUP:
             return False

@@ -49,6 +49,7 @@ class ConnectedEngine(Engine):
             self.vllm_config.kv_transfer_config = transfer
             for name, value in hf_config.items():
                 setattr(self.vllm_config.model_config.hf_config, name, value)
+            self.change_config(self.vllm_config)
             return self.vllm_config
 
         with mock.patch.object(replay_scheduler, "_vllm_config", with_connector):
@@ -115,6 +116,9 @@ class ConnectedEngine(Engine):
     def make_worker(self, oracle: OracleOptions | None) -> ConnectedWorker:
         """Return what executes the steps."""
         return ConnectedWorker(self.scheduler, oracle)
+
+    def change_config(self, config: Any) -> None:
+        """Set what the options have no word for."""
 
     def make_worker_connector(self) -> Any:
         """Return the worker's half of the connector."""

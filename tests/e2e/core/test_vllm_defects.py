@@ -20,7 +20,8 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Traffic, Workload
 from tests.release_marks import ON_THE_FIRST_RELEASE, WHERE_BLOCKS_COUNT_ROWS
 from tests.soak.case import Recording
-from tests.soak.driver import Driver, PatientEngine
+from tests.soak.driver import Driver
+from tests.soak.engines import PatientEngine
 from tests.soak.recipes import Layer, LayoutRecipe
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError, OracleOptions

@@ -6,52 +6,20 @@ Its loop steps only while it has work, and once it has none it resets the cache.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
 
 from tests.e2e.core.engine import check_drained
+from tests.e2e.tier.engine_core import Core
 from tests.e2e.tier.test_faults import BOUNDARY, PROMPT, answer, host
 from tests.e2e.tier.test_random_traffic import small_units
-from tests.e2e.tier.tier_engine import TierEngine
 from vllm_ascend.tier.host_memory import HostStore
 
 __all__ = ["small_units"]
 
 LOADS, RUNS = "loads", "runs"
-
-
-class Core(EngineCoreProc):
-    """vLLM's loop without its processes and queues."""
-
-    def __init__(self, engine: TierEngine) -> None:
-        self.engine, self.scheduler, self.vllm_config = engine, engine.scheduler, engine.vllm_config
-        self.batch_queue, self.engines_running, self.has_coordinator = None, False, False
-        self._idle_state_callbacks: list[Any] = []
-        self.input_queue: Any = queue.Queue()
-        self.output_queue: Any = queue.Queue()
-        self.shutdown_state = EngineShutdownState.RUNNING
-        self.ec_producer = None
-
-    def __del__(self) -> None:
-        pass
-
-    def reset_mm_cache(self) -> None:
-        pass
-
-    def reset_encoder_cache(self) -> None:
-        pass
-
-    def turn(self) -> bool:
-        """One turn of ``run_busy_loop``; return whether there was work."""
-        if not self.has_work():
-            self._notify_idle_state_callbacks()
-            return False
-        return self.engine.step()
 
 
 class Load(threading.Event):

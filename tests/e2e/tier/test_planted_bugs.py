@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tests.e2e.tier.test_random_traffic import cell, run, small_units
 from tests.e2e.tier.test_shared_pool import pool, run_engines
-from tests.e2e.tier.tier_engine import TierEngine
+from tests.e2e.tier.tier_engine import holds_lost_rows
 from vllm_ascend.tier import objects, progress
 from vllm_ascend.tier.host_memory import HostStore
 from vllm_ascend.tier.layout import TierLayout
-from vllm_ascend.tier.objects import HEADER_BYTES, Bytes
+from vllm_ascend.tier.objects import HEADER_BYTES
 from vllm_ascend.tier.scheduler_side import TierScheduler
 from vllm_ascend.tier.store_orders import StoreOrders
 from vllm_ascend.tier.worker_side import TierWorker
 from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
 from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
-from vllm_ascend_evaluation.oracle.digests import LOST
 from vllm_ascend_evaluation.oracle.worker import ShadowWorker
 
 __all__ = ["pool", "small_units"]
@@ -136,7 +134,7 @@ def test_what_was_computed_behind_a_lost_load_and_stored_is_caught(switch, monke
 
     def write_and_look(self, keys, places, data, layout):
         lost.extend(
-            key for key, row in zip(keys, data, strict=True) if _holds(row[HEADER_BYTES:], LOST)
+            key for key, row in zip(keys, data, strict=True) if holds_lost_rows(row[HEADER_BYTES:])
         )
         return write(self, keys, places, data, layout)
 
@@ -144,25 +142,8 @@ def test_what_was_computed_behind_a_lost_load_and_stored_is_caught(switch, monke
     for room in (1.2, 1.3):
         engine = run(CELL, switch, room, 0.01, 300, async_above_mib=64)
         assert lost, "nothing was computed behind a lost load, so it proves nothing"
-        assert not _holds_lost_rows(engine)
+        assert not engine.stores_lost_rows()
     monkeypatch.setattr(StoreOrders, "load_failed", lambda self, load_id: True)
     lost.clear()
     engine = run(CELL, switch, 1.2, 0.01, 300, async_above_mib=64)
-    assert lost and _holds_lost_rows(engine), "without the rule it does"
-
-
-def _holds_lost_rows(engine: TierEngine) -> bool:
-    """Whether an object that can be loaded has a row that rests on a lost load."""
-    index, memory = engine.index, engine.scheduler.connector._backend.memory
-    stored = [key for key in index._entries if index.contains([key])[0]]
-    for place in index.use(stored):
-        row = np.zeros(len(place) * index.page_bytes, np.uint8)
-        memory.read(place, row)
-        num_bytes = int.from_bytes(row[40:48].tobytes(), "little")
-        if _holds(row[HEADER_BYTES : HEADER_BYTES + num_bytes], LOST):
-            return True
-    return False
-
-
-def _holds(row: Bytes, stamp: int) -> bool:
-    return bool((row[: len(row) // 8 * 8].view("int64") == stamp).any())
+    assert lost and engine.stores_lost_rows(), "without the rule it does"

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.config import KVTransferConfig
 
 from tests.e2e.connectors.connected import ConnectedEngine
 from vllm_ascend.tier.connector import GranuleTierConnector
+from vllm_ascend.tier.objects import HEADER_BYTES, Bytes
 from vllm_ascend.tier.orders import blocks_by_group
 from vllm_ascend.tier.worker_side import TierWorker
 from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
-from vllm_ascend_evaluation.oracle.digests import LOST
+from vllm_ascend_evaluation.oracle.digests import LOST, Stamps
 
 
 class OracleTierWorker(TierWorker):
@@ -29,6 +32,7 @@ class OracleTierWorker(TierWorker):
 
     def start(self, orders: Any) -> None:
         for load in orders.loads:
+            self.shadow.begin_load(load.request_id)
             for group_id, ids in blocks_by_group(load.runs).items():
                 self.shadow.expect(load.request_id, group_id, ids, runs_now=not load.is_async)
         super().start(orders)
@@ -77,15 +81,18 @@ class TierEngine(ConnectedEngine):
         connector = super().make_worker_connector()
         self.worker_half(connector).shadow = self.worker
         memory = self.worker.memory
-        caches: dict[str, Any] = {}
-        for group_id, group in enumerate(self.scheduler.kv_cache_config.kv_cache_groups):
-            planes = [memory.rows[group_id]]
-            if group_id in memory.draft_rows:
-                planes.append(memory.draft_rows[group_id])
-            tensors = tuple(torch.from_numpy(plane.view("int64")) for plane in planes)
-            caches |= dict.fromkeys(group.layer_names, tensors)
+        caches = self.caches_of([memory.planes(group) for group in range(len(memory.rows))])
         connector.register_kv_caches(caches)
         return connector
+
+    def caches_of(self, planes: Sequence[Sequence[Stamps]]) -> dict[str, Any]:
+        """Return the tensors of a KV cache that holds stamps, of every group some planes."""
+        caches: dict[str, Any] = {}
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
+        for group, own in zip(groups, planes, strict=True):
+            tensors = tuple(torch.from_numpy(plane.view("int64")) for plane in own)
+            caches |= dict.fromkeys(group.layer_names, tensors)
+        return caches
 
     @staticmethod
     def worker_half(connector: Any) -> TierWorker:
@@ -102,6 +109,21 @@ class TierEngine(ConnectedEngine):
         assert not remembered, f"the tier remembers {sorted(remembered)} after the end"
         assert not (half.is_idle() and half._stores._failed_loads), "it remembers failed loads"
 
+    def stores_lost_rows(self) -> bool:
+        """Whether an object that backend `host` would give has a row that rests on a lost load."""
+        index, memory = self.index, self.scheduler.connector._backend.memory
+        header = np.zeros(HEADER_BYTES, np.uint8)
+        stored = [key for key in index._entries if index.contains([key])[0]]
+        for place in [index._entries[key].place for key in stored]:
+            place = place[: len(place) // self.tier._num_parts]  # the first rank's
+            memory.read(place, header)
+            num_bytes = int.from_bytes(header[40:48].tobytes(), "little")
+            row = np.zeros(HEADER_BYTES + num_bytes, np.uint8)
+            memory.read(place, row)
+            if holds_lost_rows(row[HEADER_BYTES:]):
+                return True
+        return False
+
     def close(self) -> None:
         """Leave the store."""
         self.worker.connector.shutdown()
@@ -116,6 +138,11 @@ class TierEngine(ConnectedEngine):
     def index(self) -> Any:
         """The backend's scheduler half."""
         return self.scheduler.connector.index
+
+
+def holds_lost_rows(row: Bytes) -> bool:
+    """Whether stamps of a lost load are among some bytes."""
+    return bool((row[: len(row) // 8 * 8].view("int64") == LOST).any())
 
 
 def transfer_config(**extra: Any) -> KVTransferConfig:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes with a tier below: bugs planted in it are found, which no other episode meets."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.core.test_planted_bugs import Plant
+from tests.soak import episode
+from tests.soak.case import Recording
+from tests.soak.draw import draw
+from tests.soak.episode import Result
+from tests.soak.operations import Reset, StartAnew, TurnTo
+from vllm_ascend.tier.store_orders import StoreOrders
+
+_SEED = 11
+_MAX_STEPS = 5000
+
+
+def store_what_rests_on_a_lost_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreOrders, "load_failed", lambda self, load_id: True)
+
+
+def remember_failed_loads_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreOrders, "_forget_failed_loads", lambda self: None)
+
+
+PLANTS: dict[Plant, str] = {
+    store_what_rests_on_a_lost_load: "rows that rest on a lost load are stored",
+    remember_failed_loads_for_ever: "the tier remembers",
+}
+
+
+def hunt() -> Result:
+    """Run episodes whose tier fails until one is caught."""
+    steps = 0
+    for number in count():
+        tier = draw(_SEED, number).tier
+        if tier is None or not tier.failures:
+            continue
+        result = episode.run(_SEED, number)
+        if result.failure is not None:
+            return result
+        steps += result.counts["steps"]
+        assert steps < _MAX_STEPS, f"nothing was found in {steps} steps"
+    raise AssertionError
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_bug_planted_in_the_tier_is_found(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plant(monkeypatch)
+    found = hunt()
+    assert found.failure is not None and PLANTS[plant] in found.failure.text
+    assert found.recording is not None
+    found.recording.save(tmp_path / "case.json")
+    again = Recording.load(tmp_path / "case.json")
+    failure = episode.replay(again.case, again.operations)
+    assert failure is not None and failure.signature == found.failure.signature
+    monkeypatch.undo()
+    assert episode.replay(again.case, again.operations) is None, "it is not the planted bug's"
+
+
+def test_what_happens_to_a_tier_survives_its_file(tmp_path: Path) -> None:
+    cases = (draw(_SEED, number) for number in count())
+    case = next(case for case in cases if case.tier is not None)
+    operations = (Reset(tier=True, loses_memory=True), StartAnew(), TurnTo(2))
+    recording = Recording("11-0", case, operations)
+    recording.save(tmp_path / "case.json")
+    assert Recording.load(tmp_path / "case.json") == recording
