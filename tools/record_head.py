@@ -32,7 +32,7 @@ def main(checkout: str, commit: str) -> None:
         "files": dict(digest_files(root / "vllm_ascend")),
     }
     supported = find_release(release.vllm)
-    if supported is not None and supported.takes_overlay:
+    if supported is not None:
         head["functions"] = rested_on(root / "vllm_ascend", supported)
     file = DATA / f"{release.version}-{commit[:8]}.json"
     file.write_text(json.dumps(head, indent=0) + "\n", encoding="utf-8")

@@ -15,12 +15,8 @@ from tests.upstream.sources import (
     put_overlay,
     release_here,
 )
-from vllm_ascend.releases import running_release
 
 collect_ignore = []
-# Of a release without an overlay only its source distribution is looked at.
-if not running_release().takes_overlay:
-    collect_ignore += ["test_real_checkout.py", "test_their_unit_tests.py"]
 # The reference operators are those that the code of these releases calls.
 if release_here() not in RELEASES:
     collect_ignore += ["npu_reference", "real_runs"]

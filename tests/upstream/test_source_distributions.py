@@ -13,9 +13,9 @@ from vllm_ascend.doctor.overlay import check_overlay, overlay_facts
 from vllm_ascend.overlay import make_plan
 from vllm_ascend.overlay.known_heads import head_of
 from vllm_ascend.overlay.ownership import files_of_ours
-from vllm_ascend.releases import takes_overlay
+from vllm_ascend.releases import find_release
 
-SUPPORTED_RELEASES = [name for vllm, name in RELEASES.items() if takes_overlay(vllm)]
+SUPPORTED_RELEASES = [name for vllm, name in RELEASES.items() if find_release(vllm)]
 
 
 @pytest.mark.parametrize(("vllm", "release"), RELEASES.items())

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from vllm_ascend.overlay.files import sha256
-from vllm_ascend.releases import takes_overlay
+from vllm_ascend.releases import find_release
 
 DATA = Path(__file__).with_name("heads")
 # Written by builds; no two checkouts agree on them.
@@ -39,7 +39,7 @@ class KnownHead:
     @property
     def is_supported(self) -> bool:
         """Whether the overlay can be put over it."""
-        return takes_overlay(self.vllm)
+        return find_release(self.vllm) is not None
 
     def __str__(self) -> str:
         return f"vllm-ascend {self.version} (commit {self.commit[:8]}) for vLLM {self.vllm}"

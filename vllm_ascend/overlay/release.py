@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_ascend.overlay.known_heads import KnownHead, head_of, known_heads
 from vllm_ascend.patch.upstream.source import PACKAGE
-from vllm_ascend.releases import SUPPORTED, find_release, takes_overlay
+from vllm_ascend.releases import SUPPORTED, find_release
 
 # Where a version stands: written by builds, then by source distributions, then by git.
 _VERSION_FILES = (
@@ -88,15 +88,12 @@ def unsupported(root: Path) -> str:
     """
     release: KnownHead | Release | None = head_of(root / PACKAGE)
     release = release or read_release(root)
-    if release.vllm is None or takes_overlay(release.vllm):
+    if release.vllm is None or find_release(release.vllm) is not None:
         return ""
     commits = ", ".join(sorted(head.commit[:8] for head in known_heads() if head.is_supported))
     supported = ", ".join(
         f"vllm-ascend {other.vllm_ascend} for vLLM {other.vllm} "
         f"(branch releases/v{other.vllm_ascend})"
         for other in SUPPORTED
-        if other.takes_overlay
     )
-    pair = find_release(release.vllm)
-    why = f", over which there is no overlay: {pair.why_no_overlay}" if pair is not None else ""
-    return f"this is {release}{why}; supported here: {supported}, commits {commits}"
+    return f"this is {release}; supported here: {supported}, commits {commits}"

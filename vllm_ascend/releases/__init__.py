@@ -2,7 +2,8 @@
 """The releases that the cure is for: all that differs between them stands in this package.
 
 One module per pair of vLLM and vllm-ascend says, as data, which patch targets it has and with which
-source digests, and adapts names and signatures. Nobody else asks which release is running.
+source digests, and adapts names and signatures. None knows another. Nobody else asks which release
+is running.
 """
 
 from vllm_ascend.releases.release import Release
@@ -11,7 +12,6 @@ from vllm_ascend.releases.supported import (
     describe_supported,
     find_release,
     running_release,
-    takes_overlay,
 )
 
 __all__ = [
@@ -20,5 +20,4 @@ __all__ = [
     "describe_supported",
     "find_release",
     "running_release",
-    "takes_overlay",
 ]

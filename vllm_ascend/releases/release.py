@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,16 +18,14 @@ Digests = str | tuple[str, ...]
 """Source digests (see :func:`~vllm_ascend.patch.table.source_digest`), any of which will do."""
 
 
-class Release(VllmTerms, ABC):
+class Release(VllmTerms):
     """A pair of vLLM and vllm-ascend.
 
-    Methods with a body say what holds in most releases. What ``core`` asks for is in the base.
+    What ``core`` asks for is in the base. A body says that a release has no such thing.
 
     Attributes:
         vllm: The version of vLLM, without a local part.
         vllm_ascend: The versions of vllm-ascend that go with it, as operators call them.
-        takes_overlay: Whether the overlay fits a checkout of that vllm-ascend.
-        why_no_overlay: If it does not, what is missing, in a sentence.
         replaced: Modules of that vllm-ascend that ours take the place of, by their paths in the
             package.
         extended: Modules of that vllm-ascend that stay, by their paths in the package -> the line
@@ -53,8 +51,6 @@ class Release(VllmTerms, ABC):
     vllm: ClassVar[str]
     vllm_ascend: ClassVar[str]
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]]
-    takes_overlay: ClassVar[bool]
-    why_no_overlay: ClassVar[str] = ""
     replaced: ClassVar[frozenset[str]] = frozenset()
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {}
     left_out: ClassVar[Mapping[str, str]] = {}
@@ -113,6 +109,7 @@ class Release(VllmTerms, ABC):
         """Return why vLLM's own coordinator must serve a model of these specs; else nothing."""
         return ""
 
+    @abstractmethod
     def tensors(
         self, pages: Sequence[tuple[int, tuple[str, ...]]], num_blocks: int
     ) -> list[KVCacheTensor]:
@@ -121,26 +118,15 @@ class Release(VllmTerms, ABC):
         Args:
             pages: Per tensor, the bytes of one page and the layers that share it.
         """
-        from vllm.v1.kv_cache_interface import KVCacheTensor
 
-        return [
-            KVCacheTensor(size=page_bytes * num_blocks, shared_by=list(layers))
-            for page_bytes, layers in pages
-        ]
-
+    @abstractmethod
     def page_bytes(self, kv_cache_config: KVCacheConfig) -> dict[str, int]:
         """Return the bytes of a block of every layer, padding included."""
-        num_blocks = kv_cache_config.num_blocks
-        return {
-            layer: tensor.size // num_blocks
-            for tensor in kv_cache_config.kv_cache_tensors
-            for layer in tensor.shared_by
-        }
 
     def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
         """Return the fields of ``CacheConfig`` that engine and platform set for a model's specs."""
         return {}
 
+    @abstractmethod
     def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
         """Return the most tokens of one step, given what vLLM tells as :attr:`step_tokens`."""
-        return told

@@ -5,25 +5,21 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
+from pathlib import Path
 
 from vllm_ascend.releases.release import Release
-from vllm_ascend.releases.v0_20_2 import Vllm0202
-from vllm_ascend.releases.v0_23_0 import Vllm0230
-from vllm_ascend.releases.v0_30_0 import Vllm0300
 
-SUPPORTED: tuple[Release, ...] = (Vllm0202(), Vllm0230(), Vllm0300())
+# The oldest first. Of vLLM 1.2.3 all stands in v1_2_3.py, in the class Vllm123, and goes with it.
+SUPPORTED: tuple[Release, ...] = tuple(
+    getattr(importlib.import_module(f"{__package__}.{name}"), f"Vllm{name[1:].replace('_', '')}")()
+    for name in sorted(file.stem for file in Path(__file__).parent.glob("v*.py"))
+)
 
 
 def find_release(vllm_version: str) -> Release | None:
     """Return the supported release of a version of vLLM; builds differ in their local part only."""
     public = vllm_version.partition("+")[0]
     return next((release for release in SUPPORTED if release.vllm == public), None)
-
-
-def takes_overlay(vllm_version: str) -> bool:
-    """Whether the overlay fits a checkout of vllm-ascend that is made for a version of vLLM."""
-    release = find_release(vllm_version)
-    return release is not None and release.takes_overlay
 
 
 def running_release() -> Release:
@@ -43,4 +39,4 @@ def _release_of(vllm_version: str) -> Release:
 def describe_supported(conjunction: str = "and") -> str:
     """Return the supported versions of vLLM, for messages."""
     *others, last = (release.vllm for release in SUPPORTED)
-    return f"{', '.join(others)} {conjunction} {last}"
+    return f"{', '.join(others)} {conjunction} {last}" if others else last

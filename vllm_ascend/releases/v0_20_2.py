@@ -6,45 +6,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_ascend.releases.release import Digests, Release
+from vllm_ascend.releases.release import Digests
+from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME, BlocksOfRows
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.request import Request
 
 # Several where the supported heads of vllm-ascend differ.
 _DIGESTS: dict[str, dict[str, Digests]] = {
-    "vllm.config.vllm": {
-        "VllmConfig.validate_block_size": "26fa756645861e89",
-    },
-    "vllm.engine.arg_utils": {
-        "EngineArgs.create_engine_config": "2d98eee50b6b3712",
-    },
-    "vllm.model_executor.layers.attention.mla_attention": {
-        "MLAAttentionSpec": "9f27c636faca79dd",
-    },
-    "vllm.model_executor.layers.deepseek_compressor": {
-        "CompressorStateCache": "45ea159e430356cc",
-    },
+    "vllm.config.vllm": {"VllmConfig.validate_block_size": "26fa756645861e89"},
+    "vllm.engine.arg_utils": {"EngineArgs.create_engine_config": "2d98eee50b6b3712"},
+    "vllm.model_executor.layers.attention.mla_attention": {"MLAAttentionSpec": "9f27c636faca79dd"},
+    "vllm.model_executor.layers.deepseek_compressor": {"CompressorStateCache": "45ea159e430356cc"},
     "vllm.model_executor.layers.deepseek_v4_attention": {
         "DeepseekV4IndexerCache": "254a03d8c53b1499",
     },
-    "vllm.platforms.cpu": {
-        "CpuPlatform.check_and_update_config": "2bef0c2ad9447eb7",
-    },
-    "vllm.utils.cpu_triton_utils": {
-        "_FuncWrapper.__getitem__": "3c1212f844725ffe",
-    },
-    "vllm.v1.attention.backends.mla.sparse_swa": {
-        "DeepseekV4SWACache": "f22a62f8b5ab6d15",
-    },
+    "vllm.platforms.cpu": {"CpuPlatform.check_and_update_config": "2bef0c2ad9447eb7"},
+    "vllm.utils.cpu_triton_utils": {"_FuncWrapper.__getitem__": "3c1212f844725ffe"},
+    "vllm.v1.attention.backends.mla.sparse_swa": {"DeepseekV4SWACache": "f22a62f8b5ab6d15"},
     "vllm.v1.core.block_pool": {
         "BlockPool.__init__": "14448f29d974b6ac",
         "BlockPool.cache_full_blocks": "79508f70207306db",
         "BlockPool.free_blocks": "725bca2874bfa3e2",
     },
-    "vllm.v1.core.kv_cache_coordinator": {
-        "get_kv_cache_coordinator": "3eb560f5836a5026",
-    },
+    "vllm.v1.core.kv_cache_coordinator": {"get_kv_cache_coordinator": "3eb560f5836a5026"},
     "vllm.v1.core.kv_cache_manager": {
         "KVCacheManager.__init__": "bf8b98366d9722c8",
         "KVCacheManager.get_computed_blocks": "431438b9b2e3914e",
@@ -108,9 +97,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "GPUModelRunner._update_states": "2c51aa694e26bb38",
         "GPUModelRunner.may_reinitialize_input_batch": "c85d53e38965e3c2",
     },
-    "vllm.v1.worker.worker_base": {
-        "WorkerWrapperBase.execute_model": "beb33a0813e85b30",
-    },
+    "vllm.v1.worker.worker_base": {"WorkerWrapperBase.execute_model": "beb33a0813e85b30"},
     "vllm_ascend.attention.context_parallel.dsa_cp": {
         "AscendDSACPMetadataBuilder.build": "356d4c9389220ea3",
         "AscendDSACPMetadataBuilder.build_for_drafting": "42094cec95506ecf",
@@ -139,34 +126,18 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm_ascend.models.layer.attention.layer": {
         "DSAAttention.get_kv_cache_spec": "acbaac96850e5432",
     },
-    "vllm_ascend.utils": {
-        "refresh_block_size": "9a40c748584dd47b",
-    },
+    "vllm_ascend.utils": {"refresh_block_size": "9a40c748584dd47b"},
     "vllm_ascend.worker.model_runner_v1": {
         "NPUModelRunner._allocate_kv_cache_tensors": "c5accffcbbebaa7a",
     },
 }
 
 
-_UTILS = "vllm.v1.core.kv_cache_utils"
-# Of later releases; here three functions on the way there are changed.
-KERNELS_BY_NAME = {
-    "vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_triton": (
-        "kernels are looked up by name when they are started"
-    ),
-}
-GROUPED_BY_KIND: Mapping[str, str] = {
-    f"{_UTILS}:_get_packed_kv_cache_groups": "layers are grouped by kind",
-    f"{_UTILS}:get_kv_cache_config_from_groups": "its part for DeepSeek-V4 is changed",
-}
-
-
-class Vllm0202(Release):
+class Vllm0202(BlocksOfRows):
     """Managers stand in a map by exact class, and are not told the scheduler's alignment."""
 
     vllm = "0.20.2"
     vllm_ascend = "0.20.2rc"
-    takes_overlay = True
     replaced: ClassVar[frozenset[str]] = frozenset(
         {
             "core/single_type_kv_cache_manager.py",
@@ -194,3 +165,20 @@ class Vllm0202(Release):
         from vllm.v1.core import single_type_kv_cache_manager as managers
 
         return type(spec) in managers.spec_manager_map
+
+    def manager_class(self, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
+        from vllm.v1.core import single_type_kv_cache_manager as managers
+
+        known = managers.spec_manager_map
+        return next((known[base] for base in type(spec).__mro__ if base in known), None)
+
+    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
+        from vllm import envs
+
+        return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+
+    def discard_next_output(self, request: Request) -> None:
+        request.discard_latest_async_tokens = True
+
+    def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
+        """Do nothing: vLLM reserves nothing."""

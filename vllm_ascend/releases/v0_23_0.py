@@ -7,38 +7,24 @@ Source: vLLM 0.23.0, ``vllm/v1/core``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from vllm_ascend.deployment import is_over_checkout
-from vllm_ascend.releases.release import Digests, Release
-from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
+from vllm_ascend.releases import shared
+from vllm_ascend.releases.release import Digests
+from vllm_ascend.releases.shared import BlocksOfRows, RoomForPrefills, SpecRegistry
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
 
 _DIGESTS: dict[str, dict[str, Digests]] = {
-    "vllm.config.vllm": {
-        "VllmConfig.validate_block_size": "bba556e36732453c",
-    },
-    "vllm.engine.arg_utils": {
-        "EngineArgs.create_engine_config": "86ec050fe2cc7dc5",
-    },
-    "vllm.platforms.cpu": {
-        "CpuPlatform.check_and_update_config": "477b8a55547e9970",
-    },
-    "vllm.utils.cpu_triton_utils": {
-        "_FuncWrapper.__getitem__": "3c1212f844725ffe",
-    },
-    "vllm.v1.core.kv_cache_coordinator": {
-        "get_kv_cache_coordinator": "9d96b12b65c9e5eb",
-    },
-    "vllm.v1.core.kv_cache_manager": {
-        "KVCacheManager.get_computed_blocks": "431438b9b2e3914e",
-    },
+    "vllm.config.vllm": {"VllmConfig.validate_block_size": "bba556e36732453c"},
+    "vllm.engine.arg_utils": {"EngineArgs.create_engine_config": "86ec050fe2cc7dc5"},
+    "vllm.platforms.cpu": {"CpuPlatform.check_and_update_config": "477b8a55547e9970"},
+    "vllm.utils.cpu_triton_utils": {"_FuncWrapper.__getitem__": "3c1212f844725ffe"},
+    "vllm.v1.core.kv_cache_coordinator": {"get_kv_cache_coordinator": "9d96b12b65c9e5eb"},
+    "vllm.v1.core.kv_cache_manager": {"KVCacheManager.get_computed_blocks": "431438b9b2e3914e"},
     "vllm.v1.core.kv_cache_utils": {
         "_get_kv_cache_config_deepseek_v4": "2f97120b39778001",
         "_get_kv_cache_groups_uniform_groups": "0f2f756047c2ea7e",
@@ -90,15 +76,11 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "GPUModelRunner._update_states": "ce253f27a1dd2bb6",
         "GPUModelRunner.may_reinitialize_input_batch": "97434df83fdcb72b",
     },
-    "vllm.v1.worker.worker_base": {
-        "WorkerWrapperBase.execute_model": "beb33a0813e85b30",
-    },
+    "vllm.v1.worker.worker_base": {"WorkerWrapperBase.execute_model": "beb33a0813e85b30"},
     "vllm_ascend.attention.context_parallel.dsa_cp": {
         "AscendDSACPMetadataBuilder.build": "2986891210fd6cde",
     },
-    "vllm_ascend.attention.dsa_v1": {
-        "AscendDSAMetadataBuilder.build": "a326e41cfeb82072",
-    },
+    "vllm_ascend.attention.dsa_v1": {"AscendDSAMetadataBuilder.build": "a326e41cfeb82072"},
     "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": {
         "KVCacheRecvingThread.__init__": "0dae09a2870e18ca",
         "KVCacheRecvingThread._get_remote_socket": "11db8b6fc233fe22",
@@ -108,41 +90,22 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheSendingThread.run_busy_loop": "7e0f91a3e3b52b6d",
         "MooncakeConnectorWorker.register_kv_caches": "5c83e7d3834a5512",
     },
-    "vllm_ascend.utils": {
-        "refresh_block_size": "6ac7fb4ec557b8b7",
-    },
-    "vllm_ascend.worker.block_table": {
-        "BlockTable.move_row": "15f399eb0460010d",
-    },
+    "vllm_ascend.utils": {"refresh_block_size": "6ac7fb4ec557b8b7"},
+    "vllm_ascend.worker.block_table": {"BlockTable.move_row": "15f399eb0460010d"},
     "vllm_ascend.worker.model_runner_v1": {
         "NPUModelRunner._allocate_kv_cache_tensors": "ccbc23ebbf4c713d",
     },
 }
-_MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
-_POOL = "vllm.v1.core.block_pool:BlockPool"
-_LAYERS = "vllm.model_executor.layers"
-DSA = "vllm_ascend.attention.dsa_v1"
-DSA_CP = "vllm_ascend.attention.context_parallel.dsa_cp:AscendDSACPMetadataBuilder"
-MOONCAKE = "vllm_ascend.distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector"
-HANDED_OVER = "vllm-ascend hands over the prompt's blocks alone"
-OWN_SPECS = "vllm-ascend imports its spec classes from where it defines them"
-OWN_LAYERS = "vllm-ascend's cache layers have blocks of the configured size"
 _OWN_DRAFTS = "vllm-ascend looks drafts up in blocks of their own group"
 _OWN_SIZES = "vllm-ascend's kernels are told of every block size"
 _WHOLE_TABLES = "state tables are whole: a kernel finds rows by a request's real positions"
-_FRONT = "free_blocks(prepend) is vLLM's own"
-_MASK = "cache_full_blocks(block_mask) is vLLM's own"
-_INTERVAL = "cache_blocks(retention_interval) is vLLM's own"
-_REACHABLE = "reachable_block_mask is vLLM's own"
 
 
-class Vllm0230(Release):
-    """Managers come from a registry by base class, and are told the scheduler's alignment."""
+class Vllm0230(BlocksOfRows, SpecRegistry, RoomForPrefills):
+    """Retention is vLLM's own; vllm-ascend counts tokens in flight."""
 
     vllm = "0.23.0"
     vllm_ascend = "0.23.0"
-    takes_overlay = True
-    leaves_room_for_loads = True
     reads_retention_variable = True
     replaced: ClassVar[frozenset[str]] = frozenset(
         {
@@ -152,72 +115,40 @@ class Vllm0230(Release):
         }
     )
     left_out: ClassVar[Mapping[str, str]] = {
-        "core/kv_cache_interface.py": OWN_SPECS,
-        "patch/platform/patch_kv_cache_interface.py": OWN_SPECS,
-        "patch/worker/patch_deepseek_compressor.py": OWN_LAYERS,
+        "core/kv_cache_interface.py": shared.OWN_SPECS,
+        "patch/platform/patch_kv_cache_interface.py": shared.OWN_SPECS,
+        "patch/worker/patch_deepseek_compressor.py": shared.OWN_LAYERS,
         "worker/block_table.py": "vllm-ascend's tables know compressed groups",
-        "worker/dsv4_cache_layers.py": OWN_LAYERS,
+        "worker/dsv4_cache_layers.py": shared.OWN_LAYERS,
     }
     hooks: ClassVar[Mapping[str, str]] = {
         "patch/platform/__init__.py": "vllm_ascend.patch.platform.patch_kv_cache_utils",
     }
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
-        **GROUPED_BY_KIND,
-        **KERNELS_BY_NAME,
-        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": "prepend_n is vLLM's own",
-        f"{_POOL}.scratch_first": _FRONT,
-        f"{_POOL}.__init__": _FRONT,
-        f"{_POOL}.free_blocks": _FRONT,
-        f"{_POOL}.cache_full_blocks": _MASK,
-        f"{_MANAGERS}:SingleTypeKVCacheManager.cache_blocks": _INTERVAL,
-        f"{_MANAGERS}:MambaManager.cache_blocks": _INTERVAL,
-        f"{_MANAGERS}:CrossAttentionManager.cache_blocks": _INTERVAL,
-        f"{_MANAGERS}:SingleTypeKVCacheManager.reachable_block_mask": _REACHABLE,
-        f"{_MANAGERS}:SlidingWindowManager.reachable_block_mask": _REACHABLE,
-        f"{_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit": _REACHABLE,
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
-            "the KV cache manager is told the scheduler's block size"
+        **shared.GROUPED_BY_KIND,
+        **shared.KERNELS_BY_NAME,
+        **shared.RETENTION_IN_VLLM,
+        **shared.SPECS_OF_VLLM_ASCEND,
+        "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": (
+            shared.OWN_LAYERS
         ),
-        "vllm.v1.engine.core:EngineCore._reset_caches": "it resets the connector as well",
-        "vllm.v1.kv_cache_interface:MLAAttentionSpec": OWN_SPECS,
-        "vllm.v1.kv_cache_interface:SlidingWindowMLASpec": OWN_SPECS,
-        f"{_LAYERS}.attention.mla_attention:MLAAttentionSpec": OWN_SPECS,
-        f"{_LAYERS}.deepseek_compressor:CompressorStateCache": OWN_LAYERS,
-        f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": OWN_LAYERS,
-        "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": OWN_LAYERS,
-        "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": OWN_LAYERS,
-        f"{DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
-        f"{DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_DRAFTS,
-        f"{DSA_CP}.build_for_drafting": _OWN_DRAFTS,
-        f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": HANDED_OVER,
+        f"{shared.DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
+        f"{shared.DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_DRAFTS,
+        f"{shared.DSA_CP}.build_for_drafting": _OWN_DRAFTS,
+        **shared.HANDED_OVER,
     }
     absent: ClassVar[Mapping[str, str]] = {
-        f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
-        f"{DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
-        f"{DSA_CP}.build_req_metadata": _WHOLE_TABLES,
+        f"{shared.DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
+        f"{shared.DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
+        f"{shared.DSA_CP}.build_req_metadata": _WHOLE_TABLES,
     }
-
-    def chooses_manager(self, spec: KVCacheSpec) -> bool:
-        return self.manager_class(spec) is not None
-
-    def manager_class(self, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
-        from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
-
-        return KVCacheSpecRegistry.get_manager_class(spec)
-
-    def manager_arguments(self, alignment: int) -> dict[str, Any]:
-        return {"scheduler_block_size": alignment}
 
     def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
         return bool(vllm_config.use_v2_model_runner)
 
     def discard_next_output(self, request: Request) -> None:
         request.async_tokens_to_discard = 1  # outputs of whole steps, whatever its name says
-
-    def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
-        # It would have to leave room for itself before it is let in again.
-        scheduler._inflight_prefills.discard(request)
 
     def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
         # It warns of every event of a group that it does not find.

@@ -10,17 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_ascend.releases import shared
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.v0_20_2 import GROUPED_BY_KIND, KERNELS_BY_NAME
-from vllm_ascend.releases.v0_23_0 import (
-    DSA,
-    DSA_CP,
-    HANDED_OVER,
-    MOONCAKE,
-    OWN_LAYERS,
-    OWN_SPECS,
-    Vllm0230,
-)
+from vllm_ascend.releases.shared import RoomForPrefills, SpecRegistry
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
@@ -31,15 +23,9 @@ if TYPE_CHECKING:
 
 # Where there are two, the second is what vllm-ascend has put in vLLM's place before us.
 _DIGESTS: dict[str, dict[str, Digests]] = {
-    "vllm.config.vllm": {
-        "VllmConfig.validate_block_size": "ab1070875739f68a",
-    },
-    "vllm.engine.arg_utils": {
-        "EngineArgs.create_engine_config": "4abf2918f996f2b3",
-    },
-    "vllm.platforms.cpu": {
-        "CpuPlatform.check_and_update_config": "d3b8eeeca04a466e",
-    },
+    "vllm.config.vllm": {"VllmConfig.validate_block_size": "ab1070875739f68a"},
+    "vllm.engine.arg_utils": {"EngineArgs.create_engine_config": "4abf2918f996f2b3"},
+    "vllm.platforms.cpu": {"CpuPlatform.check_and_update_config": "d3b8eeeca04a466e"},
     "vllm.v1.core.kv_cache_coordinator": {
         "get_kv_cache_coordinator": ("9d447e2c6d7417ac", "3d637d512d3c842d"),
     },
@@ -92,10 +78,8 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "PrometheusStatLogger.__init__": "5c6cc0660d998b8d",
         "PrometheusStatLogger.record": "a95a70cf1be6ca56",
     },
-    "vllm.v1.worker.cpu_model_runner": {
-        "CPUModelRunner._postprocess_triton": "6dd2dd2b56cc7bbd",
-    },
-    MOONCAKE: {
+    "vllm.v1.worker.cpu_model_runner": {"CPUModelRunner._postprocess_triton": "6dd2dd2b56cc7bbd"},
+    shared.MOONCAKE: {
         "KVCacheRecvingThread.__init__": "65987d6d66ae0ec4",
         "KVCacheRecvingThread._get_remote_socket": "11db8b6fc233fe22",
         "KVCacheRecvingThread._transfer_kv_cache": "5b89732432c7d961",
@@ -104,14 +88,9 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "KVCacheSendingThread.run_busy_loop": "7e0f91a3e3b52b6d",
         "MooncakeConnectorWorker.register_kv_caches": "042dc41a360f70f8",
     },
-    "vllm_ascend.utils": {
-        "refresh_block_size": "86a0272bff9efe4c",
-    },
-    "vllm_ascend.worker.block_table": {
-        "BlockTable.move_row": "15f399eb0460010d",
-    },
+    "vllm_ascend.utils": {"refresh_block_size": "86a0272bff9efe4c"},
+    "vllm_ascend.worker.block_table": {"BlockTable.move_row": "15f399eb0460010d"},
 }
-_UTILS = "vllm.v1.core.kv_cache_utils"
 _SCHEDULER = "vllm.v1.core.sched"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
@@ -122,22 +101,11 @@ _OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size
 _TABLES = "blocks of every group count tokens, as vLLM's block tables do"
 
 
-def _of_vllm(reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return what holds of vLLM here, too; of vllm-ascend nothing is patched."""
-    return {
-        target: why
-        for target, why in reasons.items()
-        if target.startswith("vllm.") and target not in {**GROUPED_BY_KIND, **KERNELS_BY_NAME}
-    }
-
-
-class Vllm0300(Vllm0230):
+class Vllm0300(SpecRegistry, RoomForPrefills):
     """Tokens in flight are counted, hits are touched before anything is allocated."""
 
     vllm = "0.30.0"
     vllm_ascend = "0.30.0rc2"
-    takes_overlay = True
-    replaced: ClassVar[frozenset[str]] = frozenset()
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {
         "core/single_type_kv_cache_manager.py": (
             "from vllm_ascend.core.group_managers import "
@@ -150,14 +118,14 @@ class Vllm0300(Vllm0230):
         ),
     }
     left_out: ClassVar[Mapping[str, str]] = {
-        "core/kv_cache_interface.py": OWN_SPECS,
+        "core/kv_cache_interface.py": shared.OWN_SPECS,
         "core/single_type_kv_cache_manager.py": "vllm-ascend's has managers of other models",
         "patch/platform/patch_kv_cache_coordinator.py": _OWN_MODELS,
-        "patch/platform/patch_kv_cache_interface.py": OWN_SPECS,
+        "patch/platform/patch_kv_cache_interface.py": shared.OWN_SPECS,
         "patch/platform/patch_kv_cache_utils.py": _OWN_MODELS,
-        "patch/worker/patch_deepseek_compressor.py": OWN_LAYERS,
+        "patch/worker/patch_deepseek_compressor.py": shared.OWN_LAYERS,
         "worker/block_table.py": _OWN_TABLES,
-        "worker/dsv4_cache_layers.py": OWN_LAYERS,
+        "worker/dsv4_cache_layers.py": shared.OWN_LAYERS,
     }
     needed_functions: ClassVar[tuple[str, ...]] = (
         "vllm_ascend.patch.platform.patch_pp_mtp:_patch_scheduler_update_after_schedule",
@@ -165,7 +133,6 @@ class Vllm0300(Vllm0230):
         "vllm_ascend.worker.model_runner_v1:NPUModelRunner._update_states",
         "vllm_ascend.worker.utils:copy_kv_cache_blocks_inplace",
     )
-    hooks: ClassVar[Mapping[str, str]] = {}
     left_to_wrappers: ClassVar[Mapping[str, str]] = {
         "vllm.v1.core.kv_cache_utils:_get_packed_kv_cache_groups": "36fa5ecdd0e4d7a6",
         "vllm.v1.core.kv_cache_utils:_pool_bytes_per_block": "76c2948fea84a2ef",
@@ -177,17 +144,16 @@ class Vllm0300(Vllm0230):
     ratio_field = "tokens_per_state"
     hash_size_field = "prefix_match_unit"
     second_runner_serves = True
-    leaves_room_for_loads = True
     has_dspark = True
-    reads_retention_variable = False
     forget_in_flight: ClassVar[Mapping[str, Any]] = {"drop_stale_output": True}
     step_tokens = "max_in_flight_tokens"
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
-        **_of_vllm(Vllm0230.native),
-        f"{_UTILS}:group_and_unify_kv_cache_specs": _GROUPING,
-        f"{_UTILS}:_get_kv_cache_groups_uniform_groups": _GROUPING,
-        f"{_UTILS}:_get_kv_cache_config_deepseek_v4": _GROUPING,
+        **shared.RETENTION_IN_VLLM,
+        **shared.SPECS_OF_VLLM_ASCEND,
+        f"{shared.UTILS}:group_and_unify_kv_cache_specs": _GROUPING,
+        f"{shared.UTILS}:_get_kv_cache_groups_uniform_groups": _GROUPING,
+        f"{shared.UTILS}:_get_kv_cache_config_deepseek_v4": _GROUPING,
         f"{_SCHEDULER}.output:SchedulerOutput.kv_cache_block_copies": _COPIES,
         f"{_RUNNER}.kv_cache_pages": _COPIES,
         f"{_RUNNER}.num_block_copies": _COPIES,
@@ -198,20 +164,19 @@ class Vllm0300(Vllm0230):
             "the stand-ins for kernels take all arguments"
         ),
         "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
-        f"{MOONCAKE}:MooncakeConnectorScheduler.request_finished_all_groups": HANDED_OVER,
+        **shared.HANDED_OVER,
         "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_SIZES,
         "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": _COPIES,
-        f"{DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
-        f"{DSA}:AscendDSAMetadataBuilder.build": _OWN_SIZES,
-        f"{DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_SIZES,
-        f"{DSA_CP}.build": _OWN_SIZES,
-        f"{DSA_CP}.build_for_drafting": _OWN_SIZES,
+        f"{shared.DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
+        f"{shared.DSA}:AscendDSAMetadataBuilder.build": _OWN_SIZES,
+        f"{shared.DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_SIZES,
+        f"{shared.DSA_CP}.build": _OWN_SIZES,
+        f"{shared.DSA_CP}.build_for_drafting": _OWN_SIZES,
     }
     absent: ClassVar[Mapping[str, str]] = {
-        **_of_vllm(Vllm0230.absent),
-        f"{DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _OWN_TABLES,
-        f"{DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
-        f"{DSA_CP}.build_req_metadata": _OWN_TABLES,
+        f"{shared.DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _OWN_TABLES,
+        f"{shared.DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
+        f"{shared.DSA_CP}.build_req_metadata": _OWN_TABLES,
     }
 
     def why_left_to_vllm(self, specs: Collection[KVCacheSpec]) -> str:
@@ -273,6 +238,13 @@ class Vllm0300(Vllm0230):
         # 0 is the default; whether it was typed in cannot be told.
         return config.prefix_cache_retention_interval or None
 
+    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
+        return bool(vllm_config.use_v2_model_runner)
+
+    def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
+        # It warns of every event of a group that it does not find.
+        return ((None, None),) * num_groups
+
     def discard_next_output(self, request: Request) -> None:
         """Do nothing: vLLM drops it, see :attr:`forget_in_flight`."""
 
@@ -283,9 +255,6 @@ class Vllm0300(Vllm0230):
 
     def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
         return told - num_in_flight_tokens
-
-    def in_flight_tokens(self, request: Request) -> int:
-        return 0  # vLLM deducts them before it says what is computed
 
     def take_computed_blocks(
         self,

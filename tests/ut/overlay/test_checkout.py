@@ -17,8 +17,6 @@ from vllm_ascend.overlay import checkout as overlay_checkout
 from vllm_ascend.overlay.patch_list import listed_patches
 from vllm_ascend.releases import SUPPORTED, Release
 
-WITH_OVERLAY = [release for release in SUPPORTED if release.takes_overlay]
-
 
 def run(*arguments: str):
     return CliRunner().invoke(app, ["overlay", *arguments])
@@ -62,7 +60,7 @@ def test_a_change_around_what_the_overlay_rests_on_is_told_and_taken(checkout):
 def test_a_change_inside_what_the_overlay_rests_on_is_refused_unless_told_otherwise(
     tmp_path, monkeypatch
 ):
-    release = next(r for r in WITH_OVERLAY if "worker/block_table.py" in r.left_out)
+    release = next(r for r in SUPPORTED if "worker/block_table.py" in r.left_out)
     checkout = make_checkout(tmp_path / "vllm-ascend", release)
     know(checkout, monkeypatch, release.vllm)
     edit(checkout, "worker/block_table.py", "pass", "size = 1")
@@ -194,10 +192,10 @@ def test_the_commands_say_what_they_did(checkout):
     assert "nothing to do" in run("revert", str(checkout)).output
 
 
-each_with_overlay = pytest.mark.parametrize("release", WITH_OVERLAY, ids=lambda r: r.vllm)
+each_release = pytest.mark.parametrize("release", SUPPORTED, ids=lambda r: r.vllm)
 
 
-@each_with_overlay
+@each_release
 def test_every_patch_says_why(release):
     patches = listed_patches(release)
     assert any(patch.package == "vllm_ascend" for patch in patches)
@@ -205,7 +203,7 @@ def test_every_patch_says_why(release):
     assert not {patch.target for patch in patches} & {*release.native, *release.absent}
 
 
-@each_with_overlay
+@each_release
 def test_each_release_has_its_own_modules_replaced(release, tmp_path, monkeypatch):
     """What stays vllm-ascend's own is not written over."""
     checkout = make_checkout(tmp_path / "vllm-ascend", release)
@@ -228,7 +226,7 @@ def test_each_release_has_its_own_modules_replaced(release, tmp_path, monkeypatc
 def staying() -> list[tuple[Release, str]]:
     return [
         (release, path)
-        for release in WITH_OVERLAY
+        for release in SUPPORTED
         for path in ("core/kv_cache_interface.py", "worker/block_table.py")
         if path in release.left_out
     ]

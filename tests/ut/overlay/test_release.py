@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 from tests.ut.overlay.miniature import COMMIT, know, snapshot
 from vllm_ascend.__main__ import app
 from vllm_ascend.overlay import apply, make_plan, status
-from vllm_ascend.overlay import release as overlay_release
 from vllm_ascend.overlay.known_heads import known_heads
 from vllm_ascend.overlay.release import Release, read_release, unsupported
 from vllm_ascend.releases import find_release
@@ -133,10 +131,3 @@ def test_heads_are_known_with_every_file_that_is_replaced():
             module, _, name = target.partition(":")
             path = f"{module.removeprefix('vllm_ascend.').replace('.', '/')}.py"
             assert name in head.functions[path]
-
-
-def test_of_a_release_without_an_overlay_it_is_said_what_is_missing(another, monkeypatch):
-    pair = SimpleNamespace(why_no_overlay="nobody lays its caches out")
-    monkeypatch.setattr(overlay_release, "find_release", lambda vllm: pair)
-    said = "vllm-ascend 0.26.0 for vLLM 0.26.0, over which there is no overlay: nobody lays its"
-    assert said in unsupported(another)

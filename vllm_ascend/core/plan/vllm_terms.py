@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class VllmTerms:
-    """Adapts names and calls to the running vLLM. The bodies here hold for vLLM 0.20.2.
+class VllmTerms(ABC):
+    """Adapts names and calls to the running vLLM. A body says that a release has no such thing.
 
     Every supported release has a subclass in ``vllm_ascend/releases``. The patches say which one is
     in force; the plan hands it to all parts.
@@ -35,13 +36,13 @@ class VllmTerms:
             yet settled.
     """
 
-    counts_rows: ClassVar[bool] = True
+    counts_rows: ClassVar[bool]
     reserves_null_block: ClassVar[bool] = False
     second_runner_serves: ClassVar[bool] = False
     leaves_room_for_loads: ClassVar[bool] = False
     has_dspark: ClassVar[bool] = False
     forget_in_flight: ClassVar[Mapping[str, Any]] = {}
-    step_tokens: ClassVar[str] = "max_num_batched_tokens"
+    step_tokens: ClassVar[str]
 
     def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
         """Return the interval asked for by ``--prefix-cache-retention-interval``, in tokens.
@@ -50,18 +51,13 @@ class VllmTerms:
         """
         return None
 
+    @abstractmethod
     def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
         """Whether vLLM's second model runner will serve; in later releases that is a default."""
-        from vllm import envs
 
-        return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
-
+    @abstractmethod
     def manager_class(self, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
         """Return vLLM's manager for the class of a spec, or for the nearest base of it."""
-        from vllm.v1.core import single_type_kv_cache_manager as managers
-
-        known = managers.spec_manager_map
-        return next((known[base] for base in type(spec).__mro__ if base in known), None)
 
     def manager_arguments(self, alignment: int) -> dict[str, Any]:
         """Return what managers take beyond what they take in every release.
@@ -73,6 +69,7 @@ class VllmTerms:
 
     # Managers of one group
 
+    @abstractmethod
     def take_computed_blocks(
         self,
         manager: SingleTypeKVCacheManager,
@@ -82,10 +79,8 @@ class VllmTerms:
         num_external_tokens: int,
     ) -> None:
         """Give a request a group's blocks of its hit, whole ones, and room for external tokens."""
-        manager.allocate_new_computed_blocks(
-            request_id, blocks, num_local_tokens, num_external_tokens
-        )
 
+    @abstractmethod
     def blocks_to_allocate(
         self,
         manager: SingleTypeKVCacheManager,
@@ -96,15 +91,12 @@ class VllmTerms:
         num_tokens_main_model: int,
     ) -> int:
         """Return the blocks of a group that a request still needs, without vLLM's admission cap."""
-        return manager.get_num_blocks_to_allocate(
-            request_id, num_tokens, hit_blocks, total_computed_tokens, num_tokens_main_model
-        )
 
+    @abstractmethod
     def enter_all(
         self, manager: SingleTypeKVCacheManager, request: Request, num_tokens: int
     ) -> None:
         """Enter every full block of a group that ``num_tokens`` tokens fill."""
-        manager.cache_blocks(request, num_tokens)
 
     # The coordinator
 
@@ -120,9 +112,9 @@ class VllmTerms:
         """
         return {}
 
+    @abstractmethod
     def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
         """Return a hit as vLLM's KV cache manager expects it from its coordinator."""
-        return blocks, num_tokens
 
     def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
         """Return (kind, window) of the groups behind the real ones that KV events may name.
@@ -134,10 +126,11 @@ class VllmTerms:
 
     # Steps in flight
 
+    @abstractmethod
     def discard_next_output(self, request: Request) -> None:
         """Let what the step in flight samples for a request count for nothing."""
-        request.discard_latest_async_tokens = True
 
+    @abstractmethod
     def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
         """Reserve nothing any more for a request whose blocks were taken back."""
 
@@ -153,7 +146,7 @@ class VllmTerms:
         return 0
 
 
-_in_force = VllmTerms()
+_in_force: VllmTerms | None = None
 
 
 def use_terms(terms: VllmTerms) -> None:
@@ -164,4 +157,5 @@ def use_terms(terms: VllmTerms) -> None:
 
 def terms_in_force() -> VllmTerms:
     """Return the terms of a plan that is made outside of a scheduler."""
+    assert _in_force is not None, "the patches are not installed"
     return _in_force

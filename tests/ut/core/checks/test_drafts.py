@@ -15,16 +15,13 @@ from vllm_ascend.core.checks.drafts import (
     prefill_without_drafts,
     settle_drafts,
 )
-from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.patch.engine import patch_arg_utils
 from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.releases import find_release
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
+WITHOUT_DSPARK, WITH_DSPARK = find_release("0.20.2"), find_release("0.30.0")
 BEST = {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
-
-
-class WithDSpark(VllmTerms):
-    has_dspark = True
 
 
 def drafting(model_type: str) -> Any:
@@ -85,17 +82,17 @@ def test_without_drafts_there_is_nothing_to_keep():
 def test_a_release_without_dspark_says_which_has_it(environment):
     drafts = {"method": "dspark", "num_speculative_tokens": 7}
     with pytest.raises(ValueError, match=r"has no DSpark: use vLLM 0\.30\.0"):
-        check_method(drafts, load_config(environment), VllmTerms())
-    check_method(drafts, load_config(environment), WithDSpark())
+        check_method(drafts, load_config(environment), WITHOUT_DSPARK)
+    check_method(drafts, load_config(environment), WITH_DSPARK)
 
 
 @pytest.mark.parametrize("drafts", [None, {}, {"method": "mtp"}, {"model": "somewhere"}])
 def test_other_drafts_are_vllms_matter(drafts):
-    check_method(drafts, load_config(BEST), VllmTerms())
+    check_method(drafts, load_config(BEST), WITHOUT_DSPARK)
 
 
 def test_with_nothing_set_vllm_answers_itself():
-    check_method({"method": "dspark"}, load_config({}), VllmTerms())
+    check_method({"method": "dspark"}, load_config({}), WITHOUT_DSPARK)
 
 
 @pytest.mark.parametrize(
