@@ -20,16 +20,11 @@ _SEED = 11
 _MAX_STEPS = 5000
 
 
-def store_what_rests_on_a_lost_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreOrders, "load_failed", lambda self, load_id: True)
-
-
 def remember_failed_loads_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreOrders, "_forget_failed_loads", lambda self: None)
 
 
 PLANTS: dict[Plant, str] = {
-    store_what_rests_on_a_lost_load: "rows that rest on a lost load are stored",
     remember_failed_loads_for_ever: "the tier remembers",
 }
 
