@@ -155,7 +155,10 @@ class TierScheduler:
 
     def _is_paused(self) -> bool:
         """Whether the tier is left alone for now."""
-        if self._clock() < self._paused_until or self._thread.is_stuck():
+        if self._clock() < self._paused_until:
+            return True
+        if self._thread.is_stuck():
+            self._pause("a call of the store hangs")
             return True
         if self._reset is None:
             return False

@@ -99,6 +99,14 @@ def test_one_late_answer_and_the_tier_is_left_alone(two, store):
     assert store.num_asked == 1, "nobody asks it meanwhile"
 
 
+def test_a_call_that_hangs_is_told_like_an_answer_that_is_late(two, store):
+    second = two[1]
+    second.tier._thread._most_seconds = 0.0
+    ask(second, "waits", store)
+    second.run()
+    assert second.hits["waits"] == 0 and second.tier.counts.pauses == 1
+
+
 def test_a_store_that_still_hangs_after_the_pause_is_left_alone_further(two, store, monkeypatch):
     monkeypatch.setattr("vllm_ascend.tier.scheduler_side._PAUSE_S", 0.0)
     second = two[1]
