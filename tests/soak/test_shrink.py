@@ -17,11 +17,11 @@ from tests.e2e.core.test_planted_bugs import Plant
 from tests.soak import episode
 from tests.soak.case import Recording
 from tests.soak.episode import Result
+from tests.soak.hunt import hunt
 from tests.soak.shrink import Shrinker
 from tests.soak.text import describe_recording
 
 _SEED = 3
-_MAX_STEPS = 5000
 _SHRINK_S = 20.0
 # Requests, and steps between them where the order of events matters.
 _MAX_OPERATIONS = 14
@@ -37,18 +37,6 @@ PLANTS: tuple[Plant, ...] = (
 )
 
 
-def hunt() -> Result:
-    """Run episodes until one fails."""
-    steps = 0
-    for number in count():
-        result = episode.run(_SEED, number)
-        if result.failure is not None:
-            return result
-        steps += result.counts["steps"]
-        assert steps < _MAX_STEPS, f"nothing was found in {steps} steps"
-    raise AssertionError
-
-
 def shrink(result: Result, seconds: float = _SHRINK_S) -> Recording:
     """The smallest case that was found in a while."""
     assert result.recording is not None and result.failure is not None
@@ -60,7 +48,7 @@ def test_a_planted_bug_is_found_and_its_case_is_small(
     plant: Plant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plant(monkeypatch)
-    found = shrink(hunt())
+    found = shrink(hunt(_SEED, count()))
     assert len(found.operations) <= _MAX_OPERATIONS
     found.save(tmp_path / "case.json")
     again = Recording.load(tmp_path / "case.json")
@@ -85,7 +73,7 @@ def test_a_case_fails_alike_in_another_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bugs.hash_without_extra_keys(monkeypatch)
-    found = shrink(hunt(), seconds=0.5)
+    found = shrink(hunt(_SEED, count()), seconds=0.5)
     path = tmp_path / "case.json"
     found.save(path)
     text = describe_recording(found, path)

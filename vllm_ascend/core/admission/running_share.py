@@ -57,10 +57,8 @@ class RunningShare:
         num_tokens = request.num_tokens
         if num_tokens - request.num_computed_tokens <= 1:  # it decodes
             return 0
+        name = request.request_id
         return sum(
-            max(cdiv(num_tokens, group.block_tokens) - self._num_held(group, request), 0)
+            max(cdiv(num_tokens, group.block_tokens) - len(group.manager.req_to_blocks[name]), 0)
             for group in self._growing
         )
-
-    def _num_held(self, group: Group, request: Request) -> int:
-        return len(group.manager.req_to_blocks.get(request.request_id, ()))
