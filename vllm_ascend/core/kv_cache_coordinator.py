@@ -271,8 +271,9 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.block_pool.free_blocks(held)
         if num_external_computed_tokens:
             # With one more step in flight, windows leave loaded blocks before a failure is known.
-            loading = set(self._block_ids(request_id))
-            self.ledger.record(request_id).loading_block_ids = loading
+            record = self.ledger.record(request_id)
+            record.loading_block_ids = set(self._block_ids(request_id))
+            record.next_free = 0  # vLLM loads its whole window, of which less may be read
 
     def allocate_new_blocks(self, *args: Any) -> tuple[list[KVCacheBlock], ...]:
         """Make room for more tokens; see vLLM's base class."""
