@@ -23,7 +23,7 @@ SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
 # their own, which takes most of the time of all unit tests, or they need what `make other-vllm` unpacks.
 SLOW_UNIT_TESTS := tests/ut/core/pool/test_exact_hashes.py tests/ut/docs/test_search.py tests/ut/docs/test_site.py \
     tests/ut/doctor tests/ut/npu_check tests/ut/overlay/test_left_behind.py tests/ut/overlay/test_transaction.py \
-    tests/ut/patch/test_lifecycle.py tests/ut/patch/test_other_vllm.py tests/ut/evaluation/port_report/test_patch_table.py \
+    tests/ut/patch/test_lifecycle.py tests/ut/patch/test_other_vllm.py tests/ut/evaluation/port_report/test_patch_table.py tests/ut/releases/test_each_alone.py \
     tests/ut/evaluation/regress/gate tests/ut/evaluation/replay/http tests/ut/evaluation/replay/runs tests/ut/evaluation/replay/test_commands.py
 # Whole runs of the real vllm-ascend over reference operators: most of an hour. Some are in `make test`.
 REAL_TESTS := tests/upstream/real_runs

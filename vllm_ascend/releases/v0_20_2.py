@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from vllm_ascend.releases.blocks_of_rows import BlocksOfRows
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME, BlocksOfRows
+from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.releases import shared
+from vllm_ascend.releases.blocks_of_rows import BlocksOfRows
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import BlocksOfRows, RoomForPrefills, SpecRegistry
+from vllm_ascend.releases.shared import RoomForPrefills, SpecRegistry
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -108,9 +108,8 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
     vllm_ascend = "0.30.0rc2"
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {
         "core/single_type_kv_cache_manager.py": (
-            "from vllm_ascend.core.group_managers import "
-            "CompressAttentionManager, get_manager_for_kv_cache_spec",
-            "The names of our managers, behind vllm-ascend's own.",
+            "from vllm_ascend.core.group_managers import get_manager_for_kv_cache_spec",
+            "The name of our managers' factory, behind vllm-ascend's own managers.",
         ),
         "patch/platform/__init__.py": (
             "import vllm_ascend.patch.platform.installation",

@@ -67,6 +67,21 @@ class VllmTerms(ABC):
         """
         return {}
 
+    def manager_of_rows(
+        self, spec: KVCacheSpec, max_model_len: int | None, **arguments: Any
+    ) -> SingleTypeKVCacheManager:
+        """Return the manager of a group whose blocks count compressed rows.
+
+        Args:
+            max_model_len: Tokens of the longest request, which bounds what is asked for to let one
+                in; ``None``: nothing does.
+            **arguments: What vLLM's managers take.
+
+        Raises:
+            NotImplementedError: In this release no blocks do (:attr:`counts_rows`).
+        """
+        raise NotImplementedError("blocks of this release count tokens")
+
     # Managers of one group
 
     @abstractmethod

@@ -33,7 +33,8 @@ from vllm_ascend.patch.engine import (
 )
 from vllm_ascend.patch.table import Patch
 from vllm_ascend.patch.upstream import installation as upstream
-from vllm_ascend.patch.upstream import late, patch_spec_classes
+from vllm_ascend.patch.upstream import late
+from vllm_ascend.releases.release import Side
 from vllm_ascend.tier.registration import register_connector
 
 # Under vLLM's own name, whose handlers print it.
@@ -50,7 +51,8 @@ PATCHES: tuple[Patch, ...] = (
     *patch_core_client.PATCHES,
     *patch_metrics.PATCHES,
     *patch_arg_utils.PATCHES,
-    *(patch_spec_classes.PATCHES if is_over_checkout() else ()),
+    *_RELEASE.patches_of_layout(Side.ENGINE),
+    *(_RELEASE.patches_of_layout(Side.ENGINE_OVER_CHECKOUT) if is_over_checkout() else ()),
 )
 
 
