@@ -55,6 +55,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             rank where any switch is on.
     """
 
+    attention_groups = ()  # vLLM's own look-ups, which ours take the place of, find nothing
+
     def __init__(
         self,
         kv_cache_config: KVCacheConfig,

@@ -310,6 +310,9 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
             # Drafts of several modules are refused where the coordinator is chosen.
             "num_reprefillable_tokens": 0,
             "group_block_sizes": tuple(block_tokens),
+            "dcp_world_size": 1,
+            # None: beside a connector that brings Mamba states, too, a hit is what all groups have.
+            "full_attention_group_id": None,
         }
 
     def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:

@@ -118,7 +118,7 @@ class VllmTerms(ABC):
     def coordinator_attributes(
         self, alignment: int, interval: int | None, block_tokens: Sequence[int]
     ) -> dict[str, Any]:
-        """Return what others read of a coordinator whose constructor is not vLLM's.
+        """Return what vLLM's constructor of a coordinator would have set, and ours does not.
 
         Args:
             alignment: Tokens that hits are multiples of.
