@@ -13,7 +13,8 @@ Raises:
 from vllm.logger import init_logger
 
 from vllm_ascend.patch.installer import Plan, plan, require_supported_vllm
-from vllm_ascend.prefix_cache_config import load_config, register_with_vllm, unset_blank_variables
+from vllm_ascend.patch.known_variables import register_with_vllm
+from vllm_ascend.prefix_cache_config import load_config, unset_blank_variables
 
 _RELEASE = require_supported_vllm()
 
