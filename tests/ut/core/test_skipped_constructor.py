@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our coordinator's constructor is not vLLM's: it has all that vLLM's would have set."""
+"""Constructors of ours that do not call vLLM's leave out nothing that vLLM's would have set."""
 
 import inspect
 
@@ -8,7 +8,11 @@ import torch
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.kv_cache_utils import (
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    get_request_block_hasher,
+)
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -21,6 +25,7 @@ import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import with_our_interval
 from tests.ut.core.helpers import make_request
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.pool.free_queue import TieredFreeQueue
 from vllm_ascend.prefix_cache_config import load_config
 
 SHAPE = dict(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
@@ -61,9 +66,15 @@ def build(request, monkeypatch):
     return coordinator
 
 
-def test_every_attribute_is_there(build):
+def test_every_attribute_of_a_coordinator_is_there(build):
     vllms, ours = build(HybridKVCacheCoordinator), build(AscendHybridKVCacheCoordinator)
     assert [name for name in vars(vllms) if not hasattr(ours, name)] == []
+
+
+def test_every_attribute_of_a_free_queue_is_there():
+    blocks = [KVCacheBlock(block_id) for block_id in range(3)]
+    ours = TieredFreeQueue(blocks)
+    assert [name for name in vars(FreeKVCacheBlockQueue(blocks)) if not hasattr(ours, name)] == []
 
 
 @pytest.mark.skipif(
