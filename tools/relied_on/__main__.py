@@ -36,14 +36,16 @@ _OF_OTHERS = {
 
 
 def folder_of(release: Release) -> Path:
-    """Return the folder that holds a release's package ``vllm``.
+    """Return the folder that holds a release's package ``vllm``, wherever it was set up.
 
     Raises:
         FileNotFoundError: It is not unpacked.
     """
-    unpacked = REPOSITORY / ".venv-vllm" / release.vllm
-    if (unpacked / "vllm").is_dir():
-        return unpacked
+    engine = REPOSITORY / ".venv-engine" / release.vllm / "lib"
+    unpacked = (REPOSITORY / ".venv-vllm" / release.vllm, *engine.glob("python*/site-packages"))
+    for folder in unpacked:
+        if (folder / "vllm").is_dir():
+            return folder
     installed = vllm_distribution()
     if installed is not None and find_release(installed.version) is release:
         return Path(str(installed.locate_file("")))
