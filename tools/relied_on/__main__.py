@@ -100,7 +100,9 @@ def file_of(release: Release) -> Path:
 def differences(release: Release, record: Record) -> list[str]:
     """Say what a release's file lacks, has too much, or has another digest of; a line for each."""
     file = file_of(release)
-    known: Record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.is_file():
+        return [f"vLLM {release.vllm}: nothing is recorded: run `make relied-on`"]
+    known: Record = json.loads(file.read_text(encoding="utf-8"))
     lines = []
     for kind, digests in record.items():
         recorded = known.get(kind, {})

@@ -32,6 +32,7 @@ def get_manager_for_kv_cache_spec(
     *,
     sparse_state: bool = False,
     terms: VllmTerms | None = None,
+    role: str | None = None,
     **kwargs,
 ) -> SingleTypeKVCacheManager:
     """Return the manager of a group, by what its spec *is* rather than by its exact class.
@@ -40,7 +41,8 @@ def get_manager_for_kv_cache_spec(
     it will ever hold; windowed and compressed groups hold less than a block per ``block_size``
     tokens. Tokens of a step and of the longest request bound what a windowed group holds. With
     ``sparse_state`` tables hold null blocks where nobody reads. Compressed specs that count tokens
-    get vLLM's own. Raises ``KeyError`` if no manager is known for a spec's class or a base of it.
+    get vLLM's own; it is vLLM that knows of a group's ``role``. Raises ``KeyError`` if no manager
+    is known for a spec's class or a base of it.
     """
     spec = unpack_uniform(kv_cache_spec)
     terms = terms or terms_in_force()
@@ -62,9 +64,18 @@ def get_manager_for_kv_cache_spec(
 
 
 def make_managers(
-    groups: Sequence[KVCacheGroupSpec], plan: CachePlan, pool: BlockPool
+    groups: Sequence[KVCacheGroupSpec],
+    plan: CachePlan,
+    pool: BlockPool,
+    *,
+    zeroes_new_blocks: bool = False,
 ) -> tuple[SingleTypeKVCacheManager, ...]:
-    """Return the managers of all groups, in their order."""
+    """Return the managers of all groups, in their order.
+
+    Args:
+        zeroes_new_blocks: See :meth:`VllmTerms.group_arguments
+            <vllm_ascend.core.plan.vllm_terms.VllmTerms.group_arguments>`.
+    """
 
     def make(group_id: GroupId, group: KVCacheGroupSpec) -> SingleTypeKVCacheManager:
         arguments = {
@@ -75,6 +86,7 @@ def make_managers(
             "enable_caching": pool.enable_caching,
             "kv_cache_group_id": group_id,
             **plan.terms.manager_arguments(plan.alignment),
+            **plan.terms.group_arguments(group, zeroes_new_blocks=zeroes_new_blocks),
         }
         if plan.is_sparse(plan.specs[group_id]):
             return get_manager_for_kv_cache_spec(**arguments, sparse_state=True)

@@ -133,7 +133,12 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
-        self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
+        self.single_type_managers = make_managers(
+            self.kv_cache_config.kv_cache_groups,
+            plan,
+            pool,
+            zeroes_new_blocks=self.kv_cache_config.needs_kv_cache_zeroing,
+        )
         block_tokens = [manager.block_size for manager in self.single_type_managers]
         read_by_others = plan.terms.coordinator_attributes(
             plan.alignment, plan.interval, block_tokens

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
+    from vllm.v1.kv_cache_interface import (
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheSpec,
+        KVCacheTensor,
+    )
     from vllm.v1.request import Request
 
 # Where there are two, the second is what vllm-ascend has put in vLLM's place before us.
@@ -254,6 +259,11 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
 
     def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
         return told - num_in_flight_tokens
+
+    def group_arguments(
+        self, group: KVCacheGroupSpec, *, zeroes_new_blocks: bool
+    ) -> dict[str, Any]:
+        return {"role": group.role, "needs_kv_cache_zeroing": zeroes_new_blocks}
 
     def take_computed_blocks(
         self,

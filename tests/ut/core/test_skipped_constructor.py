@@ -29,6 +29,7 @@ from vllm_ascend.core.pool.free_queue import TieredFreeQueue
 from vllm_ascend.prefix_cache_config import load_config
 
 SHAPE = dict(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+PLAIN = (bool, int, str, type(None))
 SPECS = (
     FullAttentionSpec(**SHAPE),
     SlidingWindowSpec(sliding_window=32, **SHAPE),
@@ -69,6 +70,16 @@ def build(request, monkeypatch):
 def test_every_attribute_of_a_coordinator_is_there(build):
     vllms, ours = build(HybridKVCacheCoordinator), build(AscendHybridKVCacheCoordinator)
     assert [name for name in vars(vllms) if not hasattr(ours, name)] == []
+
+
+def test_managers_are_told_what_vllms_constructor_tells_them(build):
+    """Which blocks are zeroed before they are written, among others."""
+    vllms, ours = build(HybridKVCacheCoordinator), build(AscendHybridKVCacheCoordinator)
+    pairs = zip(ours.single_type_managers, vllms.single_type_managers, strict=True)
+    for mine, theirs in pairs:
+        assert type(mine) is type(theirs)
+        told = {name: value for name, value in vars(theirs).items() if isinstance(value, PLAIN)}
+        assert {name: getattr(mine, name) for name in told} == told
 
 
 def test_every_attribute_of_a_free_queue_is_there():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
     from vllm.v1.request import Request
 
 
@@ -64,6 +64,16 @@ class VllmTerms(ABC):
 
         Args:
             alignment: Hits are multiples of it, in tokens.
+        """
+        return {}
+
+    def group_arguments(
+        self, group: KVCacheGroupSpec, *, zeroes_new_blocks: bool
+    ) -> dict[str, Any]:
+        """Return what the manager of a group takes beyond :meth:`manager_arguments`.
+
+        Args:
+            zeroes_new_blocks: Workers zero blocks before they are written, and must be told which.
         """
         return {}
 
