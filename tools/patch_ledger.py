@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import vllm_ascend.patch
+import vllm_ascend.row_layout
+import vllm_ascend.worker
 from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.table import Patch, Rebind, Wrap
@@ -22,9 +24,10 @@ from vllm_ascend.releases import SUPPORTED, describe_supported
 from vllm_ascend_evaluation.models import patches as cpu_patches
 
 LEDGER = Path(__file__).parents[1] / "docs" / "patches.md"
+ROOMS: tuple[ModuleType, ...] = (vllm_ascend.patch, vllm_ascend.row_layout, vllm_ascend.worker)
 
 
-def patch_modules(package: ModuleType = vllm_ascend.patch) -> Iterator[str]:
+def patch_modules(package: ModuleType) -> Iterator[str]:
     """Yield the names of all ``patch_*`` modules below ``package``, sorted.
 
     The packages on the way are imported, and so install what they hold: the ledger does not
@@ -38,13 +41,14 @@ def patch_modules(package: ModuleType = vllm_ascend.patch) -> Iterator[str]:
             yield name
 
 
-def collect_patches(package: ModuleType = vllm_ascend.patch) -> tuple[Patch, ...]:
-    """Return the patches of all ``patch_*`` modules below ``package``.
+def collect_patches(*packages: ModuleType) -> tuple[Patch, ...]:
+    """Return the patches of all ``patch_*`` modules below ``packages``; by default all of ours.
 
     Raises:
         AttributeError: A module has no ``PATCHES``; an empty tuple is fine.
     """
-    modules = map(importlib.import_module, patch_modules(package))
+    names = [name for package in packages or ROOMS for name in patch_modules(package)]
+    modules = map(importlib.import_module, names)
     return tuple(patch for module in modules for patch in module.PATCHES)
 
 

@@ -18,7 +18,7 @@ from vllm_ascend.core.policy.switches import DSV4_COMPRESSED_BLOCK_SIZES, Prefix
 _RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 _ADMISSION = "VLLM_ASCEND_ADMISSION"
 _DP_ROUTING = "VLLM_ASCEND_DP_ROUTING"
-_AUTO = "auto"
+AUTO = "auto"
 _MOST_DIGITS = 18  # what fits into 64 bits, whatever the digits are
 
 
@@ -43,7 +43,7 @@ def _non_negative_int(name: str, raw: str) -> int:
 
 
 def _retention(name: str, raw: str) -> int | str:
-    if raw == _AUTO:
+    if raw == AUTO:
         return raw
     if not _is_whole_number(raw):
         raise ValueError(
@@ -311,7 +311,7 @@ def is_left_to_vllm(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def _is_left_to_vllm(raw_of: Mapping[str, str]) -> bool:
-    is_ours = raw_of.get(_RETENTION, _AUTO) == _AUTO or any(
+    is_ours = raw_of.get(_RETENTION, AUTO) == AUTO or any(
         raw_of.get(variable.name, "") not in ("", _raw(variable.default))
         for variable in VARIABLES
         # The latter two change nothing in a cache.
@@ -362,6 +362,11 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def value_of(name: str) -> str | None:
+    """Return what this process's environment holds under a name; ``None`` if it is unset."""
+    return os.environ.get(name)
+
+
 def unset_blank_variables() -> None:
     """Unset the variables of the project that are blank in this process's environment.
 
@@ -371,32 +376,3 @@ def unset_blank_variables() -> None:
     for variable in VARIABLES:
         if os.environ.get(variable.name) == "":
             del os.environ[variable.name]
-
-
-def register_with_vllm() -> None:
-    """Tell vLLM that our variables exist, so that it does not warn about unknown ones.
-
-    Idempotent. A name that vLLM itself already knows (a later release) keeps vLLM's reader, which
-    reads nothing where the value is one that only we know (``auto``), or blank.
-    """
-    from vllm.envs import environment_variables
-
-    for variable in VARIABLES:
-        reader = environment_variables.get(variable.name)
-        if not isinstance(reader, _Reader):
-            environment_variables[variable.name] = _Reader(variable.name, reader)
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads a variable of ours for vLLM, by vLLM's own reader if it has one."""
-
-    name: str
-    vllms: Callable[[], Any] | None
-
-    def __call__(self) -> Any:
-        if self.vllms is None:
-            return os.environ.get(self.name)
-        if os.environ.get(self.name) in ("", _AUTO):
-            return None
-        return self.vllms()

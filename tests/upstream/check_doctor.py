@@ -16,4 +16,5 @@ def test_nothing_is_wrong_and_nothing_is_promised_that_will_not_be_set():
     assert set(rows.values()) <= known
     release = running_release()
     assert {rows[target] for target in rows.keys() & release.native.keys()} == {"left to vLLM"}
-    assert {rows[target] for target in rows.keys() & release.absent.keys()} == {"not available"}
+    # What a release lacks may belong to a layout that it lacks as well, and is not asked for then.
+    assert {rows[target] for target in rows.keys() & release.absent.keys()} <= {"not available"}

@@ -16,7 +16,6 @@ from vllm_ascend.prefix_cache_config import (
     VARIABLES,
     child_environment,
     load_config,
-    register_with_vllm,
     unset_blank_variables,
 )
 
@@ -184,20 +183,3 @@ def test_the_environment_is_read_in_one_place():
         if re.search(r"os\.(environ|getenv)", path.read_text())
     }
     assert readers == {"prefix_cache_config.py"}
-
-
-def test_vllms_own_reader_is_asked_and_does_not_fall_over_our_values(monkeypatch):
-    """vLLM 0.23 reads the retention interval itself, as a number, when an engine starts."""
-    import vllm.envs
-
-    name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
-    readers = dict(vllm.envs.environment_variables)
-    readers[name] = lambda: int(os.environ[name]) if name in os.environ else None
-    monkeypatch.setattr(vllm.envs, "environment_variables", readers)
-    register_with_vllm()
-    register_with_vllm()
-    for raw, value in (("256", 256), ("0", 0), ("auto", None), ("", None)):
-        monkeypatch.setenv(name, raw)
-        assert readers[name]() == value
-    monkeypatch.delenv(name)
-    assert readers[name]() is None

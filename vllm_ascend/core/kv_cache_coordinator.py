@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,7 @@ from vllm_ascend.core.admission.loaded_first import LoadedFirst
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.admission.room_to_start import RoomToStart
 from vllm_ascend.core.admission.waiting_order import WaitingOrder
+from vllm_ascend.core.confirmed_steps import ConfirmedSteps
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
 from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.groups import find_draft_groups
@@ -51,9 +52,12 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         stats: What was counted so far.
         ledger: What every request has entered and copied.
         lookup: Where a hit may end.
+        confirmed_steps: What steps whose output is back have loaded and lost.
         caching: What is entered, how long it stays, and who gets memory: as vLLM does it, or by
             rank where any switch is on.
     """
+
+    attention_groups = ()  # vLLM's own look-ups, which ours take the place of, find nothing
 
     def __init__(
         self,
@@ -129,7 +133,12 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
-        self.single_type_managers = make_managers(self.kv_cache_config.kv_cache_groups, plan, pool)
+        self.single_type_managers = make_managers(
+            self.kv_cache_config.kv_cache_groups,
+            plan,
+            pool,
+            zeroes_new_blocks=self.kv_cache_config.needs_kv_cache_zeroing,
+        )
         block_tokens = [manager.block_size for manager in self.single_type_managers]
         read_by_others = plan.terms.coordinator_attributes(
             plan.alignment, plan.interval, block_tokens
@@ -148,6 +157,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             self.caching = RankedCaching(
                 pool, self.groups, plan, self.request_footprint, successors, self.stats, self.ledger
             )
+        self.confirmed_steps = ConfirmedSteps(self.ledger, self.caching, self.single_type_managers)
         self.loaded_first = LoadedFirst()
         self.waiting_order: WaitingOrder | None = None  # the scheduler may ask for one
         self._room_to_start = RoomToStart(self.caching.allocation, self.ledger, self.groups, plan)
@@ -272,7 +282,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         if num_external_computed_tokens:
             # With one more step in flight, windows leave loaded blocks before a failure is known.
             record = self.ledger.record(request_id)
-            record.loading_block_ids = set(self._block_ids(request_id))
+            record.loading_block_ids = set(self.confirmed_steps.block_ids(request_id))
             record.next_free = 0  # vLLM loads its whole window, of which less may be read
 
     def allocate_new_blocks(self, *args: Any) -> tuple[list[KVCacheBlock], ...]:
@@ -374,46 +384,6 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     def step_is_dispatched(self, output: SchedulerOutput) -> None:
         """The step has been scheduled, and is told to the workers as ``output``."""
         self.ledger.dispatch(output)
-
-    def step_has_run(self, output: SchedulerOutput, lost_block_ids: Set[int]) -> None:
-        """The output of a step is back; enter what it has loaded.
-
-        Args:
-            output: What :meth:`step_is_dispatched` was given.
-            lost_block_ids: Blocks that a connector could not load, without the null block.
-        """
-        self.ledger.preempted_and_lost = []
-        for record in self.ledger.confirm(output):
-            self.caching.release_copies(record)
-            request = record.request
-            if request is None:
-                continue
-            if self.ledger.records.get(request.request_id) is not record:  # ended or preempted
-                is_lost = not record.loading_block_ids.isdisjoint(lost_block_ids)
-                if is_lost and not request.is_finished():
-                    self.ledger.preempted_and_lost.append(request)
-                continue
-            if record.is_loading and not self.is_affected(request.request_id, lost_block_ids):
-                record.load_ends()
-                self.caching.cache_blocks(request, record.num_noted_tokens)
-
-    def is_affected(self, request_id: str, lost_block_ids: Set[int]) -> bool:
-        """Whether a request rests on blocks that could not be loaded by the step confirmed last.
-
-        Args:
-            lost_block_ids: See :meth:`step_has_run`.
-        """
-        if not (lost_block_ids and self.ledger.took_part(request_id)):
-            return False
-        record = self.ledger.records.get(request_id)
-        if record is not None and not record.loading_block_ids.isdisjoint(lost_block_ids):
-            return True
-        return any(block_id in lost_block_ids for block_id in self._block_ids(request_id))
-
-    def _block_ids(self, request_id: str) -> Iterator[int]:
-        for manager in self.single_type_managers:
-            for block in manager.req_to_blocks.get(request_id, ()):
-                yield block.block_id
 
     def take_stats(self) -> CacheUpdate | None:
         """Return what was counted since the last call; ``None`` if nothing, or all is stock."""

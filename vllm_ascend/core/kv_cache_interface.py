@@ -1,108 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ascend's KV cache specs: ``block_size`` counts stored rows, whatever the compression."""
+"""Ascend's KV cache specs, under the name of vllm-ascend's module, which later releases have."""
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from typing_extensions import Self
-from vllm.config import VllmConfig
-from vllm.utils.math_utils import cdiv
 from vllm.utils.torch_utils import get_dtype_size
-from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
+from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
-
-class _StoredInRows:
-    """The common part of Ascend's specs: a mixin, because each has a base class of vLLM's own."""
-
-    block_size: int
-
-    @property
-    def storage_block_size(self) -> int:
-        """Rows per block."""
-        return self.block_size
-
-    @classmethod
-    def merge(cls, specs: list[Self]) -> Self:
-        """Return the one spec of a group, every field kept (``compress_ratio`` too).
-
-        Raises:
-            AssertionError: The layers of the group are not stored alike.
-        """
-        first = specs[0]
-        assert all(spec == first for spec in specs[1:]), (
-            "All attention layers in the same KV cache group must have the same spec: "
-            f"{[spec for spec in specs if spec != first][:1]} differs from {first}."
-        )
-        return copy(first)
+from vllm_ascend.core.stored_in_rows import StoredInRows
 
 
 @dataclass(frozen=True, kw_only=True)
-class AscendMLAAttentionSpec(_StoredInRows, MLAAttentionSpec):
-    """MLA rows as Ascend stores them: ``block_size`` rows, each for ``compress_ratio`` tokens."""
-
-    scale_dim: int = 0  # scales stored beside every row (the indexer has one)
-    scale_dtype: torch.dtype = torch.int8
-    # Sparse attention without compression: elements of (latent, rope, indexer key), in one page.
-    sparse_head_dim: tuple[int, ...] | None = None
-    cache_sparse_c8: bool = False  # the indexer key has one scale per row; their types:
-    c8_k_cache_dtype: torch.dtype = torch.int8
-    c8_k_scale_cache_dtype: torch.dtype = torch.float16
-
-    @property
-    def real_page_size_bytes(self) -> int:
-        """Bytes of a page before padding."""
-        return self.block_size * self.num_kv_heads * self._row_bytes
-
-    @property
-    def _row_bytes(self) -> int:
-        if self.cache_sparse_c8:
-            return sum(self._sparse_part_bytes())
-        scale_bytes = self.scale_dim * get_dtype_size(self.scale_dtype)
-        return self.head_size * get_dtype_size(self.dtype) + scale_bytes
-
-    def _sparse_part_bytes(self) -> tuple[int, int, int, int]:
-        """Bytes of a row's latent, rope, quantised indexer key and its scale."""
-        assert self.sparse_head_dim is not None and len(self.sparse_head_dim) == 3
-        latent, rope, indexer_key = self.sparse_head_dim
-        element = get_dtype_size(self.dtype)
-        return (
-            latent * element,
-            rope * element,
-            indexer_key * get_dtype_size(self.c8_k_cache_dtype),
-            get_dtype_size(self.c8_k_scale_cache_dtype),
-        )
-
-    @property
-    def sparse_kv_cache_ratio(self) -> tuple[float, float, float, float | None]:
-        """How many times each part of a sparse row fits into the whole row, in bytes.
-
-        The fourth part, the indexer key's scale, is ``None`` unless ``cache_sparse_c8``.
-        """
-        assert self.sparse_head_dim is not None
-        if self.cache_sparse_c8:
-            parts = self._sparse_part_bytes()
-            latent, rope, key, scale = (sum(parts) / part for part in parts)
-            return latent, rope, key, scale
-        latent, rope, key = (self.head_size / part for part in self.sparse_head_dim)
-        return latent, rope, key, None
-
-    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
-        """Bytes that one request of ``max_model_len`` tokens holds on this rank."""
-        # Nothing above this file is imported here: some checkouts keep their own copy of it.
-        parallel = vllm_config.parallel_config
-        ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-        local_tokens = cdiv(vllm_config.model_config.max_model_len, ranks)
-        return cdiv(local_tokens, self.block_size * self.compress_ratio) * self.page_size_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class AscendSlidingWindowMLASpec(_StoredInRows, SlidingWindowMLASpec):
+class AscendSlidingWindowMLASpec(StoredInRows, SlidingWindowMLASpec):
     """Sliding-window rows (attention or compressor state) in plain, unpacked pages."""
 
     @property
     def real_page_size_bytes(self) -> int:
         """Bytes of a page before padding."""
         return self.block_size * self.num_kv_heads * self.head_size * get_dtype_size(self.dtype)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the spec of compressed rows, which a layout that counts tokens does without."""
+    if name != "AscendMLAAttentionSpec":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm_ascend.row_layout.specs import AscendMLAAttentionSpec
+
+    return AscendMLAAttentionSpec

@@ -98,9 +98,10 @@ class CachingScheduler(Scheduler):
         at: those behind it are gone. So the request starts anew, with whatever it hits.
         """
         coordinator, lost = self._coordinator, lost_blocks(invalid_block_ids)
+        is_affected = coordinator.confirmed_steps.is_affected
 
         def affected(requests: list[Request]) -> list[Request]:
-            return [r for r in requests if coordinator.is_affected(r.request_id, lost)]
+            return [r for r in requests if is_affected(r.request_id, lost)]
 
         loading = affected(
             [r for r in self.skipped_waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
@@ -157,7 +158,7 @@ class CachingScheduler(Scheduler):
         coordinator = self._coordinator
         reported = model_runner_output.kv_connector_output
         lost = lost_blocks(reported.invalid_block_ids) if reported is not None else set()
-        coordinator.step_has_run(scheduler_output, lost)
+        coordinator.confirmed_steps.has_run(scheduler_output, lost)
         for request_id in coordinator.ledger.take_restarted():
             # vLLM would take the rejected ones off the tokens that are computed since.
             scheduler_output.scheduled_spec_decode_tokens.pop(request_id, None)

@@ -33,7 +33,7 @@ WRAPPED = "wrapped"
 _IN_ORDER = (APPLIED, OVERRIDDEN, LEFT_TO_VLLM, NOT_AVAILABLE, NOT_NEEDED, READY)
 
 _PROBE = "patches"
-_WORKER = "vllm_ascend.patch.worker."
+_WORKER = ("vllm_ascend.patch.worker.", "vllm_ascend.worker.")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]+")
 _CHECKOUT = "checkout-"  # features that only a vllm-ascend checkout needs
 

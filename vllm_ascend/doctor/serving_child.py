@@ -18,7 +18,9 @@ from typing import Any
 
 PLUGINS_GROUP = "vllm.general_plugins"
 _PACKAGE = "vllm_ascend"
-_WORKER = f"{_PACKAGE}.patch.worker."
+# Patches lie below these; those of the workers, and those of vllm-ascend's own modules.
+_TABLES = tuple(f"{_PACKAGE}.{room}." for room in ("patch", "row_layout", "worker"))
+_WORKER = (f"{_PACKAGE}.patch.worker.", f"{_PACKAGE}.worker.")
 _LATE = f"{_PACKAGE}.patch.upstream."
 
 
@@ -128,7 +130,7 @@ def _patches() -> list[dict[str, str]]:
 
 def _modules_with_tables() -> list[Any]:
     """Return the imported modules that have a table; those that install one are first."""
-    names = sorted(name for name in sys.modules if name.startswith(f"{_PACKAGE}.patch."))
+    names = sorted(name for name in sys.modules if name.startswith(_TABLES))
     modules = [sys.modules[name] for name in names if hasattr(sys.modules[name], "PATCHES")]
     return sorted(modules, key=lambda module: not hasattr(module, "install_all"))
 
@@ -142,6 +144,9 @@ def _unloaded_modules() -> Iterator[str]:
         # Over a checkout vllm-ascend's own patches lie beside; they have no table.
         if name not in sys.modules and "\nPATCHES" in file.read_text(errors="replace"):
             yield name
+    release = importlib.import_module(f"{_PACKAGE}.releases").running_release()
+    for modules in release.layout_patches.values():
+        yield from (name for name in modules if name not in sys.modules)
 
 
 def _rows_of_tables(modules: list[Any]) -> dict[str, dict[str, str]]:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
@@ -16,6 +18,15 @@ from vllm_ascend.patch.table import Add, Patch, Wrap
 
 Digests = str | tuple[str, ...]
 """Source digests (see :func:`~vllm_ascend.patch.table.source_digest`), any of which will do."""
+
+
+class Side(Enum):
+    """Where patches are installed."""
+
+    ENGINE = "with the engine"
+    ENGINE_OVER_CHECKOUT = "with the engine, over a checkout of vllm-ascend only"
+    WORKERS = "with the workers"
+    CHECKOUT = "in vllm-ascend's own modules, over a checkout only"
 
 
 class Release(VllmTerms):
@@ -45,6 +56,7 @@ class Release(VllmTerms):
             thing.
         ratio_field: The field of vLLM's compressed specs with the tokens per stored row.
         hash_size_field: The field of ``CacheConfig`` with the tokens per request hash.
+        layout_patches: Side -> modules of patches that only a layout of the release's needs.
         reads_retention_variable: Whether vLLM has ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL`` itself.
     """
 
@@ -60,9 +72,18 @@ class Release(VllmTerms):
     left_to_wrappers: ClassVar[Mapping[str, str]] = {}
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
+    layout_patches: ClassVar[Mapping[Side, tuple[str, ...]]] = {}
     ratio_field: ClassVar[str] = "compress_ratio"
     hash_size_field: ClassVar[str] = "hash_block_size"
     reads_retention_variable: ClassVar[bool] = False
+
+    def patches_of_layout(self, side: Side) -> tuple[Patch, ...]:
+        """Return the patches of one side that only a layout of this release's needs.
+
+        Their modules are imported; the workers' import vLLM's model runner.
+        """
+        modules = map(importlib.import_module, self.layout_patches.get(side, ()))
+        return tuple(patch for module in modules for patch in module.PATCHES)
 
     def table(self, patches: Sequence[Patch]) -> tuple[Patch, ...]:
         """Return the patches that this release takes, each with the digests of its original.

@@ -6,16 +6,15 @@ Source: vLLM 0.23.0, ``vllm/v1/core``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_ascend.releases.release import Release
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
+    from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
 
 UTILS = "vllm.v1.core.kv_cache_utils"
@@ -71,48 +70,6 @@ SPECS_OF_VLLM_ASCEND: Mapping[str, str] = {
     f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": OWN_LAYERS,
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": OWN_LAYERS,
 }
-
-
-class BlocksOfRows(Release):
-    """Blocks count stored rows, nothing is copied, and a tensor is shared by whole layers."""
-
-    counts_rows = True
-    step_tokens = "max_num_batched_tokens"
-
-    def tensors(
-        self, pages: Sequence[tuple[int, tuple[str, ...]]], num_blocks: int
-    ) -> list[KVCacheTensor]:
-        from vllm.v1.kv_cache_interface import KVCacheTensor
-
-        return [
-            KVCacheTensor(size=page_bytes * num_blocks, shared_by=list(layers))
-            for page_bytes, layers in pages
-        ]
-
-    def page_bytes(self, kv_cache_config: KVCacheConfig) -> dict[str, int]:
-        num_blocks = kv_cache_config.num_blocks
-        return {
-            layer: tensor.size // num_blocks
-            for tensor in kv_cache_config.kv_cache_tensors
-            for layer in tensor.shared_by
-        }
-
-    def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
-        return told
-
-    def take_computed_blocks(self, manager: SingleTypeKVCacheManager, *hit: Any) -> None:
-        manager.allocate_new_computed_blocks(*hit)
-
-    def blocks_to_allocate(self, manager: SingleTypeKVCacheManager, *needs: Any) -> int:
-        return manager.get_num_blocks_to_allocate(*needs)
-
-    def enter_all(
-        self, manager: SingleTypeKVCacheManager, request: Request, num_tokens: int
-    ) -> None:
-        manager.cache_blocks(request, num_tokens)
-
-    def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
-        return blocks, num_tokens
 
 
 class SpecRegistry(Release):

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_ascend.releases.blocks_of_rows import BlocksOfRows
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME, BlocksOfRows
+from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -176,6 +177,12 @@ class Vllm0202(BlocksOfRows):
         from vllm import envs
 
         return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+
+    def coordinator_attributes(
+        self, alignment: int, interval: int | None, block_tokens: Sequence[int]
+    ) -> dict[str, Any]:
+        # Read by vLLM's own look-up alone, which ours takes the place of.
+        return {"eagle_attn_group_indices": frozenset()}
 
     def discard_next_output(self, request: Request) -> None:
         request.discard_latest_async_tokens = True

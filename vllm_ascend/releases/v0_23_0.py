@@ -6,13 +6,14 @@ Source: vLLM 0.23.0, ``vllm/v1/core``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.deployment import is_over_checkout
 from vllm_ascend.releases import shared
+from vllm_ascend.releases.blocks_of_rows import BlocksOfRows
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import BlocksOfRows, RoomForPrefills, SpecRegistry
+from vllm_ascend.releases.shared import RoomForPrefills, SpecRegistry
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -160,6 +161,11 @@ class Vllm0230(BlocksOfRows, SpecRegistry, RoomForPrefills):
             return 0
         steps = vllm_config.max_concurrent_batches - 1  # -1: the step that is being scheduled
         return steps * vllm_config.scheduler_config.max_num_batched_tokens
+
+    def coordinator_attributes(
+        self, alignment: int, interval: int | None, block_tokens: Sequence[int]
+    ) -> dict[str, Any]:
+        return {"scheduler_block_size": alignment, "retention_interval": interval}
 
     def in_flight_tokens(self, request: Request) -> int:
         return max(getattr(request, "num_in_flight_tokens", 0), 0)  # counted by the same patch

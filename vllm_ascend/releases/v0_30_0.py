@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
+    from vllm.v1.kv_cache_interface import (
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheSpec,
+        KVCacheTensor,
+    )
     from vllm.v1.request import Request
 
 # Where there are two, the second is what vllm-ascend has put in vLLM's place before us.
@@ -108,9 +113,8 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
     vllm_ascend = "0.30.0rc2"
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {
         "core/single_type_kv_cache_manager.py": (
-            "from vllm_ascend.core.group_managers import "
-            "CompressAttentionManager, get_manager_for_kv_cache_spec",
-            "The names of our managers, behind vllm-ascend's own.",
+            "from vllm_ascend.core.group_managers import get_manager_for_kv_cache_spec",
+            "The name of our managers' factory, behind vllm-ascend's own managers.",
         ),
         "patch/platform/__init__.py": (
             "import vllm_ascend.patch.platform.installation",
@@ -256,6 +260,11 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
     def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
         return told - num_in_flight_tokens
 
+    def group_arguments(
+        self, group: KVCacheGroupSpec, *, zeroes_new_blocks: bool
+    ) -> dict[str, Any]:
+        return {"role": group.role, "needs_kv_cache_zeroing": zeroes_new_blocks}
+
     def take_computed_blocks(
         self,
         manager: SingleTypeKVCacheManager,
@@ -311,6 +320,9 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
             # Drafts of several modules are refused where the coordinator is chosen.
             "num_reprefillable_tokens": 0,
             "group_block_sizes": tuple(block_tokens),
+            "dcp_world_size": 1,
+            # None: beside a connector that brings Mamba states, too, a hit is what all groups have.
+            "full_attention_group_id": None,
         }
 
     def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:

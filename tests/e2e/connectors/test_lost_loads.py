@@ -13,7 +13,7 @@ from tests.e2e.connectors.connected import ConnectedEngine
 from tests.e2e.connectors.fake_connector import FakeConnector, transfer_config
 from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.conftest import skip_if_left_to_vllm
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.confirmed_steps import ConfirmedSteps
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
 
@@ -113,9 +113,9 @@ def enter_before_the_load_is_known(patch: pytest.MonkeyPatch) -> None:
 
 def answer_from_copies_of_lost_blocks(patch: pytest.MonkeyPatch) -> None:
     """Take no request to rest on lost blocks but the one that loaded them."""
-    affected = AscendHybridKVCacheCoordinator.is_affected
+    affected = ConfirmedSteps.is_affected
     patch.setattr(
-        AscendHybridKVCacheCoordinator,
+        ConfirmedSteps,
         "is_affected",
         lambda self, request_id, lost: request_id == _LOSER and affected(self, request_id, lost),
     )

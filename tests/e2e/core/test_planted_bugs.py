@@ -22,7 +22,6 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
 from tests.release_marks import is_native
 from vllm_ascend.core import kv_cache_coordinator, ranked_caching
-from vllm_ascend.core.group_managers import CompressAttentionManager
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.specs import is_downward_closed, tokens_per_block
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
@@ -30,6 +29,7 @@ from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan, plan_cache
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.releases import running_release
+from vllm_ascend.row_layout.compress_manager import CompressAttentionManager
 from vllm_ascend_evaluation.oracle import ContentViolation, IntegrityError
 from vllm_ascend_evaluation.oracle import worker as oracle_worker
 from vllm_ascend_evaluation.oracle.groups import Drafts

@@ -14,7 +14,6 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
-from vllm_ascend.core.group_managers import CompressAttentionManager
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
@@ -23,6 +22,7 @@ from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
+from vllm_ascend.row_layout.compress_manager import CompressAttentionManager
 from vllm_ascend_evaluation.oracle import ContentViolation
 
 

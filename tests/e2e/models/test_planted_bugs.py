@@ -19,8 +19,7 @@ from tests.e2e.models.engines import Answer, Engine, engine
 from tests.e2e.models.test_cache_on_and_off import DSV4, SETTINGS
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS, where_patched
 from vllm_ascend.core.policy.units import KVCacheBlockCopy
-from vllm_ascend.patch.worker import patch_gpu_model_runner
-from vllm_ascend.worker import block_copies
+from vllm_ascend.worker import block_copies, patch_gpu_model_runner
 from vllm_ascend.worker.block_table import BlockTable
 from vllm_ascend_evaluation.models.compressor import PagedCompressor
 from vllm_ascend_evaluation.models.paged_cache import PagedCache

@@ -42,8 +42,8 @@ def caught(engine: Engine) -> str:
 def wrap_copies(wrapped: Callable[..., Any]) -> None:
     """Replace what makes block copies, ours or vllm-ascend's own; the copies are the last."""
     own = differences_here().copies_blocks
-    module = "worker.model_runner_v1" if own else "patch.worker.patch_gpu_model_runner"
-    owner = importlib.import_module(f"vllm_ascend.{module}")
+    module = "model_runner_v1" if own else "patch_gpu_model_runner"
+    owner = importlib.import_module(f"vllm_ascend.worker.{module}")
     wrap(owner, "copy_kv_cache_blocks_inplace" if own else "copy_blocks", wrapped)
 
 

@@ -309,7 +309,7 @@ def _hook_copies(memory: Memory) -> None:
         _hook_own_copies(memory)
         return
     try:
-        import vllm_ascend.patch.worker.patch_gpu_model_runner as runner_patches
+        import vllm_ascend.worker.patch_gpu_model_runner as runner_patches
         from vllm_ascend.worker.block_copies import copy_blocks
     except ImportError:
         return

@@ -17,13 +17,13 @@ from vllm.v1.kv_cache_interface import (
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS, with_our_interval
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.group_managers import CompressAttentionManager
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
 from vllm_ascend.patch.engine.patch_kv_cache_coordinator import (
     AscendHybridKVCacheCoordinator,
     get_kv_cache_coordinator,
 )
 from vllm_ascend.releases import running_release
+from vllm_ascend.row_layout.compress_manager import CompressAttentionManager
 
 H = 4  # tokens per hash
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import vllm_ascend.patch
+import vllm_ascend
 from tools import patch_ledger as ledger
 from vllm_ascend.patch import platform, worker
 from vllm_ascend.patch.upstream import installation as upstream
-from vllm_ascend.patch.upstream import patch_spec_classes
 from vllm_ascend.patch.worker import patch_deepseek_compressor
 from vllm_ascend.releases import SUPPORTED
+from vllm_ascend.row_layout import patch_spec_classes
 from vllm_ascend_evaluation.models import patches as cpu_patches
 
 # What is in force somewhere: beside vLLM, on the CPU, or over a checkout of vllm-ascend.
@@ -35,8 +35,14 @@ def test_every_patch_module_is_in_force():
 
 
 def test_every_patch_file_is_walked():
-    files = {path.stem for path in Path(vllm_ascend.patch.__file__).parent.rglob("patch_*.py")}
-    assert {name.rpartition(".")[2] for name in ledger.patch_modules()} == files
+    for room in ledger.ROOMS:
+        files = {path.stem for path in Path(room.__file__).parent.rglob("patch_*.py")}
+        assert {name.rpartition(".")[2] for name in ledger.patch_modules(room)} == files
+    package = Path(vllm_ascend.__file__).parent
+    rooms = {path.relative_to(package).parts[0] for path in package.rglob("patch_*.py")}
+    assert {f"vllm_ascend.{room}" for room in rooms - {"overlay"}} == {
+        room.__name__ for room in ledger.ROOMS
+    }
 
 
 def test_a_patch_file_without_a_table_is_refused(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 from vllm.utils.torch_utils import get_dtype_size
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
-from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSlidingWindowMLASpec
+from vllm_ascend.core.kv_cache_interface import AscendSlidingWindowMLASpec
 from vllm_ascend.core.layout import dsv4_layout as layout
 from vllm_ascend.core.layout.specs import AscendMLATokenSpec
 from vllm_ascend.deployment import is_over_checkout
@@ -96,12 +96,15 @@ def compressed_spec(rows: int, ratio: int, **row: Any) -> KVCacheSpec:
     """Return vllm-ascend's spec of blocks of ``rows`` rows, ``ratio`` tokens each.
 
     Args:
-        **row: Fields of :class:`~vllm_ascend.core.kv_cache_interface.AscendMLAAttentionSpec`.
+        **row: Fields of the spec that vllm-ascend calls ``AscendMLAAttentionSpec``.
     """
-    if "compress_ratio" in MLAAttentionSpec.__dataclass_fields__:
-        return AscendMLAAttentionSpec(block_size=rows, compress_ratio=ratio, **row)
-    # vLLM's own specs of this release count tokens, and vllm-ascend's follow them.
-    if is_over_checkout():
+    counts_rows = "compress_ratio" in MLAAttentionSpec.__dataclass_fields__
+    if counts_rows or is_over_checkout():
+        from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
+
+        if counts_rows:
+            return AscendMLAAttentionSpec(block_size=rows, compress_ratio=ratio, **row)
+        # vLLM's own specs of this release count tokens, and vllm-ascend's follow them.
         return AscendMLAAttentionSpec(block_size=rows * ratio, tokens_per_state=ratio, **row)
     scale_dim, scale_dtype = row.pop("scale_dim", 0), row.pop("scale_dtype", None)
     row_bytes = row["head_size"] * get_dtype_size(row["dtype"])

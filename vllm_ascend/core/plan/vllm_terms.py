@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
     from vllm.v1.request import Request
 
 
@@ -67,6 +67,31 @@ class VllmTerms(ABC):
         """
         return {}
 
+    def group_arguments(
+        self, group: KVCacheGroupSpec, *, zeroes_new_blocks: bool
+    ) -> dict[str, Any]:
+        """Return what the manager of a group takes beyond :meth:`manager_arguments`.
+
+        Args:
+            zeroes_new_blocks: Workers zero blocks before they are written, and must be told which.
+        """
+        return {}
+
+    def manager_of_rows(
+        self, spec: KVCacheSpec, max_model_len: int | None, **arguments: Any
+    ) -> SingleTypeKVCacheManager:
+        """Return the manager of a group whose blocks count compressed rows.
+
+        Args:
+            max_model_len: Tokens of the longest request, which bounds what is asked for to let one
+                in; ``None``: nothing does.
+            **arguments: What vLLM's managers take.
+
+        Raises:
+            NotImplementedError: In this release no blocks do (:attr:`counts_rows`).
+        """
+        raise NotImplementedError("blocks of this release count tokens")
+
     # Managers of one group
 
     @abstractmethod
@@ -103,7 +128,7 @@ class VllmTerms(ABC):
     def coordinator_attributes(
         self, alignment: int, interval: int | None, block_tokens: Sequence[int]
     ) -> dict[str, Any]:
-        """Return what others read of a coordinator whose constructor is not vLLM's.
+        """Return what vLLM's constructor of a coordinator would have set, and ours does not.
 
         Args:
             alignment: Tokens that hits are multiples of.

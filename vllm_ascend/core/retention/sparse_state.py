@@ -77,10 +77,17 @@ class SparseStateManager(SlidingWindowManager):
             return []
         read = self.rows_read(request_id, held, num_tokens_main_model, num_tokens)
         new_blocks = [self._null_block] * num_new
-        for ordinal, block in zip(read, self.block_pool.get_new_blocks(len(read)), strict=True):
+        real_blocks = self.block_pool.get_new_blocks(len(read))
+        self.note_new(real_blocks)
+        for ordinal, block in zip(read, real_blocks, strict=True):
             new_blocks[ordinal - held] = block
         blocks.extend(new_blocks)
         return new_blocks
+
+    def note_new(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Let workers zero blocks, in releases that do, before this group's rows are written."""
+        if getattr(self, "records_new_block_ids", False):
+            self.new_block_ids.extend(block.block_id for block in blocks)
 
 
 class SparseState:
@@ -161,6 +168,7 @@ class SparseState:
         for (group, ordinal), block in zip(filled, blocks, strict=True):
             table, given = group.manager.req_to_blocks[request_id], new_blocks[group.id]
             table[ordinal] = given[ordinal - len(table) + len(given)] = block
+            group.manager.note_new([block])
             self._spares.append((request_id, group, ordinal, block))
 
     def _holes(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm/v1/core/kv_cache_utils.py``: the free queue's front, and layouts that count rows."""
+"""``vllm/v1/core/kv_cache_utils.py``: the free queue's front, and Ascend's layouts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def wrap_generate_block_hash_extra_keys(
     return exact_hashes.extra_keys(request, start_token_idx, end_token_idx, start_mm_idx, original)
 
 
-def _specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
+def specs_of(groups: list[KVCacheGroupSpec]) -> list[KVCacheSpec]:
+    """Return the specs of groups, packed as they are."""
     return [group.kv_cache_spec for group in groups]
 
 
@@ -92,20 +93,21 @@ def wrap_resolve_kv_cache_block_sizes(
     return original(kv_cache_config, vllm_config)
 
 
-def _for_row_layouts(name: str, ours: Callable, specs_of: Callable, why: str) -> Wrap:
-    """Let ``ours`` answer where the specs, which ``specs_of`` takes from the arguments, say so."""
+def for_ascend_layouts(name: str, ours: Callable, pick_specs: Callable, why: str) -> Wrap:
+    """Let ``ours`` answer where the specs that ``pick_specs`` takes from the arguments say so."""
 
     def choose(*args: Any, original: Callable, **kwargs: Any) -> Any:
         arguments = inspect.signature(original).bind(*args, **kwargs).args
-        is_ours = ascend_layout.is_ascend_layout(specs_of(*arguments))
+        is_ours = ascend_layout.is_ascend_layout(pick_specs(*arguments))
         return (ours if is_ours else original)(*arguments)
 
     return _change(name, ROW_LAYOUT, why=why)(choose)
 
 
-def _plan_tensors(
+def plan_tensors(
     vllm_config: VllmConfig, groups: list[KVCacheGroupSpec], available_memory: int
 ) -> tuple[int, list[KVCacheTensor]]:
+    """Return the blocks that fit into so many bytes, and the tensors of as many."""
     num_blocks = available_memory // ascend_layout.bytes_per_block(groups)
     num_blocks = kv_cache_utils.may_override_num_blocks(vllm_config, num_blocks)
     return num_blocks, running_release().tensors(ascend_layout.plan_tensors(groups), num_blocks)
@@ -126,7 +128,7 @@ def _group_packed(
 def _plan_config(
     vllm_config: VllmConfig, groups: list[KVCacheGroupSpec], available_memory: int
 ) -> KVCacheConfig:
-    num_blocks, tensors = _plan_tensors(vllm_config, groups, available_memory)
+    num_blocks, tensors = plan_tensors(vllm_config, groups, available_memory)
     interval = vllm_config.cache_config.prefix_cache_retention_interval
     return KVCacheConfig(num_blocks, tensors, groups, prefix_cache_retention_interval=interval)
 
@@ -142,7 +144,7 @@ def wrap_max_memory_usage_bytes_from_groups(
     )
     if in_force is not None:
         return in_force
-    if ascend_layout.is_ascend_layout(_specs_of(groups)):
+    if ascend_layout.is_ascend_layout(specs_of(groups)):
         return ascend_layout.max_memory_usage_bytes(vllm_config, groups)
     return original(vllm_config, groups)
 
@@ -172,41 +174,23 @@ PATCHES: tuple[Patch, ...] = (
     wrap_get_request_block_hasher,
     wrap_generate_block_hash_extra_keys,
     wrap_resolve_kv_cache_block_sizes,
-    _for_row_layouts(
-        "group_and_unify_kv_cache_specs",
-        ascend_layout.group_specs_by_kind,
-        lambda specs: specs.values(),
-        "C4 and C128 blocks cover unequal tokens and need groups of their own.",
-    ),
-    _for_row_layouts(
-        "_get_kv_cache_groups_uniform_groups",
-        ascend_layout.split_into_groups,
-        lambda grouped_specs: grouped_specs,
-        "vLLM expects one compressed group in front; Ascend has one per ratio.",
-    ),
-    _for_row_layouts(
-        "_get_kv_cache_config_deepseek_v4",
-        _plan_tensors,
-        lambda vllm_config, groups, available_memory: _specs_of(groups),
-        "Plans tensors over all groups' page sizes, none that no layer uses.",
-    ),
-    # Later releases have these two in the place of the three above.
-    _for_row_layouts(
+    # Earlier releases have others in the place of these two (row_layout).
+    for_ascend_layouts(
         "_get_packed_kv_cache_groups",
         _group_packed,
         lambda vllm_config, specs: specs.values(),
         "vLLM packs all layers' pages into one block; vllm-ascend's groups share tensors.",
     ),
-    _for_row_layouts(
+    for_ascend_layouts(
         "get_kv_cache_config_from_groups",
         _plan_config,
-        lambda vllm_config, groups, available_memory: _specs_of(groups),
+        lambda vllm_config, groups, available_memory: specs_of(groups),
         "Plans tensors over all groups' page sizes.",
     ),
-    _for_row_layouts(
+    for_ascend_layouts(
         "_pool_bytes_per_block",
         ascend_layout.bytes_per_block,
-        _specs_of,
+        specs_of,
         "The bytes counted must be those of the planned tensors.",
     ),
     wrap_max_memory_usage_bytes_from_groups,

@@ -13,7 +13,8 @@ Raises:
 from vllm.logger import init_logger
 
 from vllm_ascend.patch.installer import Plan, plan, require_supported_vllm
-from vllm_ascend.prefix_cache_config import load_config, register_with_vllm, unset_blank_variables
+from vllm_ascend.patch.known_variables import register_with_vllm
+from vllm_ascend.prefix_cache_config import load_config, unset_blank_variables
 
 _RELEASE = require_supported_vllm()
 
@@ -33,7 +34,8 @@ from vllm_ascend.patch.engine import (
 )
 from vllm_ascend.patch.table import Patch
 from vllm_ascend.patch.upstream import installation as upstream
-from vllm_ascend.patch.upstream import late, patch_spec_classes
+from vllm_ascend.patch.upstream import late
+from vllm_ascend.releases.release import Side
 from vllm_ascend.tier.registration import register_connector
 
 # Under vLLM's own name, whose handlers print it.
@@ -50,7 +52,8 @@ PATCHES: tuple[Patch, ...] = (
     *patch_core_client.PATCHES,
     *patch_metrics.PATCHES,
     *patch_arg_utils.PATCHES,
-    *(patch_spec_classes.PATCHES if is_over_checkout() else ()),
+    *_RELEASE.patches_of_layout(Side.ENGINE),
+    *(_RELEASE.patches_of_layout(Side.ENGINE_OVER_CHECKOUT) if is_over_checkout() else ()),
 )
 
 

@@ -8,21 +8,19 @@ from pathlib import Path
 from vllm_ascend.patch.table import Patch, PatchError
 from vllm_ascend.patch.upstream import (
     patch_block_table,
-    patch_dsa_attention,
-    patch_model_runner,
     patch_mooncake_hybrid_connector,
     patch_utils,
 )
 from vllm_ascend.patch.upstream.source import misfits
 from vllm_ascend.releases import running_release
+from vllm_ascend.releases.release import Side
 
-# Of all releases, and of the one that runs.
+# Of all releases with such a layout, and of the one that runs.
 TABLE: tuple[Patch, ...] = (
     *patch_utils.PATCHES,
-    *patch_dsa_attention.PATCHES,
     *patch_block_table.PATCHES,
-    *patch_model_runner.PATCHES,
     *patch_mooncake_hybrid_connector.PATCHES,
+    *running_release().patches_of_layout(Side.CHECKOUT),
 )
 PATCHES: tuple[Patch, ...] = running_release().table(TABLE)
 

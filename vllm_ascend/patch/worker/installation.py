@@ -5,11 +5,11 @@ Raises, on import:
     PatchError: See :mod:`vllm_ascend.patch.installer`; nothing was changed.
 """
 
-from vllm_ascend.patch.installer import Plan, plan
+from vllm_ascend.patch.installer import Plan, plan, require_supported_vllm
 from vllm_ascend.patch.table import Patch
-from vllm_ascend.patch.worker import patch_gpu_model_runner, patch_worker_base
+from vllm_ascend.releases.release import Side
 
-PATCHES: tuple[Patch, ...] = (*patch_gpu_model_runner.PATCHES, *patch_worker_base.PATCHES)
+PATCHES: tuple[Patch, ...] = require_supported_vllm().patches_of_layout(Side.WORKERS)
 
 
 def install_all() -> Plan:
