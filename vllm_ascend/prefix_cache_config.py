@@ -74,10 +74,8 @@ def _dp_routing(name: str, raw: str) -> str:
 
 
 def _admission(name: str, raw: str) -> str:
-    if raw != "cached":
-        raise ValueError(
-            f"{name}={raw!r} is invalid: allowed is 'cached' (leave it unset for vLLM's own order)"
-        )
+    if raw not in ("fcfs", "cached"):
+        raise ValueError(f"{name}={raw!r} is invalid: allowed are 'fcfs' and 'cached'")
     return raw
 
 
@@ -215,13 +213,14 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         name=_ADMISSION,
         field="admission",
-        default=None,
+        default="fcfs",
         parse=_admission,
-        values="cached",
+        values="fcfs, cached",
         effect=(
-            "Who is let in where memory is short. cached: whoever has the most of its prompt "
-            "cached goes first, but 50 that came later at most before anybody, and those that run "
-            "leave half of the memory to the cache. Unset: whoever came first."
+            "Who is let in where memory is short. fcfs: whoever came first. cached: whoever has "
+            "the most of its prompt cached, but 50 that came later at most before anybody; while "
+            "prompts return whose rows are gone, those that run leave half of the memory to the "
+            "cache."
         ),
     ),
     Variable(
@@ -245,6 +244,7 @@ _BEST_PROFILE: dict[str, Any] = {
     "sparse_state": True,
     "spare_tails": True,
     "eviction": "protect",
+    "admission": "cached",
 }
 
 # Names that the project no longer reads -> the error for those who still set them.

@@ -247,7 +247,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             **told,
         )
         if apply_admission_cap and self.waiting_order is not None:
-            return need + self.waiting_order.share.blocks_to_leave(request_id)
+            return need + self.waiting_order.share.blocks_to_leave(request_id, need)
         if num_tokens_main_model > total_computed_tokens:  # as in most calls: no load
             return need
         if self.plan.leaves_room_for_loads and not apply_admission_cap:

@@ -37,6 +37,7 @@ from vllm_ascend.core.retention.freed_blocks import (
 )
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import EnteredBlocks, RequestRecord, WaitingTails
+from vllm_ascend.core.policy.protection import is_returning
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import TailCache
@@ -89,7 +90,7 @@ class RankedCaching:
             groups, plan, footprint, ledger.records, self.sparse_state, self.partial_hits
         )
         self.returning: ReturningPrompts | None = None
-        if groups.prefix and plan.config.eviction == "protect":
+        if groups.prefix and plan.config.remembers_given_up:
             finest = min(groups.prefix, key=lambda group: group.block_tokens)
             self.returning = ReturningPrompts(pool, finest.suffix, block_tokens=finest.block_tokens)
             pool.given_up = self.returning.given_up
@@ -203,10 +204,15 @@ class RankedCaching:
         self._stats.note_start(
             request.num_prompt_tokens, record.num_hit_tokens, missed_junction=record.missed_junction
         )
-        if self.returning is not None and self.returning.includes(
+        if self.returning is None or not self.returning.includes(
             request, record.num_matched_tokens
         ):
+            return
+        if self._plan.config.eviction == "protect":
             self.tails.protect(record)
+        self._stats.lost_prompts += not is_returning(
+            record.num_hit_tokens, request.num_prompt_tokens
+        )
 
     def _note_successors(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:
         """Remember what follows the blocks of tails that a draft model's layers are in."""

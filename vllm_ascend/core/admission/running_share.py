@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many run: requests are let in beside others while all of them hold their share of memory."""
+"""How many run: where prompts are lost, requests are let in beside others up to a share of memory.
+
+A prompt is lost that returns when too much of it has been given up. While that happens, those that
+run hold half of the memory at most, and the cache keeps the rest. Where nothing is lost, as many run
+as fit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.block_pool import BlockPool
@@ -11,6 +17,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.policy.admission import cached_share
+from vllm_ascend.core.reporting.cache_stats import CacheStats
 
 
 def owns_nothing(request: Request) -> bool:
@@ -26,32 +33,53 @@ def owns_nothing(request: Request) -> bool:
 class RunningShare:
     """The blocks that stay free for what is cached when one more request is let in.
 
-    What running requests will take for the rest of their prompts counts as theirs. Nobody is held
-    back where nothing runs, nor if he owns something or was promised it.
+    A loss counts until as many blocks as there are have been handed out since. What running
+    requests will take for the rest of their prompts counts as theirs. Nobody is held back where
+    nothing runs, nor if he owns something or was promised it.
+
+    Attributes:
+        is_in_force: Whether a prompt was lost lately.
     """
 
     def __init__(
-        self, pool: BlockPool, groups: Iterable[Group], requests: Mapping[str, Request]
+        self,
+        pool: BlockPool,
+        groups: Iterable[Group],
+        requests: Mapping[str, Request],
+        stats: CacheStats,
     ) -> None:
-        """Read a scheduler's ``requests``, by name."""
-        self._pool, self._requests = pool, requests
+        """Read a scheduler's ``requests``, by name, and the lost prompts that are counted."""
+        self._pool, self._requests, self._stats = pool, requests, stats
         self._running: Sequence[Request] = ()
+        self.is_in_force = False
+        self._num_lost = self._end = 0
         # Of the other groups a prompt takes no more than it gives back.
         self._growing = [group for group in groups if group.is_downward_closed]
 
     def step_starts(self, running: Sequence[Request]) -> None:
         """A step is being scheduled: who is let in joins ``running``."""
         self._running = running
+        is_lost = self._stats.lost_prompts != self._num_lost
+        if is_lost or self.is_in_force:
+            queue: Any = self._pool.free_block_queue  # by rank, or nothing would be lost
+            handed_out = sum(queue.num_handed_out)
+            if is_lost:
+                self._num_lost = self._stats.lost_prompts
+                self._end = handed_out + self._pool.num_gpu_blocks
+            self.is_in_force = handed_out < self._end
 
-    def blocks_to_leave(self, request_id: str) -> int:
-        """Return how many blocks must stay free if this request is let in now."""
-        if not self._running or not owns_nothing(self._requests[request_id]):
+    def blocks_to_leave(self, request_id: str, need: int) -> int:
+        """Return how many blocks must stay free if this request takes ``need`` blocks now."""
+        if not (self._running and self.is_in_force and owns_nothing(self._requests[request_id])):
             return 0
-        return self.blocks_kept()
+        kept = self.blocks_kept()
+        self._stats.held_steps += need <= self._pool.get_num_free_blocks() < need + kept
+        return kept
 
     def blocks_kept(self) -> int:
         """Return how many blocks are not for those that wait."""
-        return cached_share(self._pool.num_gpu_blocks) + sum(map(self._yet_to_take, self._running))
+        cached = cached_share(self._pool.num_gpu_blocks) if self.is_in_force else 0
+        return cached + sum(map(self._yet_to_take, self._running))
 
     def _yet_to_take(self, request: Request) -> int:
         num_tokens = request.num_tokens

@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 from vllm_ascend.core.admission.running_share import RunningShare, owns_nothing
 from vllm_ascend.core.policy.admission import MOST_PASSES, cached_first
 from vllm_ascend.core.policy.units import GroupId
+from vllm_ascend.core.reporting.cache_stats import CacheStats
 
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
@@ -59,9 +60,9 @@ class WaitingOrder:
         share: How much memory those that run may hold.
     """
 
-    def __init__(self, share: RunningShare) -> None:
+    def __init__(self, share: RunningShare, stats: CacheStats) -> None:
         """Order those that wait where ``share`` or the seats let only some of them in."""
-        self.share, self.most_passes = share, MOST_PASSES
+        self.share, self.most_passes, self._stats = share, MOST_PASSES, stats
         self._places: dict[str, _Place] = {}
         self._orderings = self._last_number = 0
         # What the last ordering left behind: unchanged, it would come out the same.
@@ -105,6 +106,8 @@ class WaitingOrder:
                 place = _Place(request, self._last_number, request.num_tokens)
             self._places[request.request_id] = place
         if gone := sorted(place.number for place in before.values()):
+            first = min((place.number for place in self._places.values()), default=gone[-1])
+            self._stats.passed_requests += len(gone) - bisect_right(gone, first)
             for place in self._places.values():
                 place.passes += len(gone) - bisect_right(gone, place.number)
 
@@ -164,10 +167,12 @@ def waiting_order_for(scheduler: Any) -> WaitingOrder | None:
         schedule = type(scheduler).schedule
         if schedule.__module__ == "vllm.v1.core.sched.scheduler":
             manager = scheduler.kv_cache_manager
-            groups = manager.coordinator.groups.all
-            return WaitingOrder(RunningShare(manager.block_pool, groups, scheduler.requests))
+            coordinator = manager.coordinator
+            groups, stats = coordinator.groups.all, coordinator.stats
+            share = RunningShare(manager.block_pool, groups, scheduler.requests, stats)
+            return WaitingOrder(share, stats)
         why = f"{schedule.__qualname__} has an order of its own"
-    _logger.warning("VLLM_ASCEND_ADMISSION has no effect: %s", why)
+    _logger.info("VLLM_ASCEND_ADMISSION=cached has no effect: %s", why)
     return None
 
 

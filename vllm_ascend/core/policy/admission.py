@@ -8,7 +8,7 @@ from collections.abc import Sequence
 MOST_PASSES = 50
 """So many requests that came later are let in before a request at most."""
 RUNNING_PERCENT = 50
-"""So much of the memory is for requests that run, at most; the other half stays for the cache."""
+"""So much of the memory is for requests that run, at most, while prompts are lost."""
 
 
 def cached_first(shares: Sequence[float], passes: Sequence[int], most: int) -> list[int]:

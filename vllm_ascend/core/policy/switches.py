@@ -42,9 +42,14 @@ class PrefixCacheConfig:
     pin_min_drop_size: int = 16
     eviction: str = "lru"
     dp_routing: str | None = None
-    admission: str | None = None
+    admission: str = "fcfs"
     profile: str = "stock"
     retention_from_profile: bool = False
+
+    @property
+    def remembers_given_up(self) -> bool:
+        """Whether it is told that a prompt returns when its blocks have been given up."""
+        return self.eviction == "protect" or self.admission == "cached"
 
     @property
     def changes_caching(self) -> bool:

@@ -42,6 +42,10 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         prompt_tokens: Tokens of the prompts of the requests that started.
         hit_tokens: The hit of every request that started.
         look_up_seconds: The time of every look-up, those of waiting requests included.
+        lost_prompts: Requests that started whose prompts return, but hit too little: what was
+            cached until recently has been given up.
+        passed_requests: Requests that were let in before others that came earlier.
+        held_steps: Steps in which nobody else was let in so that the cache keeps its share.
     """
 
     blocks: tuple[int, ...]
@@ -53,6 +57,9 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     prompt_tokens: int = 0
     hit_tokens: tuple[int, ...] = ()
     look_up_seconds: tuple[float, ...] = ()
+    lost_prompts: int = 0
+    passed_requests: int = 0
+    held_steps: int = 0
 
 
 class CacheStats:
@@ -64,6 +71,7 @@ class CacheStats:
         self.copied_blocks = 0
         self.junction_misses = 0
         self.prompt_tokens = 0
+        self.lost_prompts = self.passed_requests = self.held_steps = 0
         self.hit_tokens: deque[int] = deque(maxlen=_MAX_OBSERVATIONS)
         self.look_up_seconds: deque[float] = deque(maxlen=_MAX_OBSERVATIONS)
         self._told_blocks: tuple[int, ...] = ()
@@ -83,6 +91,7 @@ class CacheStats:
             evicted: Evictions since the engine's start, by tier; always as many tiers.
         """
         own = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
+        own += (self.lost_prompts, self.passed_requests, self.held_steps)
         counts = (*own, *self.kept, *evicted)
         if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
             if blocks == self._told_blocks:
@@ -91,7 +100,9 @@ class CacheStats:
             self._told_blocks = blocks
             return CacheUpdate(blocks)
         told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
-        partial_hits, copied_blocks, junction_misses, prompt_tokens, *rest = map(sub, counts, told)
+        gained = list(map(sub, counts, told))
+        partial_hits, copied_blocks, junction_misses, prompt_tokens = gained[:4]
+        admission, rest = gained[4:7], gained[7:]
         self._told_counts, self._told_blocks = counts, blocks
         update = CacheUpdate(
             blocks,
@@ -103,6 +114,7 @@ class CacheStats:
             prompt_tokens,
             tuple(self.hit_tokens),
             tuple(self.look_up_seconds),
+            *admission,
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()

@@ -50,11 +50,12 @@ def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
     coordinator = our_coordinator(self)
     bind_kv_cache_manager(self.connector, self.kv_cache_manager)
     if coordinator is None:
-        if config.admission:
-            _logger.warning("VLLM_ASCEND_ADMISSION has no effect: vLLM's own cache is in force")
+        if config.admission == "cached":
+            why = "vLLM's own cache is in force"
+            _logger.info("VLLM_ASCEND_ADMISSION=cached has no effect: %s", why)
         return
     plain: Any = type(self)
-    if config.admission:
+    if config.admission == "cached":
         coordinator.waiting_order = waiting_order_for(self)
     self.__class__ = with_caching(plain)
     manager = self.kv_cache_manager
