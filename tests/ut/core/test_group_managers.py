@@ -118,12 +118,14 @@ def test_external_tokens_get_room_for_their_rows():
     assert manager.num_cached_block["a"] == 0
 
 
+def admission_cap(manager):
+    return getattr(manager, running_release().admission_cap)
+
+
 def test_the_admission_cap_counts_rows():
-    assert make_manager(ROWS, max_model_len=1600)._max_admission_blocks_per_request == 101
+    assert admission_cap(make_manager(ROWS, max_model_len=1600)) == 101
     manager = make_manager(WINDOW, max_num_batched_tokens=64, max_model_len=1600)
-    assert manager._max_admission_blocks_per_request == WINDOW.max_admission_blocks_per_request(
-        64, 1600
-    )
+    assert admission_cap(manager) == WINDOW.max_admission_blocks_per_request(64, 1600)
 
 
 @pytest.mark.parametrize(
