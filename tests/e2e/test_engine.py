@@ -8,16 +8,13 @@ without.
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from vllm_ascend.patch.platform import PATCHES
 from vllm_ascend.prefix_cache_config import child_environment
-from vllm_ascend.releases import running_release
 
 CONFIG = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -116,9 +113,7 @@ def test_retention_in_the_real_engine(tmp_path):
     expected_hits = [0, 0, 2976, 2272, 2976]
     assert [hits or 0 for hits, _, _ in dense] == expected_hits
     assert [hits or 0 for hits, _, _ in sparse] == expected_hits
-    counts = re.search(r"patches (\d+) applied(?:, (\d+) overridden)?", log)
-    assert counts is not None, log
-    assert sum(map(int, counts.groups("0"))) == len(running_release().table(PATCHES))
+    assert "prefix cache: granule 32" in log
     for runs in (dense, sparse):
         for uncached, cached in ((runs[0], runs[2]), (runs[1], runs[3])):
             assert cached[1] == uncached[1]
