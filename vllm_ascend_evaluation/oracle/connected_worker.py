@@ -73,6 +73,9 @@ class ConnectedWorker(ShadowWorker):
         for request_id in {*output.finished_req_ids, *getattr(output, "freed_request_ids", ())}:
             self._loaded.pop(request_id, None)
         result = super().execute(output)
+        for request_id in output.num_scheduled_tokens:
+            # It has its tables. What they leave out it has freed, and may be given for other rows.
+            self._loaded.pop(request_id, None)
         self.connector.wait_for_save()
         sent, received = self.connector.get_finished(output.finished_req_ids)
         invalid = self.connector.get_block_ids_with_load_errors()
@@ -110,12 +113,14 @@ class ConnectedWorker(ShadowWorker):
         self._loaded.pop(state.request_id, None)
 
     def _give(self, state: RequestState, group_id: int, block_ids: Any) -> None:
-        loaded = self._loaded.get(state.request_id, {})
+        memory, loaded = self._memory, self._loaded.get(state.request_id, {})
         fresh = []
         for block_id in block_ids:
             life = loaded.get(block_id)
-            if life is not None and self._memory.owner[block_id] is life:
-                self._memory.owner[block_id] = state.life
+            # What a window frees at once may be given for rows of another group.
+            is_loaded = life is not None and memory.owner[block_id] is life
+            if is_loaded and memory.group_of[block_id] == group_id:
+                memory.owner[block_id] = state.life
             else:
                 fresh.append(block_id)
         super()._give(state, group_id, fresh)
