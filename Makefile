@@ -140,7 +140,7 @@ test-samples: setup upstream-sources  ## Some of what make test leaves to make t
 	$(MAKE) soak MINUTES=1 SEED=$(TEST_SEED)
 else ifeq ($(HAS_OVERLAY),)
 test-samples: setup
-	$(BIN)/python -m pytest -n $(JOBS) --steps 60000 --every 40 $(SCHEDULER_SAMPLES)
+	$(BIN)/python -m pytest -n $(JOBS) --steps 30000 --every 60 $(SCHEDULER_SAMPLES)
 else
 test-samples: setup upstream-sources
 	$(BIN)/python -m pytest -n $(JOBS) --steps 1000 --every 4 $(RELEASE_SAMPLES)
