@@ -20,7 +20,7 @@ import vllm_ascend.worker
 from vllm_ascend.overlay import patch_list
 from vllm_ascend.overlay.patch_list import PATCH_LIST
 from vllm_ascend.patch.table import Patch, Rebind, Wrap
-from vllm_ascend.releases import SUPPORTED, describe_supported
+from vllm_ascend.releases import SUPPORTED, WITH_OVERLAY, describe_supported
 from vllm_ascend_evaluation.models import patches as cpu_patches
 
 LEDGER = Path(__file__).parents[1] / "docs" / "patches.md"
@@ -90,7 +90,9 @@ def _entries(patches: Sequence[Patch]) -> list[str]:
 def _left_out(patch: Patch) -> str:
     """Return which releases do without a patch: they have it themselves, or no use for it."""
     native = [release.vllm for release in SUPPORTED if patch.target in release.native]
-    absent = [release.vllm for release in SUPPORTED if patch.target in release.absent]
+    # Where there is no vllm-ascend, nothing of it is patched.
+    where = WITH_OVERLAY if patch.package == "vllm_ascend" else SUPPORTED
+    absent = [release.vllm for release in where if patch.target in release.absent]
     said = [f"left to vLLM {', '.join(native)}"] if native else []
     said += [f"not on {', '.join(absent)}"] if absent else []
     return "; ".join(said).capitalize().replace("vllm", "vLLM")

@@ -24,6 +24,7 @@ from vllm.v1.request import RequestStatus
 from benchmarks.microscope.sides import SIDES
 from benchmarks.microscope.workbench import build, random_prompt
 from vllm_ascend.core.admission.room_to_start import RoomToStart
+from vllm_ascend.core.admission.waiting_queues import queue_of_holders
 from vllm_ascend.dry_run.scheduler import make_request
 from vllm_ascend.dry_run.worker import SamplingWorker
 
@@ -55,7 +56,7 @@ def loads_that_wait(num_requests: int) -> Callable[[], object]:
         request = make_request(scheduler, str(number), [1] * 200, 1)
         scheduler.requests[request.request_id] = request
         request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        scheduler.skipped_waiting.add_request(request)
+        queue_of_holders(scheduler).add_request(request)
     return scheduler.schedule
 
 

@@ -234,7 +234,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         is to be let in may have to leave room for what is cached.
 
         Args:
-            **told: ``num_local_computed_tokens``, in releases that tell.
+            **told: What later releases tell as well: how many tokens are local, where prefill ends.
         """
         need = self.caching.allocation.get_num_blocks_to_allocate(
             request_id,

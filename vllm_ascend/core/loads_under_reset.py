@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_ascend.core.admission.waiting_queues import waiting_queues
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
@@ -37,7 +39,7 @@ def start_over(scheduler: Scheduler, request: Request) -> None:
 
 def frees_are_delayed(scheduler: Scheduler) -> bool:
     """Whether requests that have ended hold blocks which a connector still uses."""
-    in_queues = (scheduler.running, scheduler.waiting, scheduler.skipped_waiting)
+    in_queues = (scheduler.running, *waiting_queues(scheduler))
     if len(scheduler.requests) <= sum(map(len, in_queues)):
         return False
     return any(request.is_finished() for request in scheduler.requests.values())
@@ -46,7 +48,7 @@ def frees_are_delayed(scheduler: Scheduler) -> bool:
 def give_up_loads(scheduler: Scheduler) -> set[int]:
     """Let waiting requests start over; return the blocks that loads under way may still write."""
     written: set[int] = set()
-    for request in (*scheduler.waiting, *scheduler.skipped_waiting):
+    for request in chain(*waiting_queues(scheduler)):
         name = request.request_id
         is_waiting = request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
         if is_loaded(scheduler, request):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import KVEventBatch
@@ -23,6 +24,11 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
+from vllm_ascend.core.admission.waiting_queues import (
+    let_holders_go_first,
+    queue_of_holders,
+    waiting_queues,
+)
 from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, blocks_of_caches
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
@@ -82,6 +88,8 @@ class CachingScheduler(Scheduler):
         vllm-ascend's recompute scheduler does so on a decode node. Where memory is short, those
         that wait are put into order first, if that is asked for.
         """
+        if self._coordinator.plan.terms.holders_go_first:
+            let_holders_go_first(self)
         if (waiting_order := self._coordinator.waiting_order) is not None:
             waiting_order.put(self)
         with self._coordinator.frees_withdraw():
@@ -104,7 +112,7 @@ class CachingScheduler(Scheduler):
             return [r for r in requests if is_affected(r.request_id, lost)]
 
         loading = affected(
-            [r for r in self.skipped_waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
+            [r for r in queue_of_holders(self) if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
         )
         running, preempted = affected(self.running), coordinator.ledger.preempted_and_lost
         _evict_behind(self, running, lost)
@@ -246,7 +254,7 @@ def give_back_blocks(scheduler: Scheduler) -> None:
     if scheduler.pause_state != PauseState.UNPAUSED:
         return
     holders = []
-    for request in (*scheduler.waiting, *scheduler.skipped_waiting):
+    for request in chain(*waiting_queues(scheduler)):
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             if not is_loaded(scheduler, request):
                 return  # what arrives may be let in
@@ -279,7 +287,7 @@ def _let_wait(scheduler: Scheduler, session: Request) -> None:
     vLLM puts a session there whose turn ends. If it was preempted in a step scheduled since, vLLM
     takes it out again with the requests that have ended, and it would wait for ever.
     """
-    queues = (scheduler.waiting, scheduler.skipped_waiting)
+    queues = waiting_queues(scheduler)
     is_ready = session.status == RequestStatus.WAITING
     if is_ready and not any(session is other for queue in queues for other in queue):
         scheduler._enqueue_waiting_request(session)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_ascend.overlay.known_heads import KnownHead, head_of, known_heads
 from vllm_ascend.patch.upstream.source import PACKAGE
-from vllm_ascend.releases import SUPPORTED, find_release
+from vllm_ascend.releases import WITH_OVERLAY, find_release
 
 # Where a version stands: written by builds, then by source distributions, then by git.
 _VERSION_FILES = (
@@ -88,12 +88,12 @@ def unsupported(root: Path) -> str:
     """
     release: KnownHead | Release | None = head_of(root / PACKAGE)
     release = release or read_release(root)
-    if release.vllm is None or find_release(release.vllm) is not None:
+    if release.vllm is None or find_release(release.vllm) in WITH_OVERLAY:
         return ""
     commits = ", ".join(sorted(head.commit[:8] for head in known_heads() if head.is_supported))
     supported = ", ".join(
         f"vllm-ascend {other.vllm_ascend} for vLLM {other.vllm} "
         f"(branch releases/v{other.vllm_ascend})"
-        for other in SUPPORTED
+        for other in WITH_OVERLAY
     )
     return f"this is {release}; supported here: {supported}, commits {commits}"

@@ -9,6 +9,7 @@ is running.
 from vllm_ascend.releases.release import Release
 from vllm_ascend.releases.supported import (
     SUPPORTED,
+    WITH_OVERLAY,
     describe_supported,
     find_release,
     running_release,
@@ -16,6 +17,7 @@ from vllm_ascend.releases.supported import (
 
 __all__ = [
     "SUPPORTED",
+    "WITH_OVERLAY",
     "Release",
     "describe_supported",
     "find_release",

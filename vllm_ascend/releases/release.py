@@ -36,7 +36,8 @@ class Release(VllmTerms):
 
     Attributes:
         vllm: The version of vLLM, without a local part.
-        vllm_ascend: The versions of vllm-ascend that go with it, as operators call them.
+        vllm_ascend: The versions of vllm-ascend that go with it, as operators call them. Empty:
+            none is known, and the overlay goes over none.
         replaced: Modules of that vllm-ascend that ours take the place of, by their paths in the
             package.
         extended: Modules of that vllm-ascend that stay, by their paths in the package -> the line
@@ -61,7 +62,7 @@ class Release(VllmTerms):
     """
 
     vllm: ClassVar[str]
-    vllm_ascend: ClassVar[str]
+    vllm_ascend: ClassVar[str] = ""
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]]
     replaced: ClassVar[frozenset[str]] = frozenset()
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {}

@@ -15,6 +15,9 @@ SUPPORTED: tuple[Release, ...] = tuple(
     for name in sorted(file.stem for file in Path(__file__).parent.glob("v*.py"))
 )
 
+# Those over whose vllm-ascend the overlay goes.
+WITH_OVERLAY = tuple(release for release in SUPPORTED if release.vllm_ascend)
+
 
 def find_release(vllm_version: str) -> Release | None:
     """Return the supported release of a version of vLLM; builds differ in their local part only."""

@@ -7,24 +7,12 @@ Sources: vLLM 0.30.0, ``vllm/v1/core``; vllm-ascend 0.30.0rc2,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from vllm_ascend.releases import shared
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import RoomForPrefills, SpecRegistry
-
-if TYPE_CHECKING:
-    from vllm.config import CacheConfig, VllmConfig
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import (
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        KVCacheSpec,
-        KVCacheTensor,
-    )
-    from vllm.v1.request import Request
+from vllm_ascend.releases.shared import BlocksOfTokens, RoomForPrefills, SpecRegistry
 
 # Where there are two, the second is what vllm-ascend has put in vLLM's place before us.
 _DIGESTS: dict[str, dict[str, Digests]] = {
@@ -96,17 +84,12 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm_ascend.utils": {"refresh_block_size": "86a0272bff9efe4c"},
     "vllm_ascend.worker.block_table": {"BlockTable.move_row": "15f399eb0460010d"},
 }
-_SCHEDULER = "vllm.v1.core.sched"
-_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-_COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
-_GROUPING = "_get_packed_kv_cache_groups and get_kv_cache_config_from_groups are changed instead"
 _OWN_MODELS = "vllm-ascend's serves models that ours does not know"
 _OWN_TABLES = "vllm-ascend's tables count tokens"
 _OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size"
-_TABLES = "blocks of every group count tokens, as vLLM's block tables do"
 
 
-class Vllm0300(SpecRegistry, RoomForPrefills):
+class Vllm0300(BlocksOfTokens, SpecRegistry, RoomForPrefills):
     """Tokens in flight are counted, hits are touched before anything is allocated."""
 
     vllm = "0.30.0"
@@ -143,34 +126,17 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
         "vllm.v1.core.kv_cache_utils:get_kv_cache_config_from_groups": "9f7a88d9eca00197",
     }
     wrappers: ClassVar[frozenset[str]] = frozenset({"vllm_ascend.patch.platform.patch_pp_mtp"})
-    counts_rows = False
-    reserves_null_block = True
-    ratio_field = "tokens_per_state"
-    hash_size_field = "prefix_match_unit"
-    second_runner_serves = True
-    has_dspark = True
-    forget_in_flight: ClassVar[Mapping[str, Any]] = {"drop_stale_output": True}
-    step_tokens = "max_in_flight_tokens"
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
         **shared.RETENTION_IN_VLLM,
         **shared.SPECS_OF_VLLM_ASCEND,
-        f"{shared.UTILS}:group_and_unify_kv_cache_specs": _GROUPING,
-        f"{shared.UTILS}:_get_kv_cache_groups_uniform_groups": _GROUPING,
-        f"{shared.UTILS}:_get_kv_cache_config_deepseek_v4": _GROUPING,
-        f"{_SCHEDULER}.output:SchedulerOutput.kv_cache_block_copies": _COPIES,
-        f"{_RUNNER}.kv_cache_pages": _COPIES,
-        f"{_RUNNER}.num_block_copies": _COPIES,
-        f"{_RUNNER}._allocate_kv_cache_tensors": _COPIES,
-        f"{_RUNNER}._update_states": _COPIES,
-        f"{_RUNNER}.may_reinitialize_input_batch": _TABLES,
-        "vllm.utils.cpu_triton_utils:_FuncWrapper.__getitem__": (
-            "the stand-ins for kernels take all arguments"
-        ),
-        "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model": _COPIES,
+        **shared.GROUPED_IN_PACKS,
+        **shared.COPIES_IN_VLLM,
         **shared.HANDED_OVER,
         "vllm_ascend.models.layer.attention.layer:DSAAttention.get_kv_cache_spec": _OWN_SIZES,
-        "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": _COPIES,
+        "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors": (
+            shared.COPIES
+        ),
         f"{shared.DSA}:AscendDSABackend.get_supported_kernel_block_sizes": _OWN_SIZES,
         f"{shared.DSA}:AscendDSAMetadataBuilder.build": _OWN_SIZES,
         f"{shared.DSA}:AscendDSAMetadataBuilder.build_for_drafting": _OWN_SIZES,
@@ -182,149 +148,3 @@ class Vllm0300(SpecRegistry, RoomForPrefills):
         f"{shared.DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _OWN_TABLES,
         f"{shared.DSA_CP}.build_req_metadata": _OWN_TABLES,
     }
-
-    def why_left_to_vllm(self, specs: Collection[KVCacheSpec]) -> str:
-        from vllm.v1.kv_cache_interface import MambaSpec
-
-        if not all(spec.prefix_cacheable for spec in specs):
-            return "it has blocks of scratch, which vLLM takes out of every hit"
-        if any(getattr(spec, "model_version", None) == "deepseek_v41" for spec in specs):
-            return "vllm-ascend's own coordinator finds its hits at every 128 tokens"
-        if any(isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align" for spec in specs):
-            return "vLLM's own bookkeeping of Mamba states finds hits inside blocks"
-        return ""
-
-    def page_bytes(self, kv_cache_config: KVCacheConfig) -> dict[str, int]:
-        """Return the bytes of a block of every layer: what lies between layers, or blocks.
-
-        Between layers lies nothing where a tensor is one layer's alone.
-        """
-        return {
-            layer: min(tensor.layer_stride or tensor.block_stride, tensor.block_stride)
-            for tensor in kv_cache_config.kv_cache_tensors
-            for layer in tensor.layers
-        }
-
-    def tensors(
-        self, pages: Sequence[tuple[int, tuple[str, ...]]], num_blocks: int
-    ) -> list[KVCacheTensor]:
-        from vllm.v1.kv_cache_interface import KVCacheTensor
-
-        size, offset = sum(page_bytes for page_bytes, _ in pages) * num_blocks, 0
-        tensors: list[KVCacheTensor] = []
-        for page_bytes, layers in pages:
-            tensors += [
-                KVCacheTensor(
-                    size=size,
-                    layers=[layer],
-                    layer_stride=page_bytes * num_blocks,
-                    block_stride=page_bytes,
-                    offset=offset,
-                )
-                for layer in layers
-            ]
-            offset += page_bytes * num_blocks
-        return tensors
-
-    def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
-        from vllm_ascend.core.layout.kv_cache_groups import is_ascend_layout
-
-        # What the engine makes of the layouts that attention backends support: pages of several
-        # sizes are packed block by block.
-        is_packed = len({spec.page_size_bytes for spec in specs}) > 1
-        settings: dict[str, Any] = {"kv_cache_layout": "BLNHC" if is_packed else "LBNHC"}
-        if is_ascend_layout(specs):
-            # vllm-ascend's coordinator reads an environment variable that vLLM has no longer.
-            settings["prefix_cache_retention_interval"] = None
-        return settings
-
-    def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
-        # 0 is the default; whether it was typed in cannot be told.
-        return config.prefix_cache_retention_interval or None
-
-    def uses_second_model_runner(self, vllm_config: VllmConfig) -> bool:
-        return bool(vllm_config.use_v2_model_runner)
-
-    def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
-        # It warns of every event of a group that it does not find.
-        return ((None, None),) * num_groups
-
-    def discard_next_output(self, request: Request) -> None:
-        """Do nothing: vLLM drops it, see :attr:`forget_in_flight`."""
-
-    def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
-        return (
-            vllm_config.max_in_flight_tokens - vllm_config.scheduler_config.max_num_batched_tokens
-        )
-
-    def tokens_of_step(self, told: int, num_in_flight_tokens: int) -> int:
-        return told - num_in_flight_tokens
-
-    def group_arguments(
-        self, group: KVCacheGroupSpec, *, zeroes_new_blocks: bool
-    ) -> dict[str, Any]:
-        return {"role": group.role, "needs_kv_cache_zeroing": zeroes_new_blocks}
-
-    def take_computed_blocks(
-        self,
-        manager: SingleTypeKVCacheManager,
-        request_id: str,
-        blocks: Sequence[KVCacheBlock],
-        num_local_tokens: int,
-        num_external_tokens: int,
-    ) -> None:
-        if request_id in manager.num_cached_block:
-            assert not blocks, "a running request has no new hit"
-            return
-        # Counted as external, tokens behind the last whole block ask for no copy of vLLM's.
-        whole = num_local_tokens // manager.block_size * manager.block_size
-        manager.add_local_computed_blocks(
-            request_id, blocks, whole, num_local_tokens + num_external_tokens - whole
-        )
-        if num_external_tokens:
-            manager.allocate_external_computed_blocks(
-                request_id, num_local_tokens, num_external_tokens
-            )
-
-    def blocks_to_allocate(
-        self,
-        manager: SingleTypeKVCacheManager,
-        request_id: str,
-        num_tokens: int,
-        hit_blocks: Sequence[KVCacheBlock],
-        total_computed_tokens: int,
-        num_tokens_main_model: int,
-    ) -> int:
-        # Local tokens are asked for to reserve vLLM's own copy of a block; none is made here.
-        num_local_tokens = 0
-        return manager.get_num_blocks_to_allocate(
-            request_id,
-            num_tokens,
-            hit_blocks,
-            total_computed_tokens,
-            num_local_tokens,
-            num_tokens_main_model,
-        )
-
-    def enter_all(
-        self, manager: SingleTypeKVCacheManager, request: Request, num_tokens: int
-    ) -> None:
-        manager.cache_blocks(request, num_tokens, retention_interval=None, replay_boundaries=())
-
-    def coordinator_attributes(
-        self, alignment: int, interval: int | None, block_tokens: Sequence[int]
-    ) -> dict[str, Any]:
-        return {
-            "scheduler_block_size": alignment,
-            "retention_interval": interval,
-            # Drafts of several modules are refused where the coordinator is chosen.
-            "num_reprefillable_tokens": 0,
-            "group_block_sizes": tuple(block_tokens),
-            "dcp_world_size": 1,
-            # None: beside a connector that brings Mamba states, too, a hit is what all groups have.
-            "full_attention_group_id": None,
-        }
-
-    def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
-        # 0: where requests leave a cached prefix is remembered with the request.
-        return blocks, num_tokens, 0

@@ -30,6 +30,9 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm_ascend.dry_run import scheduler as replay_scheduler
 from vllm_ascend.dry_run.layouts import KVLayout, dsv4_flash_gpu
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
+from vllm_ascend.releases import running_release
+
+_HOLDERS = running_release().queue_of_holders
 
 
 def _attention(block_size: int, window: int | None = None):
@@ -254,7 +257,7 @@ def _describe(
     stats = manager.make_prefix_cache_stats()
     requests = [
         [request.request_id for request in queue]
-        for queue in (scheduler.running, scheduler.waiting, scheduler.skipped_waiting)
+        for queue in (scheduler.running, scheduler.waiting, getattr(scheduler, _HOLDERS))
     ]
     parts = (scheduled, queue, hashes, stats, RECORDED_EVENTS, requests, returned)
     return [_digest(part) for part in parts]

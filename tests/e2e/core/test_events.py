@@ -14,6 +14,7 @@ from tests.e2e.core.configurations import grid
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.workload import Workload
+from vllm_ascend.core.pool.exact_hashes import KINDS_ARE_HASHED
 from vllm_ascend.core.retention.request_record import WaitingTails
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
 
@@ -30,9 +31,15 @@ _hash = get_hash_fn_by_name("sha256")
 
 
 def hashed_keys(event: BlockStored, index: int, parent: object) -> tuple | None:
-    """Return what the name covers besides tokens: an empty adapter's place before a lone salt."""
+    """Return what the name covers besides tokens.
+
+    That is an empty adapter's place before a lone salt. Later releases name each key's kind.
+    """
     assert event.extra_keys is not None
     keys = event.extra_keys[index]
+    if KINDS_ARE_HASHED and keys is not None:
+        adapter = [("lora", keys[0], "/nowhere")] if event.lora_id is not None else []
+        return (*adapter, *(("cache_salt", key) for key in keys[len(adapter) :]))
     is_salt_alone = parent is None and keys is not None and event.lora_id is None
     return (None, *keys) if is_salt_alone else keys
 

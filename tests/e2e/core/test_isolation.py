@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 from tests.e2e.core.configurations import Configuration
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.tenants import IsolationError, TenantWatch
+from vllm_ascend.core.pool.exact_hashes import KINDS_ARE_HASHED
 from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.dry_run.worker import SamplingWorker
 from vllm_ascend.prefix_cache_config import load_config
@@ -295,6 +296,7 @@ def test_the_watch_alone_catches_a_shared_block(make_engine, monkeypatch):
             crowd(BEST, make_engine, 6.0, seed).run(BEST, 120)
 
 
+@pytest.mark.skipif(KINDS_ARE_HASHED, reason="vLLM hashes a salt as a salt")
 def test_with_nothing_set_a_salt_may_pass_for_an_adapter(make_engine):
     """vLLM 0.20.2's own: the first block of an adapter's prompt goes to whoever names it."""
     stock = next(cell for cell in CELLS if str(cell) == "full-plain-retention-unset")

@@ -15,6 +15,7 @@ from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
+from vllm_ascend.releases import running_release
 
 SHARED, OWN = 192, 8
 NUM_BLOCKS = 800
@@ -127,7 +128,8 @@ def test_preempted_requests_do_not_return(make_engine: MakeEngine) -> None:
     """Who is preempted finds what he himself has left; that is no second time."""
     bench = make_bench(make_engine, "gemma", True, num_blocks=150)
     engine = bench.engine
-    engine.scheduler.max_num_running_reqs = 4
+    for limit in {"max_num_running_reqs", running_release().most_running}:
+        setattr(engine.scheduler, limit, 4)
     for number in range(4):
         engine.add(f"busy{number}", random_prompt(number, 60), 120)
     engine.run()

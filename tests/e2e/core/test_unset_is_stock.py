@@ -6,6 +6,9 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest import mock
+
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.e2e.core.scheduler_trace import CASES, TraceCase, build
 from vllm_ascend.dry_run.scheduler import make_request
@@ -62,10 +65,19 @@ def test_loaded_requests_go_first_only_where_something_is_switched_on(switch):
     for name, environment in (("unset", {}), ("on", {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL": "0"})):
         switch(environment)
         scheduler = build(TraceCase("gemma", 160, failures=0.0))
+        holders = getattr(scheduler, running_release().queue_of_holders)
         for request_id, num_computed in (("anew", 0), ("loaded", 16)):
             request = make_request(scheduler, request_id, list(range(40)), 1)
             request.num_computed_tokens = num_computed
-            scheduler.skipped_waiting.add_request(request)
-        queue = scheduler._select_waiting_queue_for_scheduling()
-        orders[name] = queue.peek_request().request_id
+            holders.add_request(request)
+        orders[name] = first_of(scheduler)
     assert orders == {"unset": "anew", "on": "loaded"}
+
+
+def first_of(scheduler: Scheduler) -> str:
+    """Return who would be let in first if nobody could be, and the step ended there."""
+    if not running_release().holders_go_first:
+        return scheduler._select_waiting_queue_for_scheduling().peek_request().request_id
+    with mock.patch.object(scheduler, "max_num_active_reqs", 0):
+        scheduler.schedule()
+    return (scheduler.kv_holding_waiting or scheduler.waiting).peek_request().request_id

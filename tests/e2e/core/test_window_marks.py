@@ -13,6 +13,7 @@ from tests.e2e.core.configurations import DSV4, SPARSE
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 from vllm_ascend.dry_run.worker import SamplingWorker
+from vllm_ascend.releases import running_release
 from vllm_ascend_evaluation.oracle import IntegrityError, check_integrity
 
 PROMPT_TOKENS = 60_000
@@ -77,6 +78,9 @@ class Bench:
         return hit
 
 
+@pytest.mark.skipif(
+    running_release().holders_go_first, reason="vLLM caps no chunk of a request that is alone"
+)
 # Blocks of 128 rows, one prompt of 64,096 tokens in chunks of 4,096, nothing hit.
 @pytest.mark.parametrize(
     ("sparse", "num_blocks", "num_steps", "peak"), [("1", 330, 18, 192), ("0", 940, 12, 835)]

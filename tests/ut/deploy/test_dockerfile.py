@@ -13,7 +13,7 @@ import pytest
 from dockerfile_parse import DockerfileParser
 
 from tests.ut.deploy.manifests import DEPLOY, ROOT
-from vllm_ascend.releases import SUPPORTED
+from vllm_ascend.releases import WITH_OVERLAY
 
 DOCKERFILE = DEPLOY / "Dockerfile"
 
@@ -65,7 +65,7 @@ def test_what_it_copies_exists_and_is_sent_to_the_builder():
 
 def test_the_other_base_that_it_names_is_one_that_the_overlay_takes():
     named = re.findall(r"BASE_TAG=v(\d+\.\d+\.\d+)\S*-a3", DOCKERFILE.read_text())
-    assert set(named) == {release.vllm for release in SUPPORTED}
+    assert set(named) == {release.vllm for release in WITH_OVERLAY}
 
 
 def test_it_installs_nothing():

@@ -23,7 +23,7 @@ from vllm_ascend.dp_routing.news import CacheNews, encode_news
 from vllm_ascend.releases import running_release
 
 TOKENS = list(range(1000, 9003))
-_COUNTS = [0, 0, 0.0] if running_release().vllm == "0.30.0" else [0, 0]
+_COUNTS = [0, 0] if running_release().counts_rows else [0, 0, 0.0]
 
 
 def request(name: str = "a", tokens=TOKENS, rank: int | None = None) -> EngineCoreRequest:

@@ -15,7 +15,7 @@ from vllm_ascend.__main__ import app
 from vllm_ascend.overlay import OverlayError, apply, make_plan, revert
 from vllm_ascend.overlay import checkout as overlay_checkout
 from vllm_ascend.overlay.patch_list import listed_patches
-from vllm_ascend.releases import SUPPORTED, Release
+from vllm_ascend.releases import WITH_OVERLAY, Release
 
 
 def run(*arguments: str):
@@ -60,7 +60,7 @@ def test_a_change_around_what_the_overlay_rests_on_is_told_and_taken(checkout):
 def test_a_change_inside_what_the_overlay_rests_on_is_refused_unless_told_otherwise(
     tmp_path, monkeypatch
 ):
-    release = next(r for r in SUPPORTED if "worker/block_table.py" in r.left_out)
+    release = next(r for r in WITH_OVERLAY if "worker/block_table.py" in r.left_out)
     checkout = make_checkout(tmp_path / "vllm-ascend", release)
     know(checkout, monkeypatch, release.vllm)
     edit(checkout, "worker/block_table.py", "pass", "size = 1")
@@ -192,7 +192,7 @@ def test_the_commands_say_what_they_did(checkout):
     assert "nothing to do" in run("revert", str(checkout)).output
 
 
-each_release = pytest.mark.parametrize("release", SUPPORTED, ids=lambda r: r.vllm)
+each_release = pytest.mark.parametrize("release", WITH_OVERLAY, ids=lambda r: r.vllm)
 
 
 @each_release
@@ -226,7 +226,7 @@ def test_each_release_has_its_own_modules_replaced(release, tmp_path, monkeypatc
 def staying() -> list[tuple[Release, str]]:
     return [
         (release, path)
-        for release in SUPPORTED
+        for release in WITH_OVERLAY
         for path in ("core/kv_cache_interface.py", "worker/block_table.py")
         if path in release.left_out
     ]

@@ -14,7 +14,7 @@ from vllm_ascend.__main__ import app
 from vllm_ascend.overlay import apply, make_plan, status
 from vllm_ascend.overlay.known_heads import known_heads
 from vllm_ascend.overlay.release import Release, read_release, unsupported
-from vllm_ascend.releases import find_release
+from vllm_ascend.releases import SUPPORTED, WITH_OVERLAY, find_release
 
 # As vllm-ascend's builds, source distributions and repository have it.
 VERSION_PY = """__all__ = ["__version__", "version"]
@@ -62,6 +62,15 @@ def test_what_is_supported_or_cannot_be_told_is_let_through(checkout, text):
     (checkout / "vllm_ascend" / "_version.py").write_text(f"version = '{text}'\n")
     assert unsupported(checkout) == ""
     make_plan(checkout).refuse_misfit(allow_unknown=False)
+
+
+@pytest.mark.parametrize(
+    "release", [r for r in SUPPORTED if r not in WITH_OVERLAY], ids=lambda release: release.vllm
+)
+def test_a_vllm_that_is_served_without_vllm_ascend_alone_is_refused(checkout, release):
+    (checkout / "vllm_ascend" / "_version.py").write_text(f"version = '{release.vllm}'\n")
+    (checkout / "vllm_ascend" / "envs.py").write_text("NAMES = ('another',)\n")
+    assert f"for vLLM {release.vllm}; supported here: vllm-ascend 0.20.2rc" in unsupported(checkout)
 
 
 @pytest.fixture

@@ -16,10 +16,15 @@ from tests.ut.core.managed_groups import (
     make_pool,
     request,
 )
+from vllm_ascend.releases import running_release
 from vllm_ascend.row_layout.compress_manager import CompressAttentionManager
 from vllm_ascend.row_layout.specs import AscendMLAAttentionSpec
 
 pytestmark = WHERE_BLOCKS_COUNT_ROWS
+
+
+def admission_cap(manager):
+    return getattr(manager, running_release().admission_cap)
 
 
 @ON_THE_FIRST_RELEASE
@@ -69,11 +74,9 @@ def test_external_tokens_get_room_for_their_rows():
 
 
 def test_the_admission_cap_counts_rows():
-    assert make_manager(ROWS, max_model_len=1600)._max_admission_blocks_per_request == 101
+    assert admission_cap(make_manager(ROWS, max_model_len=1600)) == 101
     manager = make_manager(WINDOW, max_num_batched_tokens=64, max_model_len=1600)
-    assert manager._max_admission_blocks_per_request == WINDOW.max_admission_blocks_per_request(
-        64, 1600
-    )
+    assert admission_cap(manager) == WINDOW.max_admission_blocks_per_request(64, 1600)
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,12 @@ class BlockAllocation:
         total_computed_tokens: int,
         num_tokens_main_model: int,
         apply_admission_cap: bool = False,
-        num_local_computed_tokens: int | None = None,
+        **told: int,
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's coordinator.
 
         A hit that ends inside a block needs one more for the copy. Its blocks say where it ends, so
-        ``num_local_computed_tokens`` is not needed.
+        nothing of what later releases have ``told`` is needed.
 
         vLLM caps a windowed group's blocks counted from the request's first token, and then
         deducts those in front of the window: behind a long hit nothing is left, the request is let
@@ -112,7 +112,7 @@ class BlockAllocation:
         resumes = request is None or num_tokens > request.num_prompt_tokens
         most = self._footprint.blocks(group.id, num_tokens, may_resume=resumes)
         if most is None:
-            most = group.manager._max_admission_blocks_per_request
+            most = getattr(group.manager, self._terms.admission_cap)
         # What a connector has loaded is held already, and given back as the window moves on.
         held = group.manager.req_to_blocks.get(request_id, ())
         return None if most is None else max(most - sum(not block.is_null for block in held), 0)

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.running_share import RunningShare, owns_nothing
+from vllm_ascend.core.admission.waiting_queues import most_running, waiting_queues
 from vllm_ascend.core.policy.admission import MOST_PASSES, cached_first
 from vllm_ascend.core.policy.units import GroupId
 from vllm_ascend.core.reporting.cache_stats import CacheStats
@@ -113,8 +114,8 @@ class WaitingOrder:
 
     def _all_fit(self, scheduler: Any, free: int) -> bool:
         """Whether all that wait can run at the same time as those that run."""
-        num_waiting = len(scheduler.waiting) + len(scheduler.skipped_waiting)
-        if len(scheduler.running) + num_waiting > scheduler.max_num_running_reqs:
+        num_waiting = sum(map(len, waiting_queues(scheduler)))
+        if len(scheduler.running) + num_waiting > most_running(scheduler):
             return False
         coordinator, free = scheduler.kv_cache_manager.coordinator, free - self.share.blocks_kept()
         for place in self._places.values():
@@ -179,7 +180,7 @@ def waiting_order_for(scheduler: Any) -> WaitingOrder | None:
 def _lets_nobody_in(scheduler: Any) -> bool:
     """Whether the next step can take no new request, as far as can be told at once."""
     running = scheduler.running
-    if len(running) >= scheduler.max_num_running_reqs:
+    if len(running) >= most_running(scheduler):
         return True
     if scheduler.pause_state != PauseState.UNPAUSED:
         return True

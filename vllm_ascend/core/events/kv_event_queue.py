@@ -16,6 +16,7 @@ from vllm.distributed.kv_events import (
     BlockStored,
     KVCacheEvent,
 )
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     generate_block_hash_extra_keys,
@@ -41,6 +42,10 @@ if TYPE_CHECKING or "kv_cache_spec_kind" not in BlockStored.__struct_fields__:
 
 else:
     AnnotatedBlockStored = BlockStored
+
+
+# Later releases hash each key with its kind, and go on telling the keys alone.
+_as_told = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
 
 class KVEventQueue:
@@ -175,7 +180,7 @@ def _extra_keys(
             request, first, first + unit_tokens, multimodal_index
         )
         extra_keys.append(keys)
-    return extra_keys
+    return _as_told(extra_keys)
 
 
 def runs(ordinals: Sequence[int]) -> Iterator[tuple[int, int]]:

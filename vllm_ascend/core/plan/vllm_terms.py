@@ -34,6 +34,10 @@ class VllmTerms(ABC):
             time, so that what steps in flight sample for the request counts for nothing.
         step_tokens: What vLLM calls the argument for the most tokens that are scheduled and not
             yet settled.
+        queue_of_holders: The scheduler's queue in which requests wait for loads, and hold blocks.
+        holders_go_first: Whether that queue goes first, and whoever is at its head is the next one.
+        most_running: The scheduler's number of requests that may run at a time.
+        admission_cap: A manager's most blocks of a request that is let in; ``None``: unbounded.
     """
 
     counts_rows: ClassVar[bool]
@@ -43,6 +47,10 @@ class VllmTerms(ABC):
     has_dspark: ClassVar[bool] = False
     forget_in_flight: ClassVar[Mapping[str, Any]] = {}
     step_tokens: ClassVar[str]
+    queue_of_holders: ClassVar[str] = "skipped_waiting"
+    holders_go_first: ClassVar[bool] = False
+    most_running: ClassVar[str] = "max_num_running_reqs"
+    admission_cap: ClassVar[str] = "_max_admission_blocks_per_request"
 
     def retention_option(self, config: CacheConfig | KVCacheConfig) -> int | None:
         """Return the interval asked for by ``--prefix-cache-retention-interval``, in tokens.

@@ -5,7 +5,7 @@ vLLM's own leave three things out:
 
 - It writes the name of a LoRA adapter and a cache salt into a prompt's first hash as bare strings:
   a salt that is spelled like an adapter's name names the adapter's first block. Here the adapter's
-  place is left empty beside a salt.
+  place is left empty beside a salt. Later releases hash each with its kind.
 - Whatever is hashed later goes on from the last image. If the answer, or a session's next chunk,
   completes a granule with several images, all but the last are left out (vllm-project/vllm#51694).
 - Where a prompt mixes tokens and embeddings, the hash does not say which is which
@@ -20,11 +20,15 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 Hasher = Callable[[Request], list[BlockHash]]
 ExtraKeys = tuple[Any, ...] | None
+
+# Whether vLLM hashes keys with their kinds, and goes on from the right image.
+KINDS_ARE_HASHED = hasattr(kv_cache_utils, "to_event_extra_keys")
 
 # True while such a hash is computed. KV events ask for the same keys, and tell vLLM's.
 _IS_HASHING: ContextVar[bool] = ContextVar("is_hashing", default=False)
@@ -84,7 +88,7 @@ def extra_keys(
 
 def _has_bare_salt(request: Request) -> bool:
     """Whether a salt stands where an adapter's name might."""
-    return bool(request.cache_salt and not request.lora_request)
+    return bool(not KINDS_ARE_HASHED and request.cache_salt and not request.lora_request)
 
 
 def _mask(request: Request) -> list[bool]:

@@ -118,9 +118,10 @@ def _group_packed(
 ) -> list[KVCacheGroupSpec]:
     kinds = ascend_layout.group_specs_by_kind(kv_cache_spec)
     groups = ascend_layout.split_into_groups(kinds)
-    # The draft layer is the last one, whatever the model is called.
+    # The draft layer is the last one, whatever the model is called. Releases name this differently.
+    is_last_layer_drafting = True
     kv_cache_utils._annotate_eagle_groups(
-        vllm_config, kv_cache_spec, groups, use_deepseek_v4_fallback=True
+        vllm_config, kv_cache_spec, groups, is_last_layer_drafting
     )
     return groups
 

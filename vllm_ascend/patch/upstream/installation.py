@@ -15,7 +15,7 @@ from vllm_ascend.patch.upstream.source import misfits
 from vllm_ascend.releases import running_release
 from vllm_ascend.releases.release import Side
 
-# Of all releases with such a layout, and of the one that runs.
+# What is patched in some release, and what the running one takes of it.
 TABLE: tuple[Patch, ...] = (
     *patch_utils.PATCHES,
     *patch_block_table.PATCHES,
