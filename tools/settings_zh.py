@@ -58,9 +58,9 @@ EFFECTS = {
         "但再次出现的提示词的块最后淘汰，这些块最多占用空闲内存的一半。四分之三的内容曾经发送过的提示词算作再次出现。",
     ),
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": Translation(
-        "best sets retention auto, partial hits, sparse state, spare tails and eviction "
-        "protect. A variable that is set itself wins.",
-        "best 打开保留间隔 auto、部分命中、稀疏状态、备用尾块和淘汰顺序 protect。"
+        "best sets retention auto, partial hits, sparse state, spare tails, eviction "
+        "protect and admission cached. A variable that is set itself wins.",
+        "best 打开保留间隔 auto、部分命中、稀疏状态、备用尾块、淘汰顺序 protect 和放行方式 cached。"
         "单独设置的变量优先。",
     ),
     "VLLM_PIN_SWA_TOKENS": Translation(
@@ -74,11 +74,13 @@ EFFECTS = {
         "只有当每个窗口组在一步内至少释放这么多块时，窗口才会被固定。",
     ),
     "VLLM_ASCEND_ADMISSION": Translation(
-        "Who is let in where memory is short. cached: whoever has the most of its prompt cached "
-        "goes first, but 50 that came later at most before anybody, and those that run leave "
-        "half of the memory to the cache. Unset: whoever came first.",
-        "内存不足时放行谁。cached：提示词缓存比例最高的请求先行，每个请求"
-        "最多被 50 个后到的请求超过；运行中的请求把一半内存留给缓存。不设置：先到先得。",
+        "Who is let in where memory is short. fcfs: whoever came first. cached: whoever has "
+        "the most of its prompt cached, but 50 that came later at most before anybody; while "
+        "prompts return whose rows are gone, those that run leave half of the memory to the "
+        "cache.",
+        "内存不足时放行谁。fcfs：先到先得。cached：提示词缓存比例最高的请求先行，每个请求"
+        "最多被 50 个后到的请求超过；"
+        "当再次到来的提示词已被淘汰时，运行中的请求把一半内存留给缓存。",
     ),
     "VLLM_ASCEND_DP_ROUTING": Translation(
         "Which data-parallel rank gets a request: `cache` weighs what each rank has cached "

@@ -184,8 +184,8 @@ VARIABLES: tuple[Variable, ...] = (
         parse=_profile,
         values="stock, best",
         effect=(
-            "best sets retention auto, partial hits, sparse state, spare tails and eviction "
-            "protect. A variable that is set itself wins."
+            "best sets retention auto, partial hits, sparse state, spare tails, eviction "
+            "protect and admission cached. A variable that is set itself wins."
         ),
     ),
     Variable(

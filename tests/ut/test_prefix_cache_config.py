@@ -91,7 +91,7 @@ def test_every_switch_of_the_cache_changes_caching(environment):
     assert load_config(environment).changes_caching
 
 
-def test_the_best_profile_is_one_line_for_five_switches():
+def test_the_best_profile_is_one_line_for_six_switches():
     profile = load_config({"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"})
     each = load_config(
         {
@@ -100,6 +100,7 @@ def test_the_best_profile_is_one_line_for_five_switches():
             "VLLM_ASCEND_DSV4_SPARSE_STATE": "1",
             "VLLM_ASCEND_SPARE_TAILS": "1",
             "VLLM_ASCEND_EVICTION": "protect",
+            "VLLM_ASCEND_ADMISSION": "cached",
         }
     )
     assert replace(profile, profile="stock", retention_from_profile=False) == each

@@ -25,6 +25,7 @@ from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import align_down
+from vllm_ascend.core.policy.protection import is_returning
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.policy.units import KVCacheBlockCopy, Ordinal
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
@@ -37,7 +38,6 @@ from vllm_ascend.core.retention.freed_blocks import (
 )
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import EnteredBlocks, RequestRecord, WaitingTails
-from vllm_ascend.core.policy.protection import is_returning
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import TailCache

@@ -81,6 +81,19 @@ class PrefixCacheProm:
             "junction_misses",
             "Requests that hit less than they matched: no tail was cached where they leave it.",
         )
+        self._lost_prompts = self._make(
+            "counter",
+            "lost_prompts",
+            "Prompts that returned when too much of them had been given up.",
+        )
+        self._passed_requests = self._make(
+            "counter", "passed_requests", "Requests let in before others that came earlier."
+        )
+        self._held_steps = self._make(
+            "counter",
+            "held_steps",
+            "Steps that let nobody else in so that the cache keeps its share.",
+        )
         self._hit_tokens = self._make(
             "histogram",
             "prefix_hit_tokens",
@@ -107,6 +120,9 @@ class PrefixCacheProm:
         _add(self._partial_hits, update.partial_hits, *labels)
         _add(self._copied_blocks, update.copied_blocks, *labels)
         _add(self._junction_misses, update.junction_misses, *labels)
+        _add(self._lost_prompts, update.lost_prompts, *labels)
+        _add(self._passed_requests, update.passed_requests, *labels)
+        _add(self._held_steps, update.held_steps, *labels)
         for tokens in update.hit_tokens:
             self._hit_tokens.labels(*labels).observe(tokens)
         for seconds in update.look_up_seconds:

@@ -31,6 +31,7 @@ OTHER_COUNTERS = (
     "vllm_ascend:partial_hits_total",
     "vllm_ascend:kv_cache_evictions_total",
     "vllm_ascend:junction_misses_total",
+    "vllm_ascend:lost_prompts_total",
     *OF_DRAFTS,
 )
 _WORDS = {

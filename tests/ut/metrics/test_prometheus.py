@@ -70,6 +70,12 @@ def test_engines_are_told_apart(metrics, registry):
     assert value(registry, "kv_cache_blocks", 0, tier="cached") is None, "not known yet"
 
 
+def test_admission_is_counted(metrics, registry):
+    metrics.record(update(lost_prompts=1, passed_requests=2, held_steps=3), 0)
+    names = ("lost_prompts_total", "passed_requests_total", "held_steps_total")
+    assert [value(registry, name) for name in names] == [1, 2, 3]
+
+
 def test_labels_belong_to_their_numbers(metrics, registry):
     metrics.record(update(kept=(1, 2, 3, 4), evicted=tuple(range(5, 5 + len(EVICTED_TIERS)))), 0)
     for kind, number in {"replay": 1, "finish": 2, "interval": 3, "junction": 4}.items():

@@ -2,8 +2,8 @@
 """How many run: where prompts are lost, requests are let in beside others up to a share of memory.
 
 A prompt is lost that returns when too much of it has been given up. While that happens, those that
-run hold half of the memory at most, and the cache keeps the rest. Where nothing is lost, as many run
-as fit.
+run hold half of the memory at most, and the cache keeps the rest. Where nothing is lost, as many
+run as fit.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class CacheStats:
             evicted: Evictions since the engine's start, by tier; always as many tiers.
         """
         own = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
-        own += (self.lost_prompts, self.passed_requests, self.held_steps)
-        counts = (*own, *self.kept, *evicted)
+        admission = (self.lost_prompts, self.passed_requests, self.held_steps)
+        counts = (*own, *admission, *self.kept, *evicted)
         if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
             if blocks == self._told_blocks:
                 return None
@@ -101,8 +101,8 @@ class CacheStats:
             return CacheUpdate(blocks)
         told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
         gained = list(map(sub, counts, told))
-        partial_hits, copied_blocks, junction_misses, prompt_tokens = gained[:4]
-        admission, rest = gained[4:7], gained[7:]
+        partial_hits, copied_blocks, junction_misses, prompt_tokens = gained[: len(own)]
+        rest = gained[len(own) + len(admission) :]
         self._told_counts, self._told_blocks = counts, blocks
         update = CacheUpdate(
             blocks,
@@ -114,7 +114,7 @@ class CacheStats:
             prompt_tokens,
             tuple(self.hit_tokens),
             tuple(self.look_up_seconds),
-            *admission,
+            *gained[len(own) : len(own) + len(admission)],
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()
