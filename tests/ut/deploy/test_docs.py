@@ -68,7 +68,7 @@ def test_every_step_of_the_rollout_is_a_line_of_the_canarys_switches():
     lines = (DEPLOY / "overlays/canary/switches.env").read_text()
     offered = re.findall(r"^# Step (\d).*\n#?(\w+=\w+)$", lines, re.M)
     assert steps == offered
-    assert len(steps) == 7
+    assert len(steps) == 8
 
 
 @pytest.mark.parametrize("text", [GUIDE, ROLLOUT], ids=["deploy-on-a3", "rollout"])
