@@ -43,8 +43,8 @@ def build(num_requests: int, order: str):
     options = SchedulerOptions(
         kv_memory_bytes=_KV_CACHE_BYTES, max_num_seqs=num_requests, max_model_len=20_000
     )
-    # Set in any case, whatever the shell has.
-    with patch.dict(os.environ, {_ORDER: order}):
+    # Set in any case, whatever the shell has. Admission remembers names that were given up, too.
+    with patch.dict(os.environ, {_ORDER: order, "VLLM_ASCEND_ADMISSION": "fcfs"}):
         return build_scheduler(dsv4_flash_a3(128), options)
 
 
