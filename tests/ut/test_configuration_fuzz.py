@@ -86,7 +86,7 @@ LEGAL = {
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": r"stock|best",
     "VLLM_PIN_SWA_TOKENS": FLAG,
     "VLLM_PIN_MIN_DROP_SIZE": WHOLE_NUMBER,
-    "VLLM_ASCEND_ADMISSION": r"cached",
+    "VLLM_ASCEND_ADMISSION": r"fcfs|cached",
     "VLLM_ASCEND_DP_ROUTING": r"cache",
 }
 REPRESENTATIVES = {
@@ -97,7 +97,7 @@ REPRESENTATIVES = {
     r"lru|protect": ("lru", "protect"),
     r"stock|best": ("stock", "best"),
     r"cache": ("cache",),
-    r"cached": ("cached",),
+    r"fcfs|cached": ("fcfs", "cached"),
 }
 ALLOWED = {
     FLAG: "allowed are 0 and 1",
@@ -107,7 +107,7 @@ ALLOWED = {
     r"lru|protect": "allowed are 'lru' and 'protect'",
     r"stock|best": "allowed are 'stock' and 'best'",
     r"cache": "allowed is 'cache'",
-    r"cached": "allowed is 'cached'",
+    r"fcfs|cached": "allowed are 'fcfs' and 'cached'",
 }
 BEST = {
     "retention": "auto",
@@ -115,6 +115,7 @@ BEST = {
     "sparse_state": True,
     "spare_tails": True,
     "eviction": "protect",
+    "admission": "cached",
 }
 
 
