@@ -90,9 +90,9 @@ class CacheStats:
             blocks: See :class:`CacheUpdate`.
             evicted: Evictions since the engine's start, by tier; always as many tiers.
         """
-        own = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
+        started = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
         admission = (self.lost_prompts, self.passed_requests, self.held_steps)
-        counts = (*own, *admission, *self.kept, *evicted)
+        counts = (*started, *admission, *self.kept, *evicted)
         if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
             if blocks == self._told_blocks:
                 return None
@@ -100,9 +100,10 @@ class CacheStats:
             self._told_blocks = blocks
             return CacheUpdate(blocks)
         told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
-        gained = list(map(sub, counts, told))
-        partial_hits, copied_blocks, junction_misses, prompt_tokens = gained[: len(own)]
-        rest = gained[len(own) + len(admission) :]
+        partial_hits, copied_blocks, junction_misses, prompt_tokens, *others = map(
+            sub, counts, told
+        )
+        lost_prompts, passed_requests, held_steps, *rest = others
         self._told_counts, self._told_blocks = counts, blocks
         update = CacheUpdate(
             blocks,
@@ -114,7 +115,9 @@ class CacheStats:
             prompt_tokens,
             tuple(self.hit_tokens),
             tuple(self.look_up_seconds),
-            *gained[len(own) : len(own) + len(admission)],
+            lost_prompts,
+            passed_requests,
+            held_steps,
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()
