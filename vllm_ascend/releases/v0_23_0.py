@@ -32,6 +32,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "_max_memory_usage_bytes_from_groups": "0cfd47cdf5065319",
         "_pool_bytes_per_block": "c0fc2f51420d4826",
         "generate_block_hash_extra_keys": "e09249e0ccb5e5d8",
+        "get_kv_cache_configs": "195608929b99ab19",
         "get_max_concurrency_for_kv_cache_config": "d65ca5af2b5d6465",
         "get_request_block_hasher": "b0287304e716cfd9",
         "group_and_unify_kv_cache_specs": "0c5b3282a749ff8e",

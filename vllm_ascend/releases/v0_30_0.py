@@ -32,6 +32,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "_pool_bytes_per_block": "ef881d0c1cfd1d62",
         "generate_block_hash_extra_keys": "e09249e0ccb5e5d8",
         "get_kv_cache_config_from_groups": "1929046433606745",
+        "get_kv_cache_configs": "fe57f6819d0de9ac",
         "get_max_concurrency_for_kv_cache_config": "ce3eba1170110e93",
         "get_request_block_hasher": "ff5d1cc37d9cc4c0",
         "resolve_kv_cache_block_sizes": ("df26757bf9b84a04", "486b8203b2e7ef31"),

@@ -29,6 +29,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "_pool_bytes_per_block": "3784a321bda2168e",
         "generate_block_hash_extra_keys": "fabb6e4b928af21a",
         "get_kv_cache_config_from_groups": "2f9053dcc1ca9800",
+        "get_kv_cache_configs": "7b5ce29fb1fa18c8",
         "get_max_concurrency_for_kv_cache_config": "42951c71955a1d0a",
         "get_request_block_hasher": "68c195e3879cc4c2",
         "resolve_kv_cache_block_sizes": "8a3d997e00c3a3f1",

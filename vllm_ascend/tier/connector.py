@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
@@ -33,7 +34,7 @@ from vllm_ascend.tier.scheduler_side import TierScheduler
 from vllm_ascend.tier.settings import TierSettings, check_nodes, read_settings
 from vllm_ascend.tier.statistics import TierStats
 from vllm_ascend.tier.telling import TierTeller
-from vllm_ascend.tier.worker_side import TierWorker
+from vllm_ascend.tier.worker_side import NUM_BUFFERS, TierWorker
 
 logger = logging.getLogger("vllm.vllm_ascend.tier")
 
@@ -99,6 +100,18 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
                 rank=rank,
                 num_ranks=num_ranks,
             )
+
+    @classmethod
+    def device_bytes(cls, transfer: KVTransferConfig) -> int:
+        """Return what a worker's buffers take of its device, in bytes.
+
+        Raises:
+            ValueError: A setting is not allowed.
+        """
+        if current_platform.is_cpu():
+            return 0  # device and host are one
+        settings = read_settings(transfer.kv_connector_extra_config)
+        return NUM_BUFFERS * int(settings.staging_mib * _MIB)
 
     # The scheduler's half
 

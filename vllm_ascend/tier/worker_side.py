@@ -31,7 +31,9 @@ from vllm_ascend.tier.statistics import TierCounts
 logger = logging.getLogger("vllm.vllm_ascend.tier")
 
 _POLL_S = 0.001
-_BUFFERS = 2  # one is filled while the other is emptied; for loads, and for stores
+_IN_TURNS = 2  # one is filled while the other is emptied
+NUM_BUFFERS = 2 * _IN_TURNS
+"""Of a worker, for loads and for stores. Each is on the host and on the device."""
 
 
 class Store(Protocol):
@@ -127,7 +129,7 @@ class TierWorker:
         check_staging(self._staging_bytes / (1 << 20), max(self._shapes.num_bytes.values()))
         device = views[0].rows.device
         self._free_for_loads, self._free_for_stores = (
-            deque(self._buffer(device) for _ in range(_BUFFERS)) for _ in range(2)
+            deque(self._buffer(device) for _ in range(_IN_TURNS)) for _ in range(2)
         )
 
     def _buffer(self, device: torch.device) -> Staging:

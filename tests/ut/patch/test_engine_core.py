@@ -17,23 +17,26 @@ from vllm_ascend.dry_run import scheduler as factory
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.patch.platform.patch_kv_cache_interface import get_dsv4_compressed_kv_block_size
+from vllm_ascend.tier import connector
 
 
 class Executor:
-    """Reports one worker's specs, and remembers the block size in force when it is configured."""
+    """Reports one worker's specs and memory, and remembers with what it is configured."""
 
-    def __init__(self, vllm_config, layout) -> None:
+    def __init__(self, vllm_config, layout, gib: int = 16) -> None:
         self._vllm_config = vllm_config
-        self._layout = layout
+        self._layout, self._gib = layout, gib
         self.block_size_seen: int | None = None
+        self.num_blocks = 0
 
     def get_kv_cache_specs(self):
         return [dict(self._layout.specs)]
 
     def determine_available_memory(self):
-        return [16 << 30]
+        return [self._gib << 30]
 
     def initialize_from_config(self, kv_cache_configs) -> None:
+        self.num_blocks = kv_cache_configs[0].num_blocks
         self.block_size_seen = self._vllm_config.cache_config.block_size
 
 
@@ -57,6 +60,46 @@ def test_unset_keeps_what_vllm_does(monkeypatch):
     """Without the switch EngineCore overwrites the size with the smallest group's, as ever."""
     monkeypatch.delenv("VLLM_ASCEND_APPLY_DSV4_PATCH", raising=False)
     assert start_up(128).block_size_seen == 8
+
+
+def tier(**settings) -> dict:
+    settings = {"backend": "host", "gib": 1, **settings}
+    return {
+        "kv_connector": "GranuleTierConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": settings,
+    }
+
+
+def blocks(gib: int, transfer: dict | None, **of_cache) -> int:
+    """Return the blocks of an engine whose devices have so much memory left."""
+    layout = dsv4_flash_a3(128)
+    vllm_config = factory._vllm_config(layout, SchedulerOptions(kv_memory_bytes=1))
+    vllm_config.kv_transfer_config = KVTransferConfig(**transfer) if transfer else None
+    for name, value in of_cache.items():
+        setattr(vllm_config.cache_config, name, value)
+    executor = Executor(vllm_config, layout, gib)
+    EngineCore._initialize_kv_caches(SimpleNamespace(model_executor=executor), vllm_config)
+    return executor.num_blocks
+
+
+def test_what_a_tiers_buffers_take_of_a_device_is_not_the_kv_caches(monkeypatch):
+    """Nobody here has an NPU: the platform is told to be none that computes on the host."""
+    monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
+    monkeypatch.setattr(connector, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    of_several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [tier()]},
+    }
+    assert blocks(16, tier()) == blocks(16, of_several) == blocks(15, None)
+    assert blocks(16, tier(staging_mib=512)) == blocks(14, None)
+    assert blocks(16, tier(), kv_cache_memory_bytes=16 << 30) == blocks(16, None)
+
+
+def test_on_a_host_buffers_take_no_device_memory(monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_APPLY_DSV4_PATCH", "1")
+    assert blocks(16, tier()) == blocks(16, None)
 
 
 def test_rows_per_block_follow_the_environment_or_the_command_line():

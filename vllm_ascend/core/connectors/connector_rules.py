@@ -117,6 +117,21 @@ def allows_partial_hits(config: KVTransferConfig | None) -> bool:
     return config is None or KNOWS_GRANULES in declared(config)
 
 
+def device_bytes(config: KVTransferConfig | None) -> int:
+    """Return what a connector, or all parts of one, take of each worker's device memory, in bytes.
+
+    That is beside the KV cache. A class tells by a class method of this name, which takes its
+    configuration; vLLM has nothing like it.
+
+    Raises:
+        ValueError: There is no connector of that name, or a setting is not allowed.
+    """
+    if config is None or config.kv_connector is None:
+        return 0
+    parts = list(connectors(config))
+    return sum(part.device_bytes(told) for part, told in parts if hasattr(part, "device_bytes"))
+
+
 def check_row_layout(config: KVTransferConfig, option: str, *, hybrid_is_off: bool) -> None:
     """Check that a KV connector, asked for by ``option``, fits DeepSeek-V4 in Ascend's layout.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``vllm/v1/engine/core.py`` and ``vllm/config/vllm.py``.
 
-The configured block size survives, a data-parallel rank tells its front ends of its cache, and
-other weights leave no rows in a tier.
+The configured block size survives, connectors' buffers count as memory, a data-parallel rank tells
+its front ends of its cache, and other weights leave no rows in a tier.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, declared
+from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, declared, device_bytes
 from vllm_ascend.core.events.teller import tell, tell_all
 from vllm_ascend.patch.features import BLOCK_SIZE, CONNECTORS, DP_ROUTING
 from vllm_ascend.patch.table import Add, Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
+logger = init_logger("vllm.plugins.vllm_ascend_backport")
+
 # --block-size while EngineCore sizes its caches; None outside of that.
 _CONFIGURED_BLOCK_SIZE: ContextVar[int | None] = ContextVar("configured_block_size", default=None)
+_GIB = 1 << 30
 
 
 @changes("vllm.v1.engine.core:EngineCore._initialize_kv_caches", BLOCK_SIZE)
@@ -48,6 +53,29 @@ def wrap_validate_block_size(self: VllmConfig, *, original: Callable) -> None:
     if configured is not None:
         self.cache_config.block_size = configured
     original(self)
+
+
+@changes(
+    "vllm.v1.core.kv_cache_utils:get_kv_cache_configs",
+    CONNECTORS,
+    aliases=("vllm.v1.engine.core:get_kv_cache_configs",),
+)
+def wrap_get_kv_cache_configs(
+    vllm_config: VllmConfig,
+    kv_cache_specs: list[dict[str, KVCacheSpec]],
+    available_memory: list[int],
+    *,
+    original: Callable,
+) -> list[KVCacheConfig]:
+    """vLLM measures memory before connectors take theirs.
+
+    Whoever sets ``--kv-cache-memory-bytes`` has said what the KV cache gets.
+    """
+    taken = device_bytes(vllm_config.kv_transfer_config)
+    if taken and vllm_config.cache_config.kv_cache_memory_bytes is None:
+        logger.info("%.2f GiB of each device are left to the KV connector's buffers", taken / _GIB)
+        available_memory = [memory - taken for memory in available_memory]
+    return original(vllm_config, kv_cache_specs, available_memory)
 
 
 _RESET = "vllm.v1.engine.core:EngineCore._reset_caches"
@@ -87,6 +115,7 @@ def wrap_handle_client_request(
 PATCHES: tuple[Patch, ...] = (
     wrap_initialize_kv_caches,
     wrap_validate_block_size,
+    wrap_get_kv_cache_configs,
     changes("vllm.v1.engine.core:EngineCore.step", DP_ROUTING)(_tell_behind),
     changes("vllm.v1.engine.core:EngineCore.step_with_batch_queue", DP_ROUTING)(_tell_behind),
     wrap_handle_client_request,
