@@ -210,8 +210,9 @@ class RankedCaching:
             return
         if self._plan.config.eviction == "protect":
             self.tails.protect(record)
+        _, loaded = record.loaded
         self._stats.lost_prompts += not is_returning(
-            record.num_hit_tokens, request.num_prompt_tokens
+            max(record.num_hit_tokens, loaded), request.num_prompt_tokens
         )
 
     def _note_successors(self, request: Request, group: Group, ordinals: Sequence[int]) -> None:

@@ -19,12 +19,20 @@ from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
 from vllm_ascend.core.admission import waiting_order
 
 CACHED = {ADMISSION: "cached"}
-LENGTH = 320
+LENGTH, LONG, SHORT, STEP = 320, 900, 70, 64
 
 
 def make_bench(make_engine: MakeEngine, layout: str, *, is_on: bool = True, **options) -> Bench:
     switches = {SPARE: "1", EVICTION: "protect", **(CACHED if is_on else {})}
     return Bench(make_engine, layout, "0", switches=switches, **options)
+
+
+def short_bench(make_engine: MakeEngine, layout: str, **options) -> Bench:
+    """Return a bench with three seats, whose memory holds what runs and one more long prompt."""
+    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": STEP}
+    coordinator = make_bench(make_engine, layout, **sizes).engine.manager.coordinator
+    runs, cold = (waiting_order._most_blocks(coordinator, n) for n in (SHORT, LONG))
+    return make_bench(make_engine, layout, num_blocks=runs + cold * 3 // 2, **sizes, **options)
 
 
 def order_of_starts(engine: Engine) -> list[str]:
@@ -43,7 +51,7 @@ def add_cold_and_warm(bench: Bench) -> None:
     bench.engine.add("runs", random_prompt(3, 40), 30)
     bench.engine.step()
     for number in (1, 2):
-        bench.engine.add(f"cold-{number}", random_prompt(10 + number, LENGTH), 2)
+        bench.engine.add(f"cold-{number}", random_prompt(10 + number, LONG), 2)
     for number in (1, 2):
         prompt = random_prompt(number, LENGTH) + random_prompt(20 + number, 8)
         bench.engine.add(f"warm-{number}", prompt, 2)
@@ -53,7 +61,7 @@ def add_cold_and_warm(bench: Bench) -> None:
 def test_cached_prompts_go_first_and_equal_ones_as_they_came(
     layout: str, make_engine: MakeEngine
 ) -> None:
-    bench = make_bench(make_engine, layout)
+    bench = short_bench(make_engine, layout)
     add_cold_and_warm(bench)
     started = order_of_starts(bench.engine)[-5:]
     assert started == ["runs", "warm-1", "warm-2", "cold-1", "cold-2"]
@@ -62,18 +70,38 @@ def test_cached_prompts_go_first_and_equal_ones_as_they_came(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unset_they_go_as_they_came(layout: str, make_engine: MakeEngine) -> None:
-    bench = make_bench(make_engine, layout, is_on=False)
+    bench = short_bench(make_engine, layout, is_on=False)
     assert bench.engine.manager.coordinator.waiting_order is None
     add_cold_and_warm(bench)
     started = order_of_starts(bench.engine)[-5:]
     assert started == ["runs", "cold-1", "cold-2", "warm-1", "warm-2"]
 
 
-def test_they_go_as_they_came_where_all_fit(make_engine: MakeEngine) -> None:
-    bench = make_bench(make_engine, "dsv4-rows", max_num_seqs=8, num_blocks=6000)
+@pytest.mark.parametrize("max_num_seqs", [2, 8])
+def test_they_go_as_they_came_where_memory_is_not_short(
+    max_num_seqs: int, make_engine: MakeEngine
+) -> None:
+    """Two seats let one in at a time, eight let all in."""
+    bench = make_bench(make_engine, "dsv4-rows", max_num_seqs=max_num_seqs, num_blocks=6000)
     add_cold_and_warm(bench)
     started = order_of_starts(bench.engine)[-5:]
     assert started == ["runs", "cold-1", "cold-2", "warm-1", "warm-2"]
+
+
+def test_they_go_as_they_came_again_when_memory_is_no_longer_short(
+    make_engine: MakeEngine,
+) -> None:
+    bench = short_bench(make_engine, "dsv4-rows")
+    add_cold_and_warm(bench)
+    order = bench.engine.manager.coordinator.waiting_order
+    order.put(bench.engine.scheduler)
+    names = [request.request_id for request in bench.engine.scheduler.waiting]
+    assert names == ["warm-1", "warm-2", "cold-1", "cold-2"]
+    bench.engine.scheduler.max_num_running_reqs = 2  # one seat: whoever takes it fits
+    bench.engine.add("last", random_prompt(1, LENGTH), 2)
+    order.put(bench.engine.scheduler)
+    names = [request.request_id for request in bench.engine.scheduler.waiting]
+    assert names == ["cold-1", "cold-2", "warm-1", "warm-2", "last"]
 
 
 def test_nothing_is_looked_up_while_nobody_can_be_let_in(
@@ -91,17 +119,19 @@ def test_nothing_is_looked_up_while_nobody_can_be_let_in(
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_who_was_passed_often_enough_goes_first(make_engine: MakeEngine, most: int) -> None:
-    bench = make_bench(make_engine, "dsv4-rows")
+    bench = short_bench(make_engine, "dsv4-rows")
     bench.engine.manager.coordinator.waiting_order.most_passes = most
     bench.hit(random_prompt(1, LENGTH))
     bench.engine.add("runs", random_prompt(3, 40), 5)
     bench.engine.step()
-    bench.engine.add("cold", random_prompt(11, LENGTH), 2)
+    for number in (1, 2):
+        bench.engine.add(f"cold-{number}", random_prompt(10 + number, LONG), 2)
     for number in range(6):
         prompt = random_prompt(1, LENGTH) + random_prompt(20 + number, 8)
         bench.engine.add(f"warm-{number}", prompt, 2)
-    started = order_of_starts(bench.engine)[-7:]
-    assert started.index("cold") == most
+    started = order_of_starts(bench.engine)[-8:]
+    assert started.index("cold-1") == most
+    assert started.index("cold-2") == most + 1
 
 
 def test_preempted_requests_and_those_with_rows_elsewhere_keep_their_place(
@@ -117,6 +147,23 @@ def test_preempted_requests_and_those_with_rows_elsewhere_keep_their_place(
     scheduler.kv_cache_manager.coordinator.waiting_order.put(scheduler)
     names = [request.request_id for request in scheduler.waiting]
     assert names == ["cold-1", "cold-2", "warm-1", "warm-2"]
+
+
+@pytest.mark.parametrize(
+    ("handed", "moves"), [({"do_remote_decode": True}, True), ({"do_remote_prefill": True}, False)]
+)
+def test_prompts_of_a_prefill_instance_are_put_into_order_and_pulled_ones_are_not(
+    handed: dict, make_engine: MakeEngine, *, moves: bool
+) -> None:
+    bench = short_bench(make_engine, "dsv4-rows")
+    add_cold_and_warm(bench)
+    scheduler = bench.engine.scheduler
+    for request in scheduler.waiting:
+        request.kv_transfer_params = handed
+    scheduler.kv_cache_manager.coordinator.waiting_order.put(scheduler)
+    names = [request.request_id for request in scheduler.waiting]
+    came = ["cold-1", "cold-2", "warm-1", "warm-2"]
+    assert names == ([*came[2:], *came[:2]] if moves else came)
 
 
 @pytest.mark.parametrize("mode", ["plain", "async", "mtp1", "async-mtp"])

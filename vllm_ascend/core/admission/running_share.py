@@ -22,11 +22,13 @@ from vllm_ascend.core.reporting.cache_stats import CacheStats
 
 def owns_nothing(request: Request) -> bool:
     """Whether a request that waits holds no memory, was promised none and has never run."""
+    handed = request.kv_transfer_params
     return (
         request.status == RequestStatus.WAITING
         and request.num_computed_tokens == 0
         and request.num_preemptions == 0
-        and not request.kv_transfer_params
+        # A prefill instance computes its prompts as others do, and hands them on.
+        and (not handed or bool(handed.get("do_remote_decode")))
     )
 
 

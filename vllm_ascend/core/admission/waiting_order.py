@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of the waiting queue where memory is short: see ``policy.admission`` for the rule.
 
+It is short if those that came first do not fit into it, as many as there are seats. Where seats
+alone are short, they go as they came: nothing is won by letting cold ones wait. Beside a connector
+that is a cache, what memory gives up is loaded again, until prompts are lost there as well.
+
 Only requests that own nothing yet change places. Whoever was preempted, has loaded rows or is
 handed some keeps its place, and nobody crosses it.
 """
@@ -8,8 +12,9 @@ handed some keeps its place, and nobody crosses it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from vllm.logger import init_logger
@@ -18,7 +23,8 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.running_share import RunningShare, owns_nothing
-from vllm_ascend.core.admission.waiting_queues import most_running, waiting_queues
+from vllm_ascend.core.admission.waiting_queues import most_running
+from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE
 from vllm_ascend.core.policy.admission import MOST_PASSES, cached_first
 from vllm_ascend.core.policy.units import GroupId
 from vllm_ascend.core.reporting.cache_stats import CacheStats
@@ -50,7 +56,7 @@ class _Place:
 class WaitingOrder:
     """Puts waiting requests into order before a step of a scheduler with vLLM's own queues.
 
-    Nothing is done, nor looked up, where nobody can be let in or everybody can.
+    Nothing is done, nor looked up, where nobody can be let in or memory is not short.
 
     The promise: however many come, and whatever is cached, at most ``most_passes`` requests that
     came later are let in before a request by this order. vLLM takes requests from the front, so
@@ -61,14 +67,20 @@ class WaitingOrder:
         share: How much memory those that run may hold.
     """
 
-    def __init__(self, share: RunningShare, stats: CacheStats) -> None:
-        """Order those that wait where ``share`` or the seats let only some of them in."""
+    def __init__(self, share: RunningShare, stats: CacheStats, *, has_tier: bool = False) -> None:
+        """Order those that wait where ``share`` lets only some of them in.
+
+        Args:
+            has_tier: There is a connector that is a cache.
+        """
         self.share, self.most_passes, self._stats = share, MOST_PASSES, stats
+        self._has_tier = has_tier
         self._places: dict[str, _Place] = {}
         self._orderings = self._last_number = 0
         # What the last ordering left behind: unchanged, it would come out the same.
         self._seen: tuple[int, Request, Request] | None = None
         self._free_blocks = 0
+        self._is_as_they_came = True
 
     def put(self, scheduler: Any) -> None:
         """Order ``scheduler.waiting`` if somebody can be let in and somebody else cannot."""
@@ -86,11 +98,14 @@ class WaitingOrder:
         if free <= self._free_blocks and seen == self._seen:
             return
         self._update(waiting)
-        if not self._all_fit(scheduler, free):
+        is_short = self._memory_is_short(scheduler, free)
+        if is_short:
             self._look_up(scheduler.kv_cache_manager.coordinator)
-            order = self._ordered(list(waiting))
+        if is_short or not self._is_as_they_came:
+            order = self._ordered(list(waiting), _cached_first if is_short else _as_they_came)
             waiting.clear()
             waiting.extend(order)
+        self._is_as_they_came = not is_short
         self._free_blocks, self._seen = free, (len(waiting), waiting[0], waiting[-1])
 
     def _update(self, waiting: Iterable[Request]) -> None:
@@ -112,18 +127,18 @@ class WaitingOrder:
             for place in self._places.values():
                 place.passes += len(gone) - bisect_right(gone, place.number)
 
-    def _all_fit(self, scheduler: Any, free: int) -> bool:
-        """Whether all that wait can run at the same time as those that run."""
-        num_waiting = sum(map(len, waiting_queues(scheduler)))
-        if len(scheduler.running) + num_waiting > most_running(scheduler):
+    def _memory_is_short(self, scheduler: Any, free: int) -> bool:
+        """Whether those that came first cannot all run, as many as there are seats."""
+        if self._has_tier and not self.share.is_in_force:
             return False
         coordinator, free = scheduler.kv_cache_manager.coordinator, free - self.share.blocks_kept()
-        for place in self._places.values():
+        num_seats = most_running(scheduler) - len(scheduler.running)
+        for place in sorted(self._places.values(), key=_number)[:num_seats]:
             need = _most_blocks(coordinator, place.request.num_tokens)
             if need is None or need > free:
-                return False
+                return True
             free -= need
-        return True
+        return False
 
     def _look_up(self, coordinator: Any) -> None:
         """Look those up again whose look-ups are oldest."""
@@ -136,23 +151,33 @@ class WaitingOrder:
                 find = coordinator.lookup.find
                 place.left -= find(request.block_hashes, request.num_tokens - 1).tokens
 
-    def _ordered(self, waiting: Sequence[Request]) -> list[Request]:
+    def _ordered(
+        self, waiting: Sequence[Request], arrange: Callable[[list[_Place], int], list[_Place]]
+    ) -> list[Request]:
         order: list[Request] = []
         movable: list[_Place] = []
         for request in waiting:
             if (place := self._places.get(request.request_id)) is not None:
                 movable.append(place)
                 continue
-            order += self._cached_first(movable)
+            order += (place.request for place in arrange(movable, self.most_passes))
             order.append(request)
             movable = []
-        return order + self._cached_first(movable)
+        return order + [place.request for place in arrange(movable, self.most_passes)]
 
-    def _cached_first(self, places: list[_Place]) -> list[Request]:
-        places.sort(key=lambda place: place.number)
-        shares = [place.left / place.request.num_tokens for place in places]
-        order = cached_first(shares, [place.passes for place in places], self.most_passes)
-        return [places[at].request for at in order]
+
+_number = attrgetter("number")
+
+
+def _as_they_came(places: list[_Place], most_passes: int) -> list[_Place]:
+    return sorted(places, key=_number)
+
+
+def _cached_first(places: list[_Place], most_passes: int) -> list[_Place]:
+    places = sorted(places, key=_number)
+    shares = [place.left / place.request.num_tokens for place in places]
+    order = cached_first(shares, [place.passes for place in places], most_passes)
+    return [places[at] for at in order]
 
 
 def waiting_order_for(scheduler: Any) -> WaitingOrder | None:
@@ -171,7 +196,8 @@ def waiting_order_for(scheduler: Any) -> WaitingOrder | None:
             coordinator = manager.coordinator
             groups, stats = coordinator.groups.all, coordinator.stats
             share = RunningShare(manager.block_pool, groups, scheduler.requests, stats)
-            return WaitingOrder(share, stats)
+            has_tier = coordinator.plan.facts.connector_takes(IS_A_CACHE)
+            return WaitingOrder(share, stats, has_tier=has_tier)
         why = f"{schedule.__qualname__} has an order of its own"
     _logger.info("VLLM_ASCEND_ADMISSION=cached has no effect: %s", why)
     return None
