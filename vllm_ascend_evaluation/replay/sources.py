@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.replay.own_traffic import store_of
+from vllm_ascend_evaluation.replay.readers.agents import agents_workload, is_agents
 from vllm_ascend_evaluation.replay.readers.mooncake import is_mooncake, mooncake_workload
 from vllm_ascend_evaluation.replay.token_store import read_index
 from vllm_ascend_evaluation.replay.trace import Workload, count_assumed
@@ -34,6 +35,7 @@ class WorkloadSource:
 
     Attributes:
         source: A name (``W1``, ``chat`` ...), ``chat:REQUESTS`` and the other models alike, a file,
+            a folder with sessions of coding agents,
             ``REQUESTS:INPUT:SHARED:OUTPUT`` for generated prompts that share a prefix
             (``SHARED`` in tokens or as ``90%``), or ``PREFIXESxROUNDS:SHARED:OWN:OUTPUT`` for
             several prefixes asked for in turn.
@@ -58,7 +60,7 @@ class WorkloadSource:
     def prepared(self, *, uses_times: bool = True) -> WorkloadSource:
         """Return a source that costs little to load, in any process while this one lives.
 
-        All but Mooncake traces are read, and their texts tokenized, here and once.
+        All but traces of ids are read, and their texts tokenized, here and once.
 
         Args:
             uses_times: Of a file; see the attribute.
@@ -69,10 +71,11 @@ class WorkloadSource:
         if self.store is not None or self._generated() is not None:
             return self
         source = replace(self, uses_times=uses_times)
-        if is_mooncake(self._path()):
+        path = self._path()
+        if is_agents(path) or is_mooncake(path):
             return source
         limits = (self.max_requests, self.max_output_tokens)
-        store = store_of(self._path(), self.tokenizer, *limits, uses_times)
+        store = store_of(path, self.tokenizer, *limits, uses_times)
         return replace(source, store=str(store))
 
     def load(self) -> Workload:
@@ -107,11 +110,15 @@ class WorkloadSource:
         path = Path(self.source)
         if self.source == "W4":
             raise BadInputError(f"--workload W4: {W4}")
-        if not path.is_file():
+        if path.is_dir() and not is_agents(path):
             raise BadInputError(
-                f"--workload {self.source}: neither a file, nor REQUESTS:INPUT:SHARED:OUTPUT, nor "
-                "PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor MODEL:REQUESTS "
-                f"({', '.join(MODELS)}), nor one of {', '.join(WORKLOAD_NAMES)}"
+                f"--workload {self.source}: this folder has no .json or .jsonl file, gzip'd or not"
+            )
+        if not path.exists():
+            raise BadInputError(
+                f"--workload {self.source}: neither a file, nor a folder, nor "
+                "REQUESTS:INPUT:SHARED:OUTPUT, nor PREFIXESxROUNDS:SHARED:OWN:OUTPUT, nor "
+                f"MODEL:REQUESTS ({', '.join(MODELS)}), nor one of {', '.join(WORKLOAD_NAMES)}"
             )
         return path
 
@@ -119,6 +126,14 @@ class WorkloadSource:
         if self.store is not None:
             return self._stored(Path(self.store))
         path = self._path()
+        if is_agents(path):
+            return agents_workload(
+                path,
+                seed=self.seed,
+                max_requests=self.max_requests,
+                max_output_tokens=self.max_output_tokens,
+                concurrency=self.concurrency or _CONCURRENCY,
+            )
         if not is_mooncake(path):
             return self.prepared(uses_times=self.uses_times)._file()
         return mooncake_workload(

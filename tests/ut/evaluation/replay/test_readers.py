@@ -266,7 +266,7 @@ def test_sources(tmp_path):
     tokens = write(tmp_path, [{"prompt_token_ids": [1], "output_length": 1}], "t.jsonl")
     assert len(next(WorkloadSource(str(mooncake)).load().requests()).prompt_token_ids) == 1300
     assert next(WorkloadSource(str(tokens)).load().requests()).prompt_token_ids == [1]
-    with pytest.raises(BadInputError, match="neither a file, nor REQUESTS"):
+    with pytest.raises(BadInputError, match="neither a file, nor a folder, nor REQUESTS"):
         WorkloadSource("W9").load()
     with pytest.raises(BadInputError, match=r"--workload W4: .*conversation_trace\.jsonl of https"):
         WorkloadSource("W4").load()
