@@ -201,7 +201,7 @@ def _still_storing(monkeypatch, wait) -> TierEngine:
         return put(*args)
 
     monkeypatch.setattr(MemoryClient, "batch_put_from", put_late)
-    monkeypatch.setattr("vllm_ascend.tier.worker_side._BUFFERS", 16)
+    monkeypatch.setattr("vllm_ascend.tier.worker_side._IN_TURNS", 16)
     running = engine(CELL, 4.0, 1)
     running.worker.connector.worker_half.waits_for_stores = False
     answer(running, "a")
