@@ -235,7 +235,7 @@ def _evict_behind(scheduler: Scheduler, requests: list[Request], lost: Set[int])
     manager = scheduler.kv_cache_manager
     block_tokens = [tokens_per_block(spec) for spec in group_specs(scheduler.kv_cache_config)]
     for request in requests:
-        manager.coordinator.caching.lose(request.request_id)
+        manager.coordinator.lose(request.request_id)
         tables = manager.get_block_ids(request.request_id)
         manager.evict_blocks(blocks_to_evict(tables, block_tokens, lost))
 

@@ -66,7 +66,7 @@ def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
             least_gain(transfer),
             brings_tails=BRINGS_TAILS in declared(transfer),
         )
-        coordinator.ask_connector(query)
+        coordinator.lookup.connector = query
         self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
 
 
