@@ -58,16 +58,16 @@ def take_counting_out(scheduler) -> None:
 
     coordinator = scheduler.kv_cache_manager.coordinator
     coordinator.block_pool.free_block_queue.__class__ = UncountedQueue
-    lookup, caching = coordinator.lookup, coordinator.caching
+    lookup = coordinator.lookup
 
     def find_longest_cache_hit(block_hashes, max_cache_hit_length):
         hit = lookup.find(block_hashes, max_cache_hit_length)
-        caching.look_up_ends(lookup.request, hit)
+        coordinator.note_hit(lookup.request, hit)
         return hit.blocks, hit.tokens
 
     coordinator.find_longest_cache_hit = find_longest_cache_hit
-    caching._note_start = lambda *_: None
-    caching.tails._count = lambda *_: None
+    coordinator._note_start = lambda *_: None
+    coordinator.tails._count = lambda *_: None
     coordinator.take_stats = lambda: None
 
 

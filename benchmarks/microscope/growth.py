@@ -65,7 +65,7 @@ def loads_let_in(num_requests: int) -> Callable[[], object]:
     scheduler = build(SIDES["best-128"], max_num_seqs=num_requests)
     coordinator = scheduler.kv_cache_manager.coordinator
     ledger = coordinator.ledger
-    room = RoomToStart(coordinator.caching.allocation, ledger, coordinator.groups, coordinator.plan)
+    room = RoomToStart(coordinator.blocks_needed, ledger, coordinator.groups, coordinator.plan)
 
     def let_in() -> None:
         for number in range(num_requests):

@@ -4,13 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from typing import Protocol
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+from vllm.v1.request import Request
 
-from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.retention.ledger import Ledger
-from vllm_ascend.core.stock_caching import StockCaching
+from vllm_ascend.core.retention.request_record import RequestRecord
+
+
+class Caching(Protocol):
+    """Who enters what has been loaded, and holds the sources of copies."""
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Enter what a request's first tokens fill."""
+
+    def release_copies(self, record: RequestRecord) -> None:
+        """The step that was told a request's copies has run."""
 
 
 class ConfirmedSteps:
@@ -19,7 +30,7 @@ class ConfirmedSteps:
     def __init__(
         self,
         ledger: Ledger,
-        caching: StockCaching | RankedCaching,
+        caching: Caching,
         managers: Sequence[SingleTypeKVCacheManager],
     ) -> None:
         self._ledger, self._caching, self._managers = ledger, caching, managers

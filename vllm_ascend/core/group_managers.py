@@ -16,7 +16,9 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
+from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import is_compressed, tokens_per_block, unpack_uniform
+from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.plan.vllm_terms import VllmTerms, terms_in_force
 from vllm_ascend.core.policy.block_ranks import reachable_blocks
@@ -94,6 +96,30 @@ def make_managers(
         return vllm_coordinator.get_manager_for_kv_cache_spec(**arguments)
 
     return tuple(make(GroupId(group_id), group) for group_id, group in enumerate(groups))
+
+
+def enter_full_blocks(
+    group: Group,
+    request: Request,
+    num_tokens: int,
+    successors: SuccessorHashes,
+    terms: VllmTerms,
+) -> Sequence[int]:
+    """Enter what ``num_tokens`` tokens fill in one group; return the ordinals entered."""
+    manager = group.manager
+    first_new = manager.num_cached_block.get(request.request_id, 0)
+    terms.enter_all(manager, request, num_tokens)
+    if group.is_eagle:
+        successors.resolve_pending(group.id, request)
+    end = manager.num_cached_block.get(request.request_id, 0)
+    if first_new >= end:
+        return ()
+    blocks = manager.req_to_blocks[request.request_id]
+    entered = [i for i in range(first_new, end) if blocks[i].block_hash is not None]
+    if group.is_eagle:
+        for i in entered:
+            successors.remember(group.id, request, blocks[i], (i + 1) * group.block_tokens)
+    return entered
 
 
 # Methods for vLLM's own managers (see patch/engine/patch_single_type_kv_cache_manager.py).

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hybrid coordinator: vLLM's interface in front of the parts that do the work."""
+"""Two hybrid coordinators: vLLM's own, corrected, and with any switch on the one by rank.
+
+The second is the first with :class:`~vllm_ascend.core.ranked_caching.RankedCaching` over it: vLLM's
+calls reach the methods that do the work. Parts behind a contract would take a method more for each
+call, and a second part that does nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -21,12 +26,11 @@ from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.admission.room_to_start import RoomToStart
 from vllm_ascend.core.admission.waiting_order import WaitingOrder
 from vllm_ascend.core.confirmed_steps import ConfirmedSteps
-from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
-from vllm_ascend.core.group_managers import make_managers
+from vllm_ascend.core.group_managers import enter_full_blocks, make_managers
 from vllm_ascend.core.layout.groups import find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
-from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
-from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
+from vllm_ascend.core.lookup.hit_search import Blocks, Hit, HitSearch, RequestLookup
+from vllm_ascend.core.lookup.prefix_lookup import CacheView
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
@@ -35,13 +39,18 @@ from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.ledger import Ledger
+from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.sessions import rewind
-from vllm_ascend.core.stock_caching import StockCaching
 from vllm_ascend.prefix_cache_config import load_config
 
 
 class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
-    """Coordinates any number of groups of any block sizes, compressed ones included.
+    """vLLM's own caching over any number of groups of any block sizes, compressed ones included.
+
+    It is corrected where it would read rows of other tokens. vLLM counts a draft layer's last row
+    as good for any continuation and gives a block of every hit up for it; here blocks know what
+    followed them. It frees windows as if the drafts of the step in flight were accepted. And it
+    enters what a connector has yet to load.
 
     Attributes:
         plan: What is in force.
@@ -51,10 +60,10 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         eagle_group_ids: Groups that may hold layers of a draft model.
         stats: What was counted so far.
         ledger: What every request has entered and copied.
-        lookup: Where a hit may end.
+        search: Where a hit may end.
+        lookup: The same on behalf of a request.
         confirmed_steps: What steps whose output is back have loaded and lost.
-        caching: What is entered, how long it stays, and who gets memory: as vLLM does it, or by
-            rank where any switch is on.
+        successors: What followed the blocks that hold rows of draft layers.
     """
 
     attention_groups = ()  # vLLM's own look-ups, which ours take the place of, find nothing
@@ -75,7 +84,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         scheduler_block_size: int | None = None,
         local_kv_retention_interval: int | None = None,
     ) -> None:
-        """Decide what is in force, and build pool, managers and parts.
+        """Decide what is in force, become a :class:`RankedCoordinator` if anything is, and build.
 
         Args:
             eagle_attn_layer_names: Layers of the draft model. Without them, and without a group
@@ -108,28 +117,26 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             scheduler_block_size=scheduler_block_size,
             interval=local_kv_retention_interval,
         )
+        if not plan.is_stock:
+            by_rank: Any = RankedCoordinator
+            self.__class__ = by_rank
         self.lcm_block_size = plan.alignment
         self.local_kv_retention_interval = plan.interval
         self.request_footprint = RequestFootprint(plan)
-        self.block_pool = self._make_pool(enable_kv_cache_events, metrics_collector)
+        self.block_pool = self._make_pool(
+            kv_cache_config.num_blocks,
+            enable_caching,
+            hash_block_size,
+            enable_kv_cache_events,
+            metrics_collector,
+        )
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )
         self._connect_parts()
 
-    def _make_pool(
-        self, has_events: bool, metrics_collector: KVCacheMetricsCollector | None
-    ) -> BlockPool:
-        arguments = (
-            self.kv_cache_config.num_blocks,
-            self.enable_caching,
-            self.hash_block_size,
-            has_events,
-            metrics_collector,
-        )
-        if self.plan.is_stock:
-            return BlockPool(*arguments)
-        return AscendBlockPool(*arguments, tells_front_end=self.plan.facts.tells_front_end)
+    def _make_pool(self, *arguments: Any) -> BlockPool:
+        return BlockPool(*arguments)
 
     def _connect_parts(self) -> None:
         plan, pool = self.plan, self.block_pool
@@ -148,44 +155,34 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.groups = describe_groups(self.single_type_managers, self.eagle_group_ids, plan)
         self.stats = CacheStats()
         event_log = getattr(pool, "event_log", None)
-        self.successors = successors = SuccessorHashes(plan.hash_tokens, event_log)
+        self.successors = SuccessorHashes(plan.hash_tokens, event_log)
         self.ledger = Ledger(has_connector=plan.facts.has_connector)
-        self.caching: StockCaching | RankedCaching
-        if plan.is_stock:
-            self.caching = StockCaching(self, self.groups, plan, successors, self.ledger)
-        else:
-            self.caching = RankedCaching(
-                pool, self.groups, plan, self.request_footprint, successors, self.stats, self.ledger
-            )
-        self.confirmed_steps = ConfirmedSteps(self.ledger, self.caching, self.single_type_managers)
+        self.confirmed_steps = ConfirmedSteps(self.ledger, self, self.single_type_managers)
         self.loaded_first = LoadedFirst()
         self.waiting_order: WaitingOrder | None = None  # the scheduler may ask for one
-        self._room_to_start = RoomToStart(self.caching.allocation, self.ledger, self.groups, plan)
-        self._view = CacheView(pool, plan, successors)
-        self.lookup = RequestLookup(plan, HitSearch(plan, self.groups, self._view))
+        self._room_to_start = RoomToStart(self.blocks_needed, self.ledger, self.groups, plan)
+        self.search = HitSearch(plan, self.groups, CacheView(pool, plan, self.successors))
+        self.lookup = RequestLookup(plan, self.search)
 
     # Look-up
 
     @contextmanager
     def looking_up(self, request: Request) -> Iterator[None]:
         """Name the request whose hashes are looked up inside."""
-        if self.ledger.has_connector:
-            self.ledger.record(request.request_id).request = request
-        self.caching.look_up_starts(request)
+        if self.ledger.has_connector or not self.plan.is_stock:
+            record = self.ledger.record(request.request_id)
+            record.request = request
+            # It may be let in behind another hit than the one before, which found no memory.
+            record.next_free = 0
         with self.lookup.on_behalf_of(request):
             yield
-
-    def ask_connector(self, query: ConnectorQuery) -> None:
-        """Ask before a hit ends inside a block; without it none does where there is a connector."""
-        self.lookup.connector = query
 
     def find_longest_cache_hit(
         self, block_hashes: list[BlockHash], max_cache_hit_length: int
     ) -> tuple:
         """Return the blocks of the longest hit, per group, and its length in tokens.
 
-        Some releases of vLLM expect a third number, see :meth:`VllmTerms.found
-        <vllm_ascend.core.plan.vllm_terms.VllmTerms.found>`.
+        Some releases of vLLM expect a third number (``VllmTerms.found``).
 
         The hit is a multiple of ``lcm_block_size``, ``max_cache_hit_length`` at most. The blocks
         (see :class:`~vllm_ascend.core.lookup.hit_search.Hit`) are only safe until the next
@@ -194,28 +191,18 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         started = perf_counter()
         hit = self.lookup.find(block_hashes, max_cache_hit_length)
         if self.lookup.request is not None:
-            self.caching.look_up_ends(self.lookup.request, hit)
+            self.note_hit(self.lookup.request, hit)
         self.stats.look_up_seconds.append(perf_counter() - started)
         return self.plan.terms.found(hit.blocks, hit.tokens)
 
-    def cached_tail(
-        self, block_hashes: Sequence[BlockHash], boundary: int
-    ) -> dict[int, dict[int, int]] | None:
-        """Return a boundary's tail as it is cached now: group -> ordinal -> block id.
-
-        ``None``: not all of it is. The blocks are only safe until the next allocation.
-        """
-        look_up = PrefixLookup(self._view, list(block_hashes))
-        tail: dict[int, dict[int, int]] = {}
-        for group in self.groups.windowed:
-            blocks, end = look_up.tail(group, boundary)
-            if end < boundary:
-                return None
-            ids = [block.block_id for block in blocks]
-            tail[group.id] = dict(zip(group.tail(boundary), ids, strict=True))
-        return tail
+    def note_hit(self, request: Request, hit: Hit) -> None:
+        """A request has been looked up. There are no junctions to remember."""
 
     # Memory
+
+    def blocks_needed(self, *args: Any, **kwargs: Any) -> int:
+        """Return the blocks that a request still needs for itself; see vLLM's base class."""
+        return super().get_num_blocks_to_allocate(*args, **kwargs)
 
     def get_num_blocks_to_allocate(
         self,
@@ -236,7 +223,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         Args:
             **told: What later releases tell as well: how many tokens are local, where prefill ends.
         """
-        need = self.caching.allocation.get_num_blocks_to_allocate(
+        need = self.blocks_needed(
             request_id,
             num_tokens,
             new_computed_blocks,
@@ -267,69 +254,85 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         the same hit rests on. vLLM goes through the groups one by one: what the first allocates
         for external tokens could be what the second is about to reference.
         """
-        if num_external_computed_tokens:
-            self.ledger.load_starts(request_id)
-        num_tokens = num_local_computed_tokens + num_external_computed_tokens
+        counts = (num_local_computed_tokens, num_external_computed_tokens)
+        if not num_external_computed_tokens:
+            self.take_hit(request_id, new_computed_blocks, *counts)
+            return
+        self.ledger.load_starts(request_id)
         held: list[KVCacheBlock] = []
-        for group in self.groups.all if num_external_computed_tokens else ():
-            skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
+        for group in self.groups.all:
+            skipped = group.manager.get_num_skipped_tokens(sum(counts)) // group.block_tokens
             held += new_computed_blocks[group.id][skipped:]
         self.block_pool.touch(held)
-        self.caching.take_hit(
-            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
-        )
+        self.take_hit(request_id, new_computed_blocks, *counts)
         self.block_pool.free_blocks(held)
-        if num_external_computed_tokens:
-            # With one more step in flight, windows leave loaded blocks before a failure is known.
-            record = self.ledger.record(request_id)
-            record.loading_block_ids = set(self.confirmed_steps.block_ids(request_id))
-            record.next_free = 0  # vLLM loads its whole window, of which less may be read
+        # With one more step in flight, windows leave loaded blocks before a failure is known.
+        record = self.ledger.record(request_id)
+        record.loading_block_ids = set(self.confirmed_steps.block_ids(request_id))
+        record.next_free = 0  # vLLM loads its whole window, of which less may be read
 
-    def allocate_new_blocks(self, *args: Any) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for more tokens; see vLLM's base class."""
-        return self.caching.allocation.allocate_new_blocks(*args)
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return the blocks that all running requests share, per group; see vLLM's base class."""
-        return self.caching.get_num_common_prefix_blocks(running_request_id)
+    def take_hit(self, *args: Any) -> None:
+        """Let a request in behind its hit; see vLLM's ``allocate_new_computed_blocks``."""
+        super().allocate_new_computed_blocks(*args)
 
     # Caching and freeing
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Enter what a request's first ``num_computed_tokens`` tokens fill."""
-        self.caching.cache_blocks(request, num_computed_tokens)
+        """Enter the full blocks of a request's first ``num_computed_tokens`` tokens."""
+        if self.ledger.has_connector:
+            self.ledger.open(self.ledger.record(request.request_id))
+            if self.ledger.awaits_load(request, num_computed_tokens):
+                return
+        record = self.ledger.records.get(request.request_id)
+        for group in self.groups.all:
+            end = num_computed_tokens
+            if record is not None and group.is_eagle:
+                end = min(end, record.end_before_stale(group))
+            enter_full_blocks(group, request, end, self.successors, self.plan.terms)
 
     def remove_skipped_blocks(
         self, request_id: str, total_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         """Free the blocks that every window has left behind.
 
+        Under async scheduling the count may include drafts of the step in flight. Should they be
+        rejected, the next step starts that much earlier, and so does its window.
+        Source: vllm-project/vllm#47728.
+
         Args:
             num_prompt_tokens: In releases that tell, for other kinds of windows.
         """
-        self.caching.remove_skipped_blocks(request_id, total_computed_tokens)
+        confirmed = max(total_computed_tokens - self.plan.num_unconfirmed_tokens, 0)
+        super().remove_skipped_blocks(request_id, confirmed)
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks."""
-        self.caching.free(request_id)
+        self._forget(request_id)
+        super().free(request_id)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Take a request's blocks from it, to be freed later and from the last one on.
 
         In later releases, where a step in flight may still write them beside a connector.
         """
-        return self.caching.pop_blocks_for_free(request_id)
+        self._forget(request_id)
+        return super().pop_blocks_for_free(request_id)
 
-    @contextmanager
-    def preempting(self, request_id: str) -> Iterator[None]:
-        """Within, a running request is freed that will come back.
+    def _forget(self, request_id: str) -> None:
+        self.successors.forget(request_id)
+        self.ledger.records.pop(request_id, None)
 
-        What it entered and has yet to write is withdrawn. What is known of its prompt stays.
-        """
-        self.caching.withdraw_unwritten(request_id)
-        rank = self.caching.rank_of(request_id)
-        yield
-        self.caching.resume(request_id, rank)
+    def lose(self, request_id: str) -> None:
+        """Enter nothing more of a request: it rests on blocks that could not be loaded."""
+        self.ledger.record(request_id).is_loading = True
+
+    def preempting(self, request_id: str) -> AbstractContextManager[None]:
+        """Within, a running request is freed that will come back."""
+        return nullcontext()  # nothing is withdrawn
+
+    def frees_withdraw(self) -> AbstractContextManager[None]:
+        """Within, a scheduler may free running requests itself."""
+        return nullcontext()
 
     @contextmanager
     def session_continues(self, session: Request, *, has_new_items: bool) -> Iterator[None]:
@@ -351,24 +354,12 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             session.num_computed_tokens = 0
             self.ledger.moves_on(session)
 
-    @contextmanager
-    def frees_withdraw(self) -> Iterator[None]:
-        """Within, a request that is freed loses its part of the step; see the method above.
-
-        For schedulers that free a running request themselves while they schedule.
-        """
-        self.caching.withdraws_freed = True
-        try:
-            yield
-        finally:
-            self.caching.withdraws_freed = False
-
     # Steps
 
     def new_step_starts(self) -> None:
         """A new step is started: the one before has been dispatched."""
         super().new_step_starts()
-        self.caching.new_step_starts()
+        self.settle(self.ledger.next_step())
         self.loaded_first.step_starts()
         self._room_to_start.step_starts()
         if not self.kv_cache_config.needs_kv_cache_zeroing:
@@ -377,9 +368,15 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             for manager in self.single_type_managers:
                 manager.new_block_ids.clear()
 
+    def settle(self, records: Iterable[RequestRecord]) -> None:
+        """What the step before writes may be read from now on. Nothing has waited for that."""
+
     def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
         """Return the copies that the step just scheduled must make first, ``None`` if none."""
-        return self.caching.take_block_copies()
+        return None
+
+    def release_copies(self, record: RequestRecord) -> None:
+        """The step that was told a request's copies has run. Nothing is copied."""
 
     def step_is_dispatched(self, output: SchedulerOutput) -> None:
         """The step has been scheduled, and is told to the workers as ``output``."""
@@ -387,4 +384,15 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def take_stats(self) -> CacheUpdate | None:
         """Return what was counted since the last call; ``None`` if nothing, or all is stock."""
-        return self.caching.take_stats()
+        return None
+
+
+class RankedCoordinator(RankedCaching, AscendHybridKVCacheCoordinator):
+    """Any switch is on: what is cached has a rank that says how long it stays."""
+
+    def _make_pool(self, *arguments: Any) -> BlockPool:
+        return AscendBlockPool(*arguments, tells_front_end=self.plan.facts.tells_front_end)
+
+    def _connect_parts(self) -> None:
+        super()._connect_parts()
+        self.connect_parts_by_rank()

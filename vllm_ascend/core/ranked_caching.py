@@ -9,26 +9,26 @@ passed), and until then a call costs one comparison.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
-from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.events.announcement import announced_groups
-from vllm_ascend.core.layout.groups import Group, Groups
+from vllm_ascend.core.group_managers import enter_full_blocks
+from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import is_compressed
 from vllm_ascend.core.lookup.hit_search import Blocks, Hit
 from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.successors import SuccessorHashes
-from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.core.policy.protection import is_returning
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.policy.units import KVCacheBlockCopy, Ordinal
-from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.freed_blocks import (
     PlacedBlock,
@@ -36,43 +36,35 @@ from vllm_ascend.core.retention.freed_blocks import (
     leave_behind,
     take_remaining_blocks,
 )
-from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import EnteredBlocks, RequestRecord, WaitingTails
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import TailCache
-from vllm_ascend.core.stock_caching import enter_full_blocks
 from vllm_ascend.kv_events.layout import EngineRules
 
 _NEVER = 1 << 62
 
 
-class RankedCaching:
+class RankedCaching(BlockAllocation, KVCacheCoordinator):
     """Caches what can be hit, with a rank that says how long.
+
+    It is put over the coordinator that works as vLLM's own, whose attributes it reads.
 
     Attributes:
         tails: Enters the tails of boundaries.
         sparse_state: Decides which blocks of compressor state are real.
         partial_hits: Hits that end inside a block.
-        allocation: Gives requests their blocks.
-        withdraws_freed: A request that is freed loses its part of the step being scheduled.
+        returning: Tells which prompts come again; ``None`` where nobody asks.
     """
 
-    def __init__(
-        self,
-        pool: AscendBlockPool,
-        groups: Groups,
-        plan: CachePlan,
-        footprint: RequestFootprint,
-        successors: SuccessorHashes,
-        stats: CacheStats,
-        ledger: Ledger,
-    ) -> None:
-        self._pool, self._groups, self._plan = pool, groups, plan
-        self._successors, self._stats = successors, stats
-        self._ledger, self._records = ledger, ledger.records
-        self.withdraws_freed = False
-        self._compressed = [is_compressed(spec) for spec in plan.specs]
+    successors: SuccessorHashes
+    stats: CacheStats
+    # A request that is freed loses its part of the step being scheduled.
+    _frees_withdraw = False
+
+    def connect_parts_by_rank(self) -> None:
+        """Build what ranks take, over the pool and groups that are there."""
+        pool, groups, plan = self.block_pool, self.groups, self.plan
         is_eagle = any(group.is_eagle for group in groups.all)
         lookahead = plan.hash_tokens if is_eagle else 0
         self.tails = TailCache(
@@ -82,13 +74,10 @@ class RankedCaching:
             lookahead=lookahead,
             # Somewhere inside of all blocks.
             least_gain=groups.tokens_for_a_tail(plan.whole_blocks + plan.alignment),
-            stats=stats,
+            stats=self.stats,
         )
-        self.sparse_state = SparseState(pool, groups.all, self.tails, ledger.records, plan)
-        self.partial_hits = PartialHits(pool, groups, plan, ledger)
-        self.allocation = BlockAllocation(
-            groups, plan, footprint, ledger.records, self.sparse_state, self.partial_hits
-        )
+        self.sparse_state = SparseState(pool, groups.all, self.tails, self.ledger.records, plan)
+        self.partial_hits = PartialHits(pool, groups, plan, self.ledger)
         self.returning: ReturningPrompts | None = None
         if groups.prefix and plan.config.remembers_given_up:
             finest = min(groups.prefix, key=lambda group: group.block_tokens)
@@ -98,30 +87,19 @@ class RankedCaching:
 
     def _describe_events(self) -> None:
         """Tell those who follow the cache's events what a hit takes."""
-        plan, log = self._plan, self._pool.event_log
+        plan, log = self.plan, self.block_pool.event_log
         if log is None:
             return
-        rules = EngineRules(
-            num_groups=len(self._groups.all),
-            alignment=plan.alignment,
-            hash_tokens=plan.hash_tokens,
-        )
-        log.describe(announced_groups(self._groups.all, plan.specs, rules), rules)
+        rules = EngineRules(len(self.groups.all), plan.alignment, plan.hash_tokens)
+        log.describe(announced_groups(self.groups.all, plan.specs, rules), rules)
 
     # Look-up
 
-    def look_up_starts(self, request: Request) -> None:
-        """A request looks for a hit, perhaps not for the first time."""
-        record = self._ledger.record(request.request_id)
-        record.request = request
-        # It may be let in behind another hit than the one before, which found no memory.
-        record.next_free = 0
-
-    def look_up_ends(self, request: Request, hit: Hit) -> None:
+    def note_hit(self, request: Request, hit: Hit) -> None:
         """Remember where the request leaves what is cached; its tail there is worth keeping."""
-        record = self._ledger.record(request.request_id)
+        record = self.ledger.record(request.request_id)
         record.num_hit_tokens, record.num_matched_tokens = hit.tokens, hit.matched
-        if self._groups.prefix:
+        if self.groups.prefix:
             record.junction = self.tails.rules.finish(hit.matched)
             record.missed_junction = record.junction > hit.resumable
 
@@ -132,22 +110,22 @@ class RankedCaching:
         # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
         # the blocks.
         tail = self.tails.tail_of_hit(blocks, num_local)
-        num_copies = self.allocation.take_hit(request_id, blocks, num_local, num_external)
-        self._stats.partial_hits += bool(num_copies)
+        num_copies = self.take_blocks(request_id, blocks, num_local, num_external)
+        self.stats.partial_hits += bool(num_copies)
         if not (num_local or num_external):
             return
-        record = self._ledger.record(request_id)
+        record = self.ledger.record(request_id)
         record.loaded = num_local, num_local + num_external
         if not num_local:
             return
         record.passed = record.cached = num_local
         if tail is not None:
-            for group in self._groups.retained:
+            for group in self.groups.retained:
                 record.freed[group.id] = Ordinal(group.tail(num_local).start)
             self.tails.keep_hit(record, tail)
         # They may have been there for marginal tails alone, or be somebody's who has yet to end.
-        for group in self._groups.prefix:
-            self._pool.keep(blocks[group.id][: num_local // group.block_tokens])
+        for group in self.groups.prefix:
+            self.block_pool.keep(blocks[group.id][: num_local // group.block_tokens])
         self.partial_hits.start_behind(record, num_local)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
@@ -156,8 +134,10 @@ class RankedCaching:
         Compressed rows are not read that way, so nobody has to count them in every step.
         """
         return [
-            0 if compressed else group.manager.get_num_common_prefix_blocks(running_request_id)
-            for group, compressed in zip(self._groups.all, self._compressed, strict=True)
+            0
+            if is_compressed(spec)
+            else group.manager.get_num_common_prefix_blocks(running_request_id)
+            for group, spec in zip(self.groups.all, self.plan.specs, strict=True)
         ]
 
     # Caching
@@ -168,28 +148,28 @@ class RankedCaching:
         Blocks are entered when they are scheduled, before they are computed, as in vLLM; except
         for what a hit would copy or read before that is done.
         """
-        record = self._records.get(request.request_id)
+        record = self.ledger.records.get(request.request_id)
         if record is None:
-            record = self._ledger.record(request.request_id)
+            record = self.ledger.record(request.request_id)
         elif num_computed_tokens < record.next_cache:  # as in most steps
             return
         record.request = request
         if not (record.next_cache or record.num_noted_tokens):
             self._note_start(request, record)
-        if self._ledger.awaits_load(request, num_computed_tokens):
+        if self.ledger.awaits_load(request, num_computed_tokens):
             return
         # A block can be named once the hash that covers it is complete.
-        named = align_down(num_computed_tokens, self._plan.hash_tokens)
-        record.next_cache = named + self._plan.hash_tokens
-        self._ledger.open(record)
-        terms = self._plan.terms
-        for group in self._groups.all:
+        named = align_down(num_computed_tokens, self.plan.hash_tokens)
+        record.next_cache = named + self.plan.hash_tokens
+        self.ledger.open(record)
+        terms = self.plan.terms
+        for group in self.groups.all:
             if not group.is_retained:
                 end = min(named, record.end_before_stale(group)) if group.is_eagle else named
-                ordinals = enter_full_blocks(group, request, end, self._successors, terms)
+                ordinals = enter_full_blocks(group, request, end, self.successors, terms)
                 record.entered.append(EnteredBlocks(group, ordinals))
             elif group.is_eagle:
-                self._successors.resolve_pending(group.id, request)
+                self.successors.resolve_pending(group.id, request)
         self.partial_hits.collect(record, request, named)
         tails = self.tails.advance(record, named)
         for group, ordinals in tails:
@@ -201,17 +181,17 @@ class RankedCaching:
         """Judge a request that is scheduled for the first time, if it looked for a hit at all."""
         if record.num_hit_tokens is None or request.num_preemptions:
             return
-        self._stats.note_start(
+        self.stats.note_start(
             request.num_prompt_tokens, record.num_hit_tokens, missed_junction=record.missed_junction
         )
         if self.returning is None or not self.returning.includes(
             request, record.num_matched_tokens
         ):
             return
-        if self._plan.config.eviction == "protect":
+        if self.plan.config.eviction == "protect":
             self.tails.protect(record)
         _, loaded = record.loaded
-        self._stats.lost_prompts += not is_returning(
+        self.stats.lost_prompts += not is_returning(
             max(record.num_hit_tokens, loaded), request.num_prompt_tokens
         )
 
@@ -221,7 +201,7 @@ class RankedCaching:
             blocks = group.manager.req_to_blocks[request.request_id]
             for ordinal in ordinals:
                 end_tokens = (ordinal + 1) * group.block_tokens
-                self._successors.remember(group.id, request, blocks[ordinal], end_tokens)
+                self.successors.remember(group.id, request, blocks[ordinal], end_tokens)
 
     def withdraw_unwritten(self, request_id: str) -> None:
         """Take back what a request entered in the step being scheduled and has yet to write.
@@ -229,7 +209,7 @@ class RankedCaching:
         Called when it is preempted: its part of the step will not run, so nobody will ever write
         what the blocks' keys promise. What it keeps of earlier steps stays; others may hold it.
         """
-        record = self._records.get(request_id)
+        record = self.ledger.records.get(request_id)
         if record is None:
             return
         self._drop_waiting(record)
@@ -237,18 +217,18 @@ class RankedCaching:
             assert record.request is not None, "its blocks are entered, so it has named itself"
             written = record.request.num_computed_tokens // group.block_tokens
             blocks = group.manager.req_to_blocks[request_id]
-            self._pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})
+            self.block_pool.evict_blocks({blocks[i].block_id for i in ordinals if i >= written})
         record.entered.clear()
 
     def lose(self, request_id: str) -> None:
         """Enter nothing more of a request: it rests on blocks that could not be loaded."""
-        record = self._ledger.record(request_id)
+        record = self.ledger.record(request_id)
         record.is_loading = True
         self._drop_waiting(record)
 
     def _drop_waiting(self, record: RequestRecord) -> None:
         """Drop what was to be entered when the next step starts: it will not be written."""
-        log, waiting = self._pool.event_log, record.waiting
+        log, waiting = self.block_pool.event_log, record.waiting
         record.waiting = []
         if log is None:
             return
@@ -269,32 +249,34 @@ class RankedCaching:
         for entry in waiting:
             group = entry.group
             if not isinstance(entry, WaitingTails):
-                self._pool.granules.enter(group.id, entry.block, entry.granules)
+                self.block_pool.granules.enter(group.id, entry.block, entry.granules)
                 continue
             assert record.request is not None, "its blocks wait, so it has named itself"
             blocks = group.manager.req_to_blocks[record.request.request_id]
             where = (group.block_tokens, group.id)
-            new = self._pool.enter(record.request, blocks, entry.ordinals, *where, entry.rank)
+            new = self.block_pool.enter(record.request, blocks, entry.ordinals, *where, entry.rank)
             # They were told when they began to wait; not those that were evicted meanwhile.
-            self._pool.announce(record.request, blocks, new, *where)
+            self.block_pool.announce(record.request, blocks, new, *where)
             self._note_successors(record.request, group, entry.ordinals)
 
     # Freeing
 
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+    def remove_skipped_blocks(
+        self, request_id: str, total_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
         """Free the blocks that every window has left behind; see vLLM's base class.
 
         A boundary passed by drafts is dealt with once they are accepted: until then its tail is
         held as well. Prompts hold none, and a pool may have no block to spare for them.
         """
-        record, confirmed = self._records.get(request_id), total_computed_tokens
+        record, confirmed = self.ledger.records.get(request_id), total_computed_tokens
         if record is not None and confirmed < record.next_free:  # as in most steps
             return
         request = None if record is None else record.request
         if request is None or total_computed_tokens > request.num_prompt_tokens:
-            confirmed = max(total_computed_tokens - self._plan.num_unconfirmed_tokens, 0)
+            confirmed = max(total_computed_tokens - self.plan.num_unconfirmed_tokens, 0)
         if record is None:
-            for group in self._groups.windowed:
+            for group in self.groups.windowed:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
             return
         if confirmed < record.next_free:
@@ -302,13 +284,13 @@ class RankedCaching:
         if record.waiting:  # A request that a connector hands over ends here, before the next step.
             self._settle(record)
         # A connector may write into a block at once, beside the steps that still read it.
-        in_flight = 0 if request is None else self._plan.terms.in_flight_tokens(request)
+        in_flight = 0 if request is None else self.plan.terms.in_flight_tokens(request)
         settled = max(confirmed - in_flight, 0)
         record.next_free = _NEVER
         left: list[PlacedBlock] = []
-        for group in self._groups.windowed:
+        for group in self.groups.windowed:
             if group.is_retained:
-                left += leave_behind(group, record, request_id, settled, self._pool.null_block)
+                left += leave_behind(group, record, request_id, settled, self.block_pool.null_block)
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
@@ -316,50 +298,69 @@ class RankedCaching:
             freed = deep_first(left)
             # Most of what a window leaves behind can never be hit: it is handed out next.
             scratch = [block for block in freed if block._block_hash is None]
-            self._pool.free_blocks(scratch, prepend=True)
+            self.block_pool.free_blocks(scratch, prepend=True)
             if len(scratch) < len(freed):
-                self._pool.free_blocks([b for b in freed if b._block_hash is not None])
+                self.block_pool.free_blocks([b for b in freed if b._block_hash is not None])
 
     def free(self, request_id: str) -> None:
         """Free a request's blocks, deep ones first over all groups, and refresh what it keeps."""
         if blocks := self._take_all(request_id):
-            self._pool.free_blocks(blocks)
+            self.block_pool.free_blocks(blocks)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Take a request's blocks from it, in the reverse order of :meth:`free`."""
         return self._take_all(request_id)[::-1]
 
     def _take_all(self, request_id: str) -> list[KVCacheBlock]:
-        if self.withdraws_freed:
+        if self._frees_withdraw:
             self.withdraw_unwritten(request_id)
-        self._successors.forget(request_id)
-        record = self._records.get(request_id)
+        self.successors.forget(request_id)
+        record = self.ledger.records.get(request_id)
         if record is not None:
             self._settle(record)
             self.partial_hits.end(record)
-            del self._records[request_id]
+            del self.ledger.records[request_id]
         held: list[PlacedBlock] = []
         ended = () if record is None else self.tails.finish(record)
         for entry in ended:
             if entry.block.ref_cnt == 0:
-                self._pool.refresh(entry.block)
+                self.block_pool.refresh(entry.block)
                 held.append((entry.start_token, entry.block))
-        for group in self._groups.all:
-            blocks = take_remaining_blocks(group, record, request_id, self._pool.null_block)
+        for group in self.groups.all:
+            blocks = take_remaining_blocks(group, record, request_id, self.block_pool.null_block)
             if record is not None and group.is_downward_closed:
                 self._rank_rows(blocks, record)
             held += blocks
             group.manager.free(request_id)
         return deep_first(held)
 
+    @contextmanager
+    def preempting(self, request_id: str) -> Iterator[None]:
+        """Within, a running request is freed that will come back.
+
+        What it entered and has yet to write is withdrawn. What is known of its prompt stays.
+        """
+        self.withdraw_unwritten(request_id)
+        rank = self.ledger.record(request_id).rank
+        yield
+        self.resume(request_id, rank)
+
     def resume(self, request_id: str, rank: Rank) -> None:
         """A request was preempted and will come back; what it keeps had the given rank."""
-        record = self._ledger.record(request_id)
+        record = self.ledger.record(request_id)
         record.rank, record.is_resumed = rank, True
 
-    def rank_of(self, request_id: str) -> Rank:
-        """Return the rank of the tails that a request keeps."""
-        return self._ledger.record(request_id).rank
+    @contextmanager
+    def frees_withdraw(self) -> Iterator[None]:
+        """Within, a request that is freed loses its part of the step being scheduled.
+
+        For schedulers that free a running request themselves while they schedule.
+        """
+        self._frees_withdraw = True
+        try:
+            yield
+        finally:
+            self._frees_withdraw = False
 
     def _rank_rows(self, rows: list[PlacedBlock], record: RequestRecord) -> None:
         """Rank the rows of a finished request."""
@@ -368,24 +369,24 @@ class RankedCaching:
             num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
             if num_kept and self.partial_hits.note_end(rows[num_kept - 1][1], request, end_of_kept):
                 num_kept -= 1
-            self._pool.let_go(block for _, block in rows[num_kept:])
+            self.block_pool.let_go(block for _, block in rows[num_kept:])
         if record.rank is Rank.PROTECTED:
-            self._pool.protect(block for _, block in rows[:num_kept])
+            self.block_pool.protect(block for _, block in rows[:num_kept])
 
     # Steps
 
-    def new_step_starts(self) -> None:
+    def settle(self, records: Iterable[RequestRecord]) -> None:
         """The step before has been dispatched: what it writes may be read from now on."""
-        for record in self._ledger.next_step():
+        for record in records:
             self._settle(record)
-            if not self._ledger.has_connector:
+            if not self.ledger.has_connector:
                 self.partial_hits.release(record)
         self.sparse_state.release_spares()
 
     def take_block_copies(self) -> list[KVCacheBlockCopy] | None:
         """Return the copies that the step just scheduled must make first, ``None`` if none."""
-        copies = self._ledger.copies_to_tell()
-        self._stats.copied_blocks += len(copies)
+        copies = self.ledger.copies_to_tell()
+        self.stats.copied_blocks += len(copies)
         return copies or None
 
     def release_copies(self, record: RequestRecord) -> None:
@@ -394,8 +395,8 @@ class RankedCaching:
 
     def take_stats(self) -> CacheUpdate | None:
         """Return what was counted since the last call; ``None`` if nothing was."""
-        queue = self._pool.free_block_queue
+        queue = self.block_pool.free_block_queue
         # -1: the null block is nobody's.
-        used = self._pool.num_gpu_blocks - 1 - queue.num_free_blocks
+        used = self.block_pool.num_gpu_blocks - 1 - queue.num_free_blocks
         evicted = queue.num_handed_out[1:]  # from spare on
-        return self._stats.take((used, *queue.num_free_by_tier), evicted)
+        return self.stats.take((used, *queue.num_free_by_tier), evicted)

@@ -32,6 +32,7 @@ from vllm_ascend.core.admission.waiting_queues import (
 from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, blocks_of_caches
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.core.loads_under_reset import (
     frees_are_delayed,
@@ -58,13 +59,26 @@ _TIER_IS_LEFT = (
 _YIELD_S = 0.001
 
 
+def with_caching(scheduler: Scheduler) -> None:
+    """Put :class:`CachingScheduler` over a scheduler's class, and over its manager's what is ours.
+
+    They have been built with this project's coordinator; whoever chose their classes.
+    """
+    ours: tuple[tuple[Any, Any], ...] = (
+        (scheduler.kv_cache_manager, CachingKVCacheManager),
+        (scheduler, CachingScheduler),
+    )
+    for built, mixin in ours:
+        built.__class__ = _put_over(built.__class__, mixin)
+
+
 @cache
-def with_caching(scheduler: Any) -> Any:
-    """Return a class of schedulers with :class:`CachingScheduler` over it, under its own name."""
-    if issubclass(scheduler, CachingScheduler):
-        return scheduler
-    own = {"__module__": scheduler.__module__, "__qualname__": scheduler.__qualname__}
-    return type(scheduler)(scheduler.__name__, (CachingScheduler, scheduler), own)
+def _put_over(theirs: Any, ours: Any) -> Any:
+    """Return a class of vLLM's or vllm-ascend's with ours over it, under its own name."""
+    if issubclass(theirs, ours):
+        return theirs
+    own = {"__module__": theirs.__module__, "__qualname__": theirs.__qualname__}
+    return type(theirs)(theirs.__name__, (ours, theirs), own)
 
 
 def our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:
@@ -221,7 +235,7 @@ def _evict_behind(scheduler: Scheduler, requests: list[Request], lost: Set[int])
     manager = scheduler.kv_cache_manager
     block_tokens = [tokens_per_block(spec) for spec in group_specs(scheduler.kv_cache_config)]
     for request in requests:
-        manager.coordinator.caching.lose(request.request_id)
+        manager.coordinator.lose(request.request_id)
         tables = manager.get_block_ids(request.request_id)
         manager.evict_blocks(blocks_to_evict(tables, block_tokens, lost))
 

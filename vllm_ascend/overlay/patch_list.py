@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from vllm_ascend.patch.table import Add, AddField, Override, Patch, Rebind
 from vllm_ascend.releases import SUPPORTED, Release
@@ -83,25 +82,21 @@ def render(patches: Sequence[Patch]) -> str:
 
     A row has ``target``, ``feature``, ``why`` and ``kind`` (one of the five above), and, if the
     patch has them, ``superseded_by``, ``aliases`` and ``keepers``. The original's digests are in
-    :mod:`vllm_ascend.releases`. A target that is declared twice is one row, that of the addition:
-    the releases that take the overlay lack the original.
+    :mod:`vllm_ascend.releases`.
     """
-    rows: dict[str, dict[str, Any]] = {patch.target: {} for patch in patches}
-    for patch in sorted(patches, key=lambda patch: not isinstance(patch, Add)):
-        row = rows[patch.target]
-        of_both = {
-            name: [*dict.fromkeys((*row.get(name, ()), *getattr(patch, name, ())))]
-            for name in ("aliases", "keepers")
-        }
+    rows = []
+    for patch in patches:
         told = {
             "target": patch.target,
             "feature": patch.feature,
             "why": patch.why,
             "kind": kind_of(patch),
             "superseded_by": patch.superseded_by,
+            "aliases": getattr(patch, "aliases", ()),
+            "keepers": getattr(patch, "keepers", ()),
         }
-        row |= {name: value for name, value in (told | row | of_both).items() if value}
-    return json.dumps([*rows.values()], indent=1) + "\n"
+        rows.append({name: value for name, value in told.items() if value})
+    return json.dumps(rows, indent=1) + "\n"
 
 
 def kind_of(patch: Patch) -> str:

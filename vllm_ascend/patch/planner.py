@@ -61,8 +61,6 @@ def statuses(patches: Sequence[Patch], release: Release, left: Set[str]) -> list
             status, reason = NOT_AVAILABLE, release.absent[patch.target]
         elif patch.target in left:
             status, reason = LEFT_TO_VLLM, "vllm-ascend has put its own in vLLM's place"
-        elif not release.takes(patch, patches):
-            continue  # its twin has a row
         rows.append(PatchStatus(patch.target, patch.feature, status, reason))
     return rows
 

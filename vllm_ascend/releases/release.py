@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no 
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
 
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
-from vllm_ascend.patch.table import Add, Patch, Wrap
+from vllm_ascend.patch.table import Patch, Wrap
 
 Digests = str | tuple[str, ...]
 """Source digests (see :func:`~vllm_ascend.patch.table.source_digest`), any of which will do."""
@@ -91,7 +91,8 @@ class Release(VllmTerms):
 
         An original that neither the release nor the patch names has none: the patch fits nothing.
         """
-        return tuple(self._as_here(patch) for patch in patches if self.takes(patch, patches))
+        left = self.native.keys() | self.absent.keys()
+        return tuple(self._as_here(patch) for patch in patches if patch.target not in left)
 
     def _as_here(self, patch: Patch) -> Patch:
         """Return a patch with the digests that its original has here, and with who holds it."""
@@ -100,20 +101,6 @@ class Release(VllmTerms):
             patch = replace(patch, aliases=holders)
         digests = self.digests_of(patch.target) or patch.upstream_sha256
         return replace(patch, upstream_sha256=digests)
-
-    def takes(self, patch: Patch, patches: Sequence[Patch]) -> bool:
-        """Whether the release takes one of ``patches``.
-
-        What one release lacks and another has to have changed is declared twice, as an addition and
-        as an override: the release whose original is known takes the override.
-        """
-        target = patch.target
-        if target in self.native or target in self.absent:
-            return False
-        twins = {type(p) for p in patches if p.target == target}
-        if len(twins) == 1:
-            return True
-        return isinstance(patch, Add) != bool(self.digests_of(target))
 
     def digests_of(self, target: str) -> tuple[str, ...]:
         """Return the digests that the original of ``"module:name"`` may have; none: unknown."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
     from vllm.v1.request import Request
 
+    from vllm_ascend.core.policy.units import KVCacheBlockCopy
+
 UTILS = "vllm.v1.core.kv_cache_utils"
 _MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
@@ -54,7 +56,6 @@ HANDED_OVER: Mapping[str, str] = {
 }
 RETENTION_IN_VLLM: Mapping[str, str] = {
     f"{UTILS}:FreeKVCacheBlockQueue.prepend_n": "prepend_n is vLLM's own",
-    f"{_POOL}.scratch_first": _FRONT,
     f"{_POOL}.__init__": _FRONT,
     f"{_POOL}.free_blocks": _FRONT,
     f"{_POOL}.cache_full_blocks": "cache_full_blocks(block_mask) is vLLM's own",
@@ -64,9 +65,6 @@ RETENTION_IN_VLLM: Mapping[str, str] = {
     f"{_MANAGERS}:SingleTypeKVCacheManager.reachable_block_mask": _REACHABLE,
     f"{_MANAGERS}:SlidingWindowManager.reachable_block_mask": _REACHABLE,
     f"{_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit": _REACHABLE,
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
-        "the KV cache manager is told the scheduler's block size"
-    ),
     "vllm.v1.engine.core:EngineCore._reset_caches": "it resets the connector as well",
 }
 SPECS_OF_VLLM_ASCEND: Mapping[str, str] = {
@@ -76,6 +74,11 @@ SPECS_OF_VLLM_ASCEND: Mapping[str, str] = {
     f"{_LAYERS}.deepseek_compressor:CompressorStateCache": OWN_LAYERS,
     f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": OWN_LAYERS,
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": OWN_LAYERS,
+}
+NO_COPIES: Mapping[str, str] = {
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies": (
+        "vLLM's managers copy nothing"
+    ),
 }
 COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -291,6 +294,9 @@ class BlocksOfTokens(Release):
     def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
         # 0: where requests leave a cached prefix is remembered with the request.
         return blocks, num_tokens, 0
+
+    def copies_told(self, copies: list[KVCacheBlockCopy] | None) -> Any:
+        return copies or [], []  # no blocks of vLLM's own to free behind them
 
 
 class SpecRegistry(Release):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.releases.blocks_of_rows import BlocksOfRows
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME
+from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME, NO_COPIES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,10 +35,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "BlockPool.free_blocks": "725bca2874bfa3e2",
     },
     "vllm.v1.core.kv_cache_coordinator": {"get_kv_cache_coordinator": "3eb560f5836a5026"},
-    "vllm.v1.core.kv_cache_manager": {
-        "KVCacheManager.__init__": "bf8b98366d9722c8",
-        "KVCacheManager.get_computed_blocks": "431438b9b2e3914e",
-    },
+    "vllm.v1.core.kv_cache_manager": {"KVCacheManager.get_computed_blocks": "431438b9b2e3914e"},
     "vllm.v1.core.kv_cache_utils": {
         "_get_kv_cache_config_deepseek_v4": "2b964a158cdb46d5",
         "_get_kv_cache_groups_uniform_groups": "0f2f756047c2ea7e",
@@ -162,6 +159,7 @@ class Vllm0202(BlocksOfRows):
             "our block table empties rows that moved"
         ),
     }
+    absent: ClassVar[Mapping[str, str]] = NO_COPIES
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:
         from vllm.v1.core import single_type_kv_cache_manager as managers

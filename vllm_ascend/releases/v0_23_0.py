@@ -141,6 +141,7 @@ class Vllm0230(BlocksOfRows, SpecRegistry, RoomForPrefills):
         **shared.HANDED_OVER,
     }
     absent: ClassVar[Mapping[str, str]] = {
+        **shared.NO_COPIES,
         f"{shared.DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
         f"{shared.DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
         f"{shared.DSA_CP}.build_req_metadata": _WHOLE_TABLES,

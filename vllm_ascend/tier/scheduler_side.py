@@ -100,7 +100,7 @@ class TierScheduler:
 
         self.note_junction = note
         self._stores.stale_tokens = stale_tokens
-        self._stores.cached_tail = coordinator.cached_tail
+        self._stores.cached_tail = coordinator.search.cached_tail
 
     def tell_stored(self, note: Callable[[bytes, Request, int], None]) -> None:
         """Say who is told as well of what can be loaded; see ``StoreOrders.on_stored``."""

@@ -278,7 +278,7 @@ def _check_windows(kv_cache_manager: KVCacheManager) -> None:
     # Nobody has to have room for what spare tails are given for a step.
     spares: Counter[tuple[int, str]] = Counter()
     if not coordinator.plan.is_stock:
-        given = coordinator.caching.sparse_state.spares()
+        given = coordinator.sparse_state.spares()
         spares.update((group.id, request_id) for request_id, group, _ in given)
     for manager in coordinator.single_type_managers:
         group_id = manager.kv_cache_group_id

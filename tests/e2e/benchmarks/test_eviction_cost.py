@@ -17,6 +17,6 @@ def test_each_side_has_its_own_order(
         monkeypatch.setenv("VLLM_ASCEND_EVICTION", left_over)
     protects = []
     for order in ORDERS:
-        caching = build(4, order).kv_cache_manager.coordinator.caching
+        caching = build(4, order).kv_cache_manager.coordinator
         protects.append(caching.returning is not None)
     assert protects == [False, True]

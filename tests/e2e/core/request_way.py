@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager
 from vllm_ascend.core.lookup.hit_search import HitSearch, RequestLookup
 from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
@@ -36,6 +37,8 @@ PARTS = (
     TailCache,
     AscendBlockPool,
 )
+# What is put over a part, and is one thing with it.
+_OVER: dict[type, tuple[type, ...]] = {KVCacheManager: (CachingKVCacheManager,)}
 # Questions about what is known, asked in passing.
 _ANSWERS = {
     "create_kv_cache_blocks",
@@ -94,7 +97,8 @@ def _codes_of_parts() -> dict[CodeType, tuple[str, str]]:
     """Return code -> part and name, of the public methods of all parts."""
     codes: dict[CodeType, tuple[str, str]] = {}
     for part in PARTS:
-        for name, value in vars(part).items():
+        methods = [item for cls in (part, *_OVER.get(part, ())) for item in vars(cls).items()]
+        for name, value in methods:
             code = getattr(getattr(value, "__wrapped__", value), "__code__", None)
             if code is not None and not name.startswith("_") and name not in _ANSWERS:
                 codes[code] = (part.__name__, name)

@@ -103,7 +103,7 @@ def test_spare_tails_are_thinned_to_ever_rounder_boundaries(
     spares = [n * bench.alignment for n in range(1, last)]
     prompt = random_prompt(1, last * bench.alignment + 1)
     bench.hit(prompt)
-    unit = bench.engine.manager.coordinator.caching.tails.spare_unit
+    unit = bench.engine.manager.coordinator.tails.spare_unit
     stages: set[int] = set()
     lost: list[int] = []
     for number in range(2, 200):

@@ -20,7 +20,8 @@ from tests.e2e.core.configurations import Configuration, grid
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.workload import Workload
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.kv_cache_coordinator import RankedCoordinator
+from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.dry_run.worker import SamplingWorker
 from vllm_ascend_evaluation.oracle import IntegrityError, OracleOptions
 
@@ -103,16 +104,16 @@ def test_a_request_id_that_is_kept_is_found(
 ) -> None:
     """The smallest leak: a string per request."""
     freed: list[str] = []
-    free = AscendHybridKVCacheCoordinator.free
+    free = RankedCoordinator.free
 
-    def free_and_keep(self: AscendHybridKVCacheCoordinator, request_id: str) -> None:
+    def free_and_keep(self: RankedCoordinator, request_id: str) -> None:
         free(self, request_id)
         freed.append(request_id)
 
     cell = _CELLS["dsv4-rows-plain-best"]
     switch(cell.environment)
     traffic = Traffic(cell)
-    monkeypatch.setattr(AscendHybridKVCacheCoordinator, "free", free_and_keep)
+    monkeypatch.setattr(RankedCoordinator, "free", free_and_keep)
     coordinator = traffic.engine.manager.coordinator
     coordinator.freed = freed
     entries, _ = traffic.serve(50)
@@ -123,14 +124,14 @@ def test_a_request_id_that_is_kept_is_found(
     }
 
 
-def remember_records(self: AscendHybridKVCacheCoordinator, request_id: str) -> None:
-    self.caching.free(request_id)
+def remember_records(self: RankedCoordinator, request_id: str) -> None:
+    RankedCaching.free(self, request_id)
     self.ledger.record(request_id)
 
 
-def remember_successors(self: AscendHybridKVCacheCoordinator, request_id: str) -> None:
+def remember_successors(self: RankedCoordinator, request_id: str) -> None:
     pending = self.successors._pending.get(request_id)
-    self.caching.free(request_id)
+    RankedCaching.free(self, request_id)
     if pending:
         self.successors._pending[request_id] = pending
 
@@ -148,6 +149,6 @@ def test_a_request_that_is_remembered_is_found_where_all_have_ended(
 ) -> None:
     cell = _CELLS[name]
     switch(cell.environment)
-    monkeypatch.setattr(AscendHybridKVCacheCoordinator, "free", free)
+    monkeypatch.setattr(RankedCoordinator, "free", free)
     with pytest.raises(IntegrityError, match=told):
         Traffic(cell).serve(50)

@@ -22,7 +22,7 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.workload import Workload
 from tests.release_marks import is_native
 from vllm_ascend.core import kv_cache_coordinator, ranked_caching
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator, RankedCoordinator
 from vllm_ascend.core.layout.specs import is_downward_closed, tokens_per_block
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.lookup.successors import SuccessorHashes
@@ -129,14 +129,14 @@ def ignore_successors(patch: pytest.MonkeyPatch) -> None:
 
 def lend_states_of_this_step(patch: pytest.MonkeyPatch) -> None:
     """Rest a hit on compressor state that the same step has yet to write."""
-    original = AscendHybridKVCacheCoordinator.cache_blocks
+    original = RankedCoordinator.cache_blocks
 
     def cache_blocks(self, request, num_computed_tokens) -> None:
         original(self, request, num_computed_tokens)
         if record := self.ledger.records.get(request.request_id):
-            self.caching._settle(record)
+            self._settle(record)
 
-    patch.setattr(AscendHybridKVCacheCoordinator, "cache_blocks", cache_blocks)
+    patch.setattr(RankedCoordinator, "cache_blocks", cache_blocks)
 
 
 def free_windows_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -163,11 +163,9 @@ def free_the_window_that_an_open_one_overlaps(patch: pytest.MonkeyPatch) -> None
 
 def trust_drafts_in_flight(patch: pytest.MonkeyPatch) -> None:
     """Free windows as if drafts that are still being verified were accepted."""
-    patch.setattr(
-        AscendHybridKVCacheCoordinator,
-        "remove_skipped_blocks",
-        HybridKVCacheCoordinator.remove_skipped_blocks,
-    )
+    vllms = HybridKVCacheCoordinator.remove_skipped_blocks
+    for coordinator in (AscendHybridKVCacheCoordinator, RankedCoordinator):
+        patch.setattr(coordinator, "remove_skipped_blocks", vllms)
 
 
 # Bugs in the pool and the keys.

@@ -14,7 +14,7 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
-from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator, RankedCoordinator
 from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
@@ -164,14 +164,14 @@ def trust_drafts_in_sparse_state(patch: pytest.MonkeyPatch) -> None:
 
 def release_spare_state_at_once(patch: pytest.MonkeyPatch) -> None:
     """Give the state of spare tails away before the step that writes it has been dispatched."""
-    original = AscendHybridKVCacheCoordinator.allocate_new_blocks
+    original = RankedCoordinator.allocate_new_blocks
 
     def allocate_new_blocks(self, *args, **kwargs):
         new_blocks = original(self, *args, **kwargs)
-        self.caching.sparse_state.release_spares()
+        self.sparse_state.release_spares()
         return new_blocks
 
-    patch.setattr(AscendHybridKVCacheCoordinator, "allocate_new_blocks", allocate_new_blocks)
+    patch.setattr(RankedCoordinator, "allocate_new_blocks", allocate_new_blocks)
 
 
 BUGS = (

@@ -73,7 +73,7 @@ def test_however_long_a_flood_is_it_protects_nothing_of_its_own(
     for seed in range(3):
         flood(bench, seed)
         assert tier(bench, Rank.PROTECTED) == []
-        assert bench.engine.manager.coordinator.caching.returning is not None
+        assert bench.engine.manager.coordinator.returning is not None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -15,7 +15,7 @@ from vllm_ascend_evaluation.oracle import IntegrityError
 def ranks_of_tail(bench: Bench, prompt: list[int], boundary: int) -> set[Rank]:
     """Return the ranks of the tail that a hit which ends at a boundary rests on."""
     coordinator, blocks = bench.engine.manager.coordinator, bench.blocks_of_hit(prompt, boundary)
-    tail = coordinator.caching.tails.tail_of_hit(blocks, boundary)
+    tail = coordinator.tails.tail_of_hit(blocks, boundary)
     return {coordinator.block_pool.rank(entry.block) for entry in tail.blocks}
 
 

@@ -71,7 +71,7 @@ class Bench:
             self.step()
         self.add("again", prompt + self.prompt(CHUNK_TOKENS))
         self.step()
-        found = self.scheduler.kv_cache_manager.coordinator.caching._records["again"].num_hit_tokens
+        found = self.scheduler.kv_cache_manager.coordinator.ledger.records["again"].num_hit_tokens
         assert found, "it has found a hit, and no memory to go on behind it"
         hit = self.run()["again"]
         assert hit < found
@@ -99,6 +99,6 @@ def test_a_window_that_keeps_everything_is_noticed(switch: Callable) -> None:
     bench = Bench(2000)
     bench.add("first", bench.prompt(PROMPT_TOKENS))
     bench.step()
-    bench.scheduler.kv_cache_manager.coordinator.caching._records["first"].next_free = 1 << 62
+    bench.scheduler.kv_cache_manager.coordinator.ledger.records["first"].next_free = 1 << 62
     with pytest.raises(IntegrityError, match=r"first holds .* blocks of group 2, whose window"):
         bench.run()

@@ -11,13 +11,19 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.group_managers import get_manager_for_kv_cache_spec
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
-from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import tokens_per_block
+from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan, describe_groups
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.ranked_caching import RankedCaching
+from vllm_ascend.core.reporting.cache_stats import CacheStats
+from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.releases import running_release
 
 _SHAPE = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.bfloat16}
@@ -90,3 +96,27 @@ def make_groups(
         changes_caching=changes_caching,
     )
     return list(describe_groups(managers, draft_groups, plan).all)
+
+
+class Caching(RankedCaching):
+    """Caching by rank, without the coordinator that it is put over."""
+
+    def __init__(
+        self,
+        pool: AscendBlockPool,
+        groups: Groups,
+        plan: CachePlan,
+        *,
+        has_connector: bool = False,
+    ) -> None:
+        self.block_pool, self.groups, self.plan = pool, groups, plan
+        self.request_footprint, self.stats = RequestFootprint(plan), CacheStats()
+        self.successors = SuccessorHashes(plan.hash_tokens)
+        self.ledger = Ledger(has_connector=has_connector)
+        self.connect_parts_by_rank()
+
+    def find_longest_cache_hit(self, *_):
+        raise NotImplementedError
+
+    def new_step_starts(self) -> None:
+        self.settle(self.ledger.next_step())

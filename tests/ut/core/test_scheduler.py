@@ -8,13 +8,16 @@ import pickle
 
 import pytest
 from vllm.config import SchedulerConfig
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core import layouts
-from vllm_ascend.core.scheduler import CachingScheduler, our_coordinator, with_caching
+from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager
+from vllm_ascend.core.scheduler import CachingScheduler, our_coordinator
 from vllm_ascend.dry_run import scheduler as dry_run
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 from vllm_ascend.prefix_cache_config import VARIABLES
@@ -36,7 +39,9 @@ def built(*, is_async: bool = False) -> Scheduler:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_with_nothing_set_it_is_vllms_own_class(is_async):
-    assert type(built(is_async=is_async)) is (AsyncScheduler if is_async else Scheduler)
+    scheduler = built(is_async=is_async)
+    assert type(scheduler) is (AsyncScheduler if is_async else Scheduler)
+    assert type(scheduler.kv_cache_manager) is KVCacheManager
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -48,7 +53,11 @@ def test_with_our_coordinator_it_is_put_over_the_chosen_class(is_async, monkeypa
     assert type(scheduler).__mro__[1:3] == (CachingScheduler, plain)
     assert isinstance(scheduler, plain) and isinstance(scheduler, SchedulerInterface)
     assert type(scheduler).__qualname__ == plain.__qualname__
-    assert type(scheduler) is with_caching(plain), "one class per class, however many schedulers"
+    manager = scheduler.kv_cache_manager
+    assert type(manager).__mro__[1:3] == (CachingKVCacheManager, KVCacheManager)
+    another = built(is_async=is_async)
+    assert type(scheduler) is type(another), "one class per class, however many schedulers"
+    assert type(manager) is type(another.kv_cache_manager)
 
 
 def test_over_a_class_of_somebody_elses_whose_methods_call_no_super(monkeypatch):
@@ -56,13 +65,19 @@ def test_over_a_class_of_somebody_elses_whose_methods_call_no_super(monkeypatch)
     monkeypatch.setenv(PROFILE, "best")
     calls = []
 
+    class TheirManager(KVCacheManager):
+        pass
+
     class Theirs(Scheduler):
         def _update_after_schedule(self, scheduler_output):
             calls.append(self.kv_cache_manager.coordinator.ledger._dispatched is not None)
 
     monkeypatch.setattr(dry_run, "Scheduler", Theirs)
+    monkeypatch.setattr(vllm_scheduler, "KVCacheManager", TheirManager)
     scheduler = built()
     assert isinstance(scheduler, Theirs) and isinstance(scheduler, CachingScheduler)
+    manager = scheduler.kv_cache_manager
+    assert isinstance(manager, TheirManager) and isinstance(manager, CachingKVCacheManager)
     scheduler.schedule()
     assert calls == [True]
 
@@ -76,6 +91,7 @@ def test_the_class_that_configurations_name_stays_vllms():
 
 def test_every_method_overrides_one_of_vllms():
     """Whatever else it needs is a function beside it: a new name could meet one of vLLM's."""
-    methods = [name for name, value in vars(CachingScheduler).items() if inspect.isfunction(value)]
     absent = {target.rpartition(".")[2] for target in running_release().absent}
-    assert methods and all(name in vars(Scheduler) or name in absent for name in methods)
+    for ours, theirs in ((CachingScheduler, Scheduler), (CachingKVCacheManager, KVCacheManager)):
+        methods = [name for name, value in vars(ours).items() if inspect.isfunction(value)]
+        assert methods and all(name in vars(theirs) or name in absent for name in methods)

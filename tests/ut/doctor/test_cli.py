@@ -50,6 +50,7 @@ def test_what_is_right_is_one_json_document_and_exit_code_0(model):
         "not needed",
         "overridden",
         "left to vLLM",
+        "not available",
     }
     assert {"target", "feature", "status", "reason"} == set(told["patches"][0])
     assert len(told["variables"]) >= 10

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Protocol
 
 from vllm.v1.request import Request
 
@@ -13,23 +13,6 @@ from vllm_ascend.core.lookup.hit_search import Blocks
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import RequestRecord
-
-
-class Allocation(Protocol):
-    """Who knows what a request needs: vLLM's coordinator, or ours."""
-
-    def get_num_blocks_to_allocate(
-        self,
-        request_id: str,
-        num_tokens: int,
-        new_computed_blocks: Blocks,
-        num_encoder_tokens: int,
-        total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
-    ) -> int:
-        """Return the blocks that a request still needs."""
-        ...
 
 
 class RoomToStart:
@@ -43,9 +26,19 @@ class RoomToStart:
     """
 
     def __init__(
-        self, allocation: Allocation, ledger: Ledger, groups: Groups, plan: CachePlan
+        self,
+        blocks_needed: Callable[..., int],
+        ledger: Ledger,
+        groups: Groups,
+        plan: CachePlan,
     ) -> None:
-        self._allocation, self._ledger = allocation, ledger
+        """Nobody has loaded anything.
+
+        Args:
+            blocks_needed: Returns what a request still needs for itself, with the arguments of
+                ``get_num_blocks_to_allocate`` of vLLM's coordinator.
+        """
+        self._blocks_needed, self._ledger = blocks_needed, ledger
         self._step_tokens = plan.max_num_batched_tokens
         self._nothing: Blocks = tuple([] for _ in groups.all)
         # The largest need first, as a heap; None: nobody has asked in this step.
@@ -73,7 +66,7 @@ class RoomToStart:
         computed, in_all = request.num_computed_tokens, request.num_tokens
         first_step = min(in_all, computed + self._step_tokens)
         return max(
-            self._allocation.get_num_blocks_to_allocate(
+            self._blocks_needed(
                 request_id=request.request_id,
                 num_tokens=num_tokens,
                 new_computed_blocks=self._nothing,

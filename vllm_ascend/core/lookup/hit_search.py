@@ -98,6 +98,23 @@ class HitSearch:
             return Hit(tuple([] for _ in self._groups.all), 0, resumable, limit)
         return Hit(self._blocks(boundary, prefixes, ends), boundary, resumable, limit)
 
+    def cached_tail(
+        self, block_hashes: Sequence[BlockHash], boundary: int
+    ) -> dict[int, dict[int, int]] | None:
+        """Return a boundary's tail as it is cached now: group -> ordinal -> block id.
+
+        ``None``: not all of it is. The blocks are only safe until the next allocation.
+        """
+        look_up = PrefixLookup(self._view, list(block_hashes))
+        tail: dict[int, dict[int, int]] = {}
+        for group in self._groups.windowed:
+            blocks, end = look_up.tail(group, boundary)
+            if end < boundary:
+                return None
+            ids = [block.block_id for block in blocks]
+            tail[group.id] = dict(zip(group.tail(boundary), ids, strict=True))
+        return tail
+
     def _rows(
         self, num_tokens: int, prefixes: dict[GroupId, list[KVCacheBlock]]
     ) -> tuple[list[KVCacheBlock], ...]:
@@ -162,7 +179,8 @@ class RequestLookup:
 
     Attributes:
         request: Whose hashes are looked up; ``None`` outside of :meth:`on_behalf_of`.
-        connector: Who is asked before a hit ends inside a block, if somebody can be.
+        connector: Who is asked before a hit ends inside a block. Where there is a connector and
+            nobody is asked, none does.
     """
 
     def __init__(self, plan: CachePlan, search: HitSearch) -> None:

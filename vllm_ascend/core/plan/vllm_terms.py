@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_ascend.core.policy.units import KVCacheBlockCopy
+
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -148,6 +150,10 @@ class VllmTerms(ABC):
     @abstractmethod
     def found(self, blocks: tuple[list[KVCacheBlock], ...], num_tokens: int) -> tuple:
         """Return a hit as vLLM's KV cache manager expects it from its coordinator."""
+
+    def copies_told(self, copies: list[KVCacheBlockCopy] | None) -> Any:
+        """Return block copies as vLLM's scheduler expects them from its KV cache manager."""
+        return copies
 
     def draft_event_metadata(self, num_groups: int) -> tuple[tuple[str | None, int | None], ...]:
         """Return (kind, window) of the groups behind the real ones that KV events may name.

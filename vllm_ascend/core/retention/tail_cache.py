@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
 
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.plan.cache_plan import CachePlan
@@ -45,6 +46,8 @@ from vllm_ascend.core.retention.request_record import (
 # Of how many tails, beside those that were singled out, a request remembers that it keeps them: a
 # prompt of a million tokens at the default interval has 32.
 MOST_REMEMBERED = 64
+_Table = tuple[Group, list[KVCacheBlock]]
+"""A group, and the blocks that a request has there."""
 
 
 class TailCache:
@@ -123,29 +126,45 @@ class TailCache:
         and was perhaps not before.
         """
         start, record.passed = record.passed, end
+        request, prompt = record.request, self.prompt(record)
+        assert request is not None, "its blocks are entered, so it has named itself"
+        tables = self._tables(request)
         self._pin_window_left(record, start, end)
         entered: list[EnteredBlocks] = []
         held: dict[Rank, list[int]] = {}
         for rank, boundaries in self.ranked(record, start, end).items():
-            held[rank] = self._held(record, boundaries)
-            entered += self._enter(record, held[rank], rank)
-        if kept := held[record.rank]:
-            self._count(record, kept)
-            self._remember(record, kept)
-            if record.junction in kept:  # the prompt that it leaves here goes on otherwise
-                self._note_use(self._tail(record, record.junction), is_shared=True)
-        record.rolling += [self._tail(record, boundary) for boundary in held[Rank.ROLLING]]
+            held[rank] = self._held(tables, boundaries, record.loaded, record.stale_tokens)
+            found, waiting = self._enter(request, tables, held[rank], rank)
+            entered += found
+            record.waiting += waiting
+        kept = [self._tail(request, tables, boundary) for boundary in held[record.rank]]
+        self._count(prompt, held[record.rank])
+        self._remember(record, kept)
+        for tail in kept:
+            if tail.boundary == prompt.junction:  # the prompt that it leaves here goes on otherwise
+                self._note_use(tail, is_shared=True)
+        record.rolling += [self._tail(request, tables, b) for b in held[Rank.ROLLING]]
         self._roll(record, self.rules.finish(end))
         return entered
 
-    def _held(self, record: RequestRecord, boundaries: list[int]) -> list[int]:
-        """Return the ascending boundaries whose tails the request holds in all groups."""
-        null_block, (start, end) = self._pool.null_block, record.loaded
+    def _held(
+        self,
+        tables: list[_Table],
+        boundaries: list[int],
+        loaded: tuple[int, int],
+        stale: Sequence[int],
+    ) -> list[int]:
+        """Return the ascending boundaries whose tails a request's tables hold in all groups.
+
+        Args:
+            loaded: Of the boundaries in ``[start, end)`` none was loaded.
+            stale: Tokens whose draft rows nobody else may read.
+        """
+        null_block, (start, end) = self._pool.null_block, loaded
         held = [b for b in boundaries if not start < b < end] if end else boundaries
-        for group, blocks in self._tables(record) if boundaries else ():
+        for group, blocks in tables if boundaries else ():
             tokens, known = group.block_tokens, len(blocks) * group.block_tokens
-            if group.is_eagle and record.stale_tokens:
-                stale = record.stale_tokens
+            if group.is_eagle and stale:
                 held = [b for b in held if not any(group.tail_start(b) <= t < b for t in stale)]
             if group.tail_length == 1:  # by far the most, and thousands in a step
                 held = [b for b in held if b <= known and blocks[b // tokens - 1] is not null_block]
@@ -157,46 +176,44 @@ class TailCache:
         return held
 
     def _enter(
-        self, record: RequestRecord, boundaries: Sequence[int], rank: Rank
-    ) -> list[EnteredBlocks]:
-        """Enter the tails of boundaries, all of which are held."""
-        if not boundaries:
-            return []
-        request, pool = record.request, self._pool
-        assert request is not None, "its blocks are entered, so it has named itself"
+        self, request: Request, tables: list[_Table], boundaries: Sequence[int], rank: Rank
+    ) -> tuple[list[EnteredBlocks], list[WaitingTails]]:
+        """Enter the tails of boundaries, all of which are held; return what is, and what waits."""
         entered: list[EnteredBlocks] = []
-        for group, blocks in self._tables(record):
+        waiting: list[WaitingTails] = []
+        pool = self._pool
+        for group, blocks in tables if boundaries else ():
             ordinals = group.tails(boundaries)
             if not ordinals:
                 continue
             where = (group.block_tokens, group.id)
             if group.is_compressor_state:
                 pool.announce(request, blocks, ordinals, *where)
-                record.waiting.append(WaitingTails(group, ordinals, rank))
+                waiting.append(WaitingTails(group, ordinals, rank))
                 continue
             new = pool.enter(request, blocks, ordinals, *where, rank)
             pool.announce(request, blocks, new, *where)
             entered.append(EnteredBlocks(group, ordinals))
-        return entered
+        return entered, waiting
 
-    def _count(self, record: RequestRecord, kept: Sequence[int]) -> None:
+    def _count(self, prompt: PromptBoundaries, kept: Sequence[int]) -> None:
         """Count the boundaries just entered, by what each is kept for."""
-        replay = self.prompt(record).ends.intersection(kept)
-        junction = record.junction in kept and record.junction not in replay
+        replay = prompt.ends.intersection(kept)
+        junction = prompt.junction in kept and prompt.junction not in replay
         self._num_kept[BoundaryKind.REPLAY] += len(replay)
         self._num_kept[BoundaryKind.JUNCTION] += junction
         self._num_kept[BoundaryKind.INTERVAL] += len(kept) - len(replay) - junction
 
-    def _remember(self, record: RequestRecord, kept: Sequence[int]) -> None:
-        """Remember the tails of boundaries just entered, to be refreshed when the request ends.
+    def _remember(self, record: RequestRecord, kept: Sequence[Tail]) -> None:
+        """Remember tails just entered, to be refreshed when the request ends.
 
         Without an interval every boundary is kept, thousands in a long prompt. Then those at every
         second one are remembered, at every fourth, and so on; the others stay cached as they are.
         """
-        record.kept += [self._tail(record, boundary) for boundary in kept]
-        if len(record.kept) <= 2 * MOST_REMEMBERED:
+        record.kept += kept
+        if not kept or len(record.kept) <= 2 * MOST_REMEMBERED:
             return
-        always = {*self.prompt(record).singled_out, record.num_hit_tokens, kept[-1]}
+        always = {*self.prompt(record).singled_out, record.num_hit_tokens, kept[-1].boundary}
         spacing, remembered = self._alignment, record.kept
         while len(remembered) > MOST_REMEMBERED + len(always):
             spacing *= 2
@@ -329,19 +346,19 @@ class TailCache:
             if entry.is_intact and self._pool.rank(entry.block) < rank:
                 self._pool.set_rank(entry.block, rank)
 
-    def _tail(self, record: RequestRecord, boundary: int) -> Tail:
+    def _tail(self, request: Request, tables: list[_Table], boundary: int) -> Tail:
         """Return the tail that was entered for a boundary, or waits to be."""
         entries: list[TailBlock] = []
-        for group, blocks in self._tables(record):
+        for group, blocks in tables:
             tokens = group.block_tokens
             for ordinal in group.tail(boundary):
                 block = blocks[ordinal]
                 key = block.block_hash
                 if key is None:
-                    key = self._pool.key_of(record.request, ordinal, tokens, group.id)
+                    key = self._pool.key_of(request, ordinal, tokens, group.id)
                 entries.append(TailBlock(block, key, ordinal * tokens))
         return Tail(boundary, tuple(entries))
 
-    def _tables(self, record: RequestRecord) -> list[tuple[Group, list[KVCacheBlock]]]:
-        request_id = record.request_id
-        return [(group, group.manager.req_to_blocks[request_id]) for group in self._groups]
+    def _tables(self, request: Request) -> list[_Table]:
+        name = request.request_id
+        return [(group, group.manager.req_to_blocks[name]) for group in self._groups]

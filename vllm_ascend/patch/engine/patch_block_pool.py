@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.pool import block_pool_methods as block_pool
 from vllm_ascend.patch.features import BLOCK_MASK, RETENTION
-from vllm_ascend.patch.table import Add, Patch, changes
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _CLASS = "vllm.v1.core.block_pool:BlockPool"
@@ -72,12 +72,6 @@ def wrap_cache_full_blocks(
 
 
 PATCHES: tuple[Patch, ...] = (
-    Add(
-        target=f"{_CLASS}.scratch_first",
-        replacement=False,
-        **_FRONT,
-        why="Says whether freed blocks without a hash go first.",
-    ),
     wrap_init,
     wrap_free_blocks,
     wrap_cache_full_blocks,

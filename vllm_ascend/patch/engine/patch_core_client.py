@@ -10,7 +10,7 @@ from vllm.v1.engine.core_client import DPAsyncMPClient, DPLBAsyncMPClient
 
 from vllm_ascend.dp_routing.client import start_routing
 from vllm_ascend.patch.features import DP_ROUTING
-from vllm_ascend.patch.table import Add, Patch, changes
+from vllm_ascend.patch.table import Patch, changes
 from vllm_ascend.prefix_cache_config import load_config
 
 _CLIENT = "vllm.v1.engine.core_client:DPAsyncMPClient"
@@ -20,6 +20,7 @@ _BALANCER = "vllm.v1.engine.core_client:DPLBAsyncMPClient"
 @changes(f"{_CLIENT}.__init__", DP_ROUTING)
 def wrap_init(self: DPAsyncMPClient, *args, original: Callable, **kwargs) -> None:
     """Only here is the number of ranks known."""
+    self.ascend_routing = None  # vLLM chooses
     original(self, *args, **kwargs)
     if load_config().dp_routing:
         self.ascend_routing = start_routing(self)
@@ -67,12 +68,6 @@ async def wrap_abort_requests_async(
 
 
 PATCHES: tuple[Patch, ...] = (
-    Add(
-        target=f"{_CLIENT}.ascend_routing",
-        replacement=None,
-        **DP_ROUTING,
-        why="Chooses the rank; None: vLLM does.",
-    ),
     wrap_init,
     wrap_add_request_async,
     wrap_get_core_engine_for_request,

@@ -37,10 +37,8 @@ def wrap_prometheus_init(self: PrometheusStatLogger, *args, original: Callable, 
     """It empties the registry, so metrics are registered after it."""
     unregister()
     original(self, *args, **kwargs)
-    if load_config().changes_caching:
-        self.ascend_prefix_cache = PrefixCacheProm(self)
-    if process_stats() is not None:
-        self.ascend_routing = RoutingProm(self)
+    self.ascend_prefix_cache = PrefixCacheProm(self) if load_config().changes_caching else None
+    self.ascend_routing = RoutingProm(self) if process_stats() is not None else None
 
 
 def _update_of(scheduler_stats: SchedulerStats | None) -> CacheUpdate | None:
@@ -93,10 +91,6 @@ def wrap_log(self: LoggingStatLogger, *, original: Callable) -> None:
         _logger.info("%sPrefix cache: %s", self.log_prefix, line)
 
 
-def _default(logger: str, why: str, name: str = "ascend_prefix_cache") -> Add:
-    return Add(target=f"{logger}.{name}", replacement=None, **METRICS, why=why)
-
-
 PATCHES: tuple[Patch, ...] = (
     AddField(
         target=f"{_STATS}.ascend_prefix_cache",
@@ -112,11 +106,14 @@ PATCHES: tuple[Patch, ...] = (
         **DP_ROUTING,
         why="Carries a rank's cache news in order with its outputs.",
     ),
-    _default(_PROMETHEUS, "Holds the metrics."),
-    _default(_PROMETHEUS, "Holds the metrics.", "ascend_routing"),
     wrap_prometheus_init,
     wrap_prometheus_record,
-    _default(_LOGGING, "Holds the next line's counts."),
+    Add(
+        target=f"{_LOGGING}.ascend_prefix_cache",
+        replacement=None,
+        **METRICS,
+        why="Holds the next line's counts.",
+    ),
     wrap_logging_record,
     wrap_log,
 )

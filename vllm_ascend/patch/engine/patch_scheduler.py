@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -35,8 +34,8 @@ _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
 def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
     """The KV cache manager is not told of drafts, connectors or (0.20.2) scheduler_block_size.
 
-    A scheduler that gets this project's coordinator becomes a :class:`CachingScheduler`, whoever
-    chose its class. That is known only here: it depends on the model's caches and the connector.
+    With this project's coordinator a scheduler becomes a :class:`CachingScheduler`, whoever chose
+    its class. That is known only here: it depends on the model's caches and the connector.
     """
     arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
     config = load_config()
@@ -54,10 +53,9 @@ def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
             why = "vLLM's own cache is in force"
             _logger.info("VLLM_ASCEND_ADMISSION=cached has no effect: %s", why)
         return
-    plain: Any = type(self)
     if config.admission == "cached":
         coordinator.waiting_order = waiting_order_for(self)
-    self.__class__ = with_caching(plain)
+    with_caching(self)
     manager = self.kv_cache_manager
     if drafts := running_release().draft_event_metadata(manager.num_kv_cache_groups):
         manager.kv_cache_event_metadata += drafts
@@ -68,7 +66,7 @@ def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
             least_gain(transfer),
             brings_tails=BRINGS_TAILS in declared(transfer),
         )
-        coordinator.ask_connector(query)
+        coordinator.lookup.connector = query
         self.connector.get_num_new_matched_tokens = query.get_num_new_matched_tokens
 
 

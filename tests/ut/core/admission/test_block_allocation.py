@@ -6,15 +6,9 @@ from __future__ import annotations
 import pytest
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from tests.ut.core.real_groups import full, make_groups, make_plan, window
-from vllm_ascend.core.admission.block_allocation import BlockAllocation
-from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from tests.ut.core.real_groups import Caching, full, make_groups, make_plan, window
 from vllm_ascend.core.layout.groups import Groups
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.ranked_caching import RankedCaching
-from vllm_ascend.core.reporting.cache_stats import CacheStats
-from vllm_ascend.core.retention.ledger import Ledger
 
 
 class Admission:
@@ -24,21 +18,12 @@ class Admission:
         self.pool = AscendBlockPool(60, True, 4)
         groups = make_groups(spec, alignment=4, pool=self.pool)
         plan = make_plan(spec, alignment=4, max_num_batched_tokens=16)
-        caching = RankedCaching(
-            self.pool,
-            Groups(tuple(groups)),
-            plan,
-            RequestFootprint(plan),
-            SuccessorHashes(4),
-            CacheStats(),
-            Ledger(has_connector=False),
-        )
-        self.group, self.allocation = groups[0], caching.allocation
-        assert isinstance(self.allocation, BlockAllocation)
+        self.allocation = Caching(self.pool, Groups(tuple(groups)), plan)
+        self.group = groups[0]
         self.hit = [self.pool.null_block] * num_null + self.pool.get_new_blocks(8 - num_null)
 
     def needed(self, num_tokens: int, *, capped: bool) -> int:
-        return self.allocation.get_num_blocks_to_allocate(
+        return self.allocation.blocks_needed(
             "r", num_tokens, (self.hit,), 0, 32, num_tokens, apply_admission_cap=capped
         )
 

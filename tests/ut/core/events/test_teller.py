@@ -147,4 +147,4 @@ def test_a_client_is_built_as_ever(environ, monkeypatch):
     client = SimpleNamespace()
     patch_core_client.wrap_init.around(lambda self, *args, **kwargs: None)(client, 1, a=2)
     assert started == ([client] if environ else [])
-    assert vars(client) == ({"ascend_routing": None} if environ else {})
+    assert vars(client) == {"ascend_routing": None}

@@ -31,7 +31,7 @@ def cache_beside_a_connector(
     query = ConnectorQuery(
         lambda request, num: (asked.append(num), answers.pop(0))[1], brings_tails=brings_tails
     )
-    cache.coordinator.ask_connector(query)
+    cache.coordinator.lookup.connector = query
     cache.run(request("a", tokens(30)))
     return cache, asked
 

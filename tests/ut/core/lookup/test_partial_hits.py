@@ -11,18 +11,13 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher
 
 from tests.ut.core.helpers import make_request
-from tests.ut.core.real_groups import compressed, make_groups, make_plan
-from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from tests.ut.core.real_groups import Caching, compressed, make_groups, make_plan
 from vllm_ascend.core.events.announcement import PREFIX, AnnouncedGroup
 from vllm_ascend.core.events.kv_event_log import KVEventLog
 from vllm_ascend.core.layout.groups import Groups
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.policy.units import KVCacheBlockCopy
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.ranked_caching import RankedCaching
-from vllm_ascend.core.reporting.cache_stats import CacheStats
-from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.kv_events.layout import EngineRules
 
 GRANULE = 4
@@ -39,16 +34,9 @@ class Bench:
         spec = compressed(4, 4)
         (self.group,) = make_groups(spec, alignment=alignment, pool=pool, ends_inside_blocks=True)
         plan = make_plan(spec, alignment=alignment, hash_tokens=GRANULE, ends_inside_blocks=True)
-        self.ledger = Ledger(has_connector=has_connector)
-        self.caching = RankedCaching(
-            pool,
-            Groups((self.group,)),
-            plan,
-            RequestFootprint(plan),
-            SuccessorHashes(GRANULE),
-            CacheStats(),
-            self.ledger,
-        )
+        groups = Groups((self.group,))
+        self.caching = Caching(pool, groups, plan, has_connector=has_connector)
+        self.ledger = self.caching.ledger
         self.hits, self.index = self.caching.partial_hits, pool.granules
         self.blocks = self.group.manager.req_to_blocks["r"] = pool.get_new_blocks(4)
         self.record = self.ledger.record("r")

@@ -13,27 +13,23 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 import vllm_ascend.patch.platform  # noqa: F401 - the managers of its specs
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.admission.request_footprint import RequestFootprint
+from tests.ut.core.real_groups import Caching
 from vllm_ascend.core.connectors.connector_rules import (
     TAKES_TAILS_ALONE,
 )
 from vllm_ascend.core.group_managers import make_managers
 from vllm_ascend.core.layout.dsv4_specs import ascend_specs
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
-from vllm_ascend.core.ranked_caching import RankedCaching
-from vllm_ascend.core.reporting.cache_stats import CacheStats
-from vllm_ascend.core.retention.ledger import Ledger
 
 GRANULE = 128
 SPARSE = PrefixCacheConfig(apply_dsv4_patch=True, partial_hits=True, sparse_state=True, retention=0)
 STATE = 2  # the group of the C4 compressor's state, whose blocks have 8 tokens at 128 rows
 
 
-def make_caching(config: PrefixCacheConfig = SPARSE, **facts: Any) -> RankedCaching:
+def make_caching(config: PrefixCacheConfig = SPARSE, **facts: Any) -> Caching:
     """Return what is cached of a sliding window, C4 rows and the state of their compressor."""
     kinds = ascend_specs(128)
     specs = [kinds.window, kinds.mla[4], kinds.state[4], kinds.mla[128], kinds.state[128]]
@@ -48,24 +44,16 @@ def make_caching(config: PrefixCacheConfig = SPARSE, **facts: Any) -> RankedCach
     pool = AscendBlockPool(1000, True, GRANULE)
     managers = make_managers([KVCacheGroupSpec([], spec) for spec in specs], plan, pool)
     groups = describe_groups(managers, frozenset(), plan)
-    return RankedCaching(
-        pool,
-        groups,
-        plan,
-        RequestFootprint(plan),
-        SuccessorHashes(GRANULE),
-        CacheStats(),
-        Ledger(has_connector=False),
-    )
+    return Caching(pool, groups, plan)
 
 
-def start(caching: RankedCaching, num_tokens: int = 1000) -> None:
+def start(caching: Caching, num_tokens: int = 1000) -> None:
     hasher = get_request_block_hasher(GRANULE, sha256)
-    caching.look_up_starts(make_request("r", list(range(num_tokens)), hasher))
+    caching.ledger.record("r").request = make_request("r", list(range(num_tokens)), hasher)
 
 
-def rows_read(caching: RankedCaching, group: int, end: int, num_slots: int | None = None):
-    manager = caching._groups.all[group].manager
+def rows_read(caching: Caching, group: int, end: int, num_slots: int | None = None):
+    manager = caching.groups.all[group].manager
     return list(manager.rows_read("r", 0, end, num_slots or end))
 
 
@@ -82,7 +70,7 @@ def test_kept_boundaries_leave_their_tails():
     caching = make_caching(replace(SPARSE, retention=256))
     start(caching)
     assert rows_read(caching, STATE, 1000) == [31, 63, 95, 111, 124]
-    caching._ledger.records["r"].junction = 384
+    caching.ledger.records["r"].junction = 384
     assert rows_read(caching, STATE, 1000) == [31, 47, 63, 95, 111, 124]
 
 
@@ -108,7 +96,7 @@ def test_who_has_not_named_himself_gets_every_block():
 def test_tables_have_null_blocks_where_nobody_reads():
     caching = make_caching()
     start(caching)
-    new_blocks = caching.allocation.allocate_new_blocks("r", 512, 512)
+    new_blocks = caching.allocate_new_blocks("r", 512, 512)
     real = [i for i, block in enumerate(new_blocks[STATE]) if not block.is_null]
     assert real == [63] and len(new_blocks[STATE]) == 64
 
@@ -117,14 +105,12 @@ def test_tables_have_null_blocks_where_nobody_reads():
 def test_blocks_for_external_tokens_are_counted_before_they_are_taken(num_external):
     caching = make_caching(connector=frozenset({TAKES_TAILS_ALONE}))
     start(caching)
-    no_hit: tuple[list, ...] = tuple([] for _ in caching._groups.all)
-    num_tokens, pool = num_external + 200, caching._pool
-    needed = caching.allocation.get_num_blocks_to_allocate(
-        "r", num_tokens, no_hit, 0, num_external, num_tokens
-    )
+    no_hit: tuple[list, ...] = tuple([] for _ in caching.groups.all)
+    num_tokens, pool = num_external + 200, caching.block_pool
+    needed = caching.blocks_needed("r", num_tokens, no_hit, 0, num_external, num_tokens)
     free = pool.get_num_free_blocks()
-    caching.allocation.take_hit("r", no_hit, 0, num_external)
-    caching.allocation.allocate_new_blocks("r", num_tokens, num_tokens)
+    caching.take_blocks("r", no_hit, 0, num_external)
+    caching.allocate_new_blocks("r", num_tokens, num_tokens)
     assert free - pool.get_num_free_blocks() == needed
 
 
@@ -132,13 +118,13 @@ def test_a_running_request_holds_its_open_windows_alone():
     """At 300 the C128 compressor's is [256, 300), and the window before that is not read again."""
     caching = make_caching()
     start(caching)
-    request = caching._ledger.records["r"].request
+    request = caching.ledger.records["r"].request
     for num_tokens in range(100, 301):
         caching.remove_skipped_blocks("r", num_tokens - 1)
-        caching.allocation.allocate_new_blocks("r", num_tokens, num_tokens)
+        caching.allocate_new_blocks("r", num_tokens, num_tokens)
         caching.cache_blocks(request, num_tokens)
         caching.new_step_starts()
-    table = caching._groups.all[4].manager.req_to_blocks["r"]
+    table = caching.groups.all[4].manager.req_to_blocks["r"]
     assert [i for i, block in enumerate(table) if not block.is_null] == [8, 9]
 
 
@@ -146,12 +132,12 @@ def test_a_running_request_holds_its_open_windows_alone():
 def test_spare_tails_get_state_while_memory_is_idle(free):
     caching = make_caching(replace(SPARSE, spare_tails=True))
     start(caching)
-    pool = caching._pool
+    pool = caching.block_pool
     if not free:
         pool.get_new_blocks(pool.get_num_free_blocks() - 20)
-    new_blocks = caching.allocation.allocate_new_blocks("r", 512, 512)
+    new_blocks = caching.allocate_new_blocks("r", 512, 512)
     real = [i for i, block in enumerate(new_blocks[STATE]) if not block.is_null]
     assert real == ([15, 31, 47, 63] if free else [63])
     caching.sparse_state.release_spares()
-    table = caching._groups.all[STATE].manager.req_to_blocks["r"]
+    table = caching.groups.all[STATE].manager.req_to_blocks["r"]
     assert [i for i, block in enumerate(table) if not block.is_null] == [63]
