@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
 from vllm.v1.core.block_pool import BlockPool
@@ -94,6 +95,17 @@ def make_managers(
         return vllm_coordinator.get_manager_for_kv_cache_spec(**arguments)
 
     return tuple(make(GroupId(group_id), group) for group_id, group in enumerate(groups))
+
+
+@contextmanager
+def unzeroed(
+    managers: Sequence[SingleTypeKVCacheManager], group_ids: Collection[int]
+) -> Iterator[None]:
+    """Within, no new block of some groups is noted for workers to zero."""
+    noted = {group_id: len(managers[group_id].new_block_ids) for group_id in group_ids}
+    yield
+    for group_id, num_noted in noted.items():
+        del managers[group_id].new_block_ids[num_noted:]
 
 
 # Methods for vLLM's own managers (see patch/engine/patch_single_type_kv_cache_manager.py).

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -22,7 +22,7 @@ from vllm_ascend.core.admission.room_to_start import RoomToStart
 from vllm_ascend.core.admission.waiting_order import WaitingOrder
 from vllm_ascend.core.confirmed_steps import ConfirmedSteps
 from vllm_ascend.core.connectors.connector_rules import ConnectorQuery
-from vllm_ascend.core.group_managers import make_managers
+from vllm_ascend.core.group_managers import make_managers, unzeroed
 from vllm_ascend.core.layout.groups import find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.hit_search import Blocks, HitSearch, RequestLookup
@@ -260,12 +260,17 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         new_computed_blocks: Blocks,
         num_local_computed_tokens: int,
         num_external_computed_tokens: int,
+        skip_zeroing_group_ids: Collection[int] = (),
     ) -> None:
         """Take a hit's blocks; a block that it ends inside is replaced by a private copy.
 
         Everything is referenced before anything is allocated, so that no allocation can take what
         the same hit rests on. vLLM goes through the groups one by one: what the first allocates
         for external tokens could be what the second is about to reference.
+
+        Args:
+            skip_zeroing_group_ids: In releases that tell, the groups whose new blocks a load writes
+                at any time from now on: zeroing them would race it.
         """
         if num_external_computed_tokens:
             self.ledger.load_starts(request_id)
@@ -275,9 +280,9 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
             held += new_computed_blocks[group.id][skipped:]
         self.block_pool.touch(held)
-        self.caching.take_hit(
-            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
-        )
+        tokens = num_local_computed_tokens, num_external_computed_tokens
+        with unzeroed(self.single_type_managers, skip_zeroing_group_ids):
+            self.caching.take_hit(request_id, new_computed_blocks, *tokens)
         self.block_pool.free_blocks(held)
         if num_external_computed_tokens:
             # With one more step in flight, windows leave loaded blocks before a failure is known.
