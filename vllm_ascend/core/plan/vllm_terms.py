@@ -77,6 +77,12 @@ class VllmTerms(ABC):
         """
         return {}
 
+    @abstractmethod
+    def pool_bytes_per_block(
+        self, vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
+    ) -> int:
+        """Return the bytes that a block takes in the pool of these groups."""
+
     def group_arguments(
         self, group: KVCacheGroupSpec, *, zeroes_new_blocks: bool
     ) -> dict[str, Any]:
