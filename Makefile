@@ -28,7 +28,7 @@ SLOW_UNIT_TESTS := tests/ut/core/pool/test_exact_hashes.py tests/ut/docs/test_se
 # Whole runs of the real vllm-ascend over reference operators: most of an hour. Some are in `make test`.
 REAL_TESTS := tests/upstream/real_runs
 # vLLM releases that the patch table is planned against, beside the installed one.
-OTHER_VLLM := 0.19.1 0.21.0 0.23.0 0.30.0 0.31.0
+OTHER_VLLM := 0.19.1 0.21.0 0.23.0 0.30.0 0.31.0 0.32.0
 # Source distributions of vllm-ascend that the overlay is tried over; each has its digest there.
 UPSTREAM := $(patsubst requirements/upstream/%.txt,%,$(filter-out %/tools.txt,$(wildcard requirements/upstream/*.txt)))
 
@@ -129,6 +129,7 @@ test-all: setup other-vllm upstream-sources lint  ## Before a change is called d
 	$(MAKE) test VLLM=0.23.0
 	$(MAKE) test VLLM=0.30.0
 	$(MAKE) test VLLM=0.31.0
+	$(MAKE) test VLLM=0.32.0
 	$(MAKE) test-real
 	$(MAKE) test-real VLLM=0.23.0
 	$(MAKE) test-real VLLM=0.30.0

@@ -41,7 +41,7 @@ def test_every_target_for_people_is_listed() -> None:
     assert set(phony.replace("\\", "").split()) - listed == {"free-port"}
 
 
-@pytest.mark.parametrize("vllm", ["", "0.23.0", "0.30.0", "0.31.0"])
+@pytest.mark.parametrize("vllm", ["", "0.23.0", "0.30.0", "0.31.0", "0.32.0"])
 def test_every_environment_gets_its_own_requirements(vllm: str) -> None:
     """As in a fresh clone, whatever release is asked for first."""
     everything = make(
@@ -54,7 +54,7 @@ def test_every_environment_gets_its_own_requirements(vllm: str) -> None:
         if requirements.startswith(("requirements/dev", "requirements/engine"))
     }
     expected = {"requirements/dev.txt": ".venv"}
-    if vllm in ("0.30.0", "0.31.0"):
+    if vllm in ("0.30.0", "0.31.0", "0.32.0"):
         expected[f"requirements/engine/{vllm}/requirements.txt"] = f".venv-engine/{vllm}"
     assert places == expected
 

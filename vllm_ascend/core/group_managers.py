@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from vllm.v1.core import kv_cache_coordinator as vllm_coordinator
 from vllm.v1.core.block_pool import BlockPool
@@ -120,6 +121,17 @@ def enter_full_blocks(
         for i in entered:
             successors.remember(group.id, request, blocks[i], (i + 1) * group.block_tokens)
     return entered
+
+
+@contextmanager
+def unzeroed(
+    managers: Sequence[SingleTypeKVCacheManager], group_ids: Collection[int]
+) -> Iterator[None]:
+    """Within, no new block of some groups is noted for workers to zero."""
+    noted = {group_id: len(managers[group_id].new_block_ids) for group_id in group_ids}
+    yield
+    for group_id, num_noted in noted.items():
+        del managers[group_id].new_block_ids[num_noted:]
 
 
 # Methods for vLLM's own managers (see patch/engine/patch_single_type_kv_cache_manager.py).

@@ -8,7 +8,7 @@ call, and a second part that does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,7 @@ from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.admission.room_to_start import RoomToStart
 from vllm_ascend.core.admission.waiting_order import WaitingOrder
 from vllm_ascend.core.confirmed_steps import ConfirmedSteps
-from vllm_ascend.core.group_managers import enter_full_blocks, make_managers
+from vllm_ascend.core.group_managers import enter_full_blocks, make_managers, unzeroed
 from vllm_ascend.core.layout.groups import find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.hit_search import Blocks, Hit, HitSearch, RequestLookup
@@ -247,12 +247,17 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         new_computed_blocks: Blocks,
         num_local_computed_tokens: int,
         num_external_computed_tokens: int,
+        skip_zeroing_group_ids: Collection[int] = (),
     ) -> None:
         """Take a hit's blocks; a block that it ends inside is replaced by a private copy.
 
         Everything is referenced before anything is allocated, so that no allocation can take what
         the same hit rests on. vLLM goes through the groups one by one: what the first allocates
         for external tokens could be what the second is about to reference.
+
+        Args:
+            skip_zeroing_group_ids: In releases that tell, the groups whose new blocks a load writes
+                at any time from now on: zeroing them would race it.
         """
         counts = (num_local_computed_tokens, num_external_computed_tokens)
         if not num_external_computed_tokens:
@@ -264,7 +269,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             skipped = group.manager.get_num_skipped_tokens(sum(counts)) // group.block_tokens
             held += new_computed_blocks[group.id][skipped:]
         self.block_pool.touch(held)
-        self.take_hit(request_id, new_computed_blocks, *counts)
+        with unzeroed(self.single_type_managers, skip_zeroing_group_ids):
+            self.take_hit(request_id, new_computed_blocks, *counts)
         self.block_pool.free_blocks(held)
         # With one more step in flight, windows leave loaded blocks before a failure is known.
         record = self.ledger.record(request_id)

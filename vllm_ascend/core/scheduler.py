@@ -16,7 +16,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import KVEventBatch
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.engine import EngineCoreOutputs
@@ -265,7 +264,8 @@ def give_back_blocks(scheduler: Scheduler) -> None:
     wait. If each of them needs what the others hold, nothing would ever be scheduled again. The one
     that came last is computed or loaded again.
     """
-    if scheduler.pause_state != PauseState.UNPAUSED:
+    terms = scheduler.kv_cache_manager.coordinator.plan.terms
+    if scheduler.pause_state.name not in terms.holders_run_while:
         return
     holders = []
     for request in chain(*waiting_queues(scheduler)):

@@ -241,7 +241,7 @@ def _vllm_config(layout: KVLayout, options: SchedulerOptions) -> VllmConfig:
     if options.num_speculative_tokens:
         # Assigned afterwards: a real draft model's checks need a real model, the scheduler only
         # asks for the method and the number of draft tokens.
-        config.speculative_config = _drafts_config(options)
+        config.speculative_config = _drafts_config(options, config.model_config)
         keep_last_block(config.speculative_config, load_config())
     return config
 
@@ -252,12 +252,14 @@ def _mamba_cache_mode(layout: KVLayout) -> str:
     return modes.pop() if modes else "none"
 
 
-def _drafts_config(options: SchedulerOptions) -> SpeculativeConfig:
+def _drafts_config(options: SchedulerOptions, model_config: ModelConfig) -> SpeculativeConfig:
     if options.draft_method == DSPARK and not running_release().has_dspark:
         raise ValueError(f"vLLM {running_release().vllm} has no DSpark: vLLM 0.30.0 has")
     config = object.__new__(SpeculativeConfig)
     object.__setattr__(config, "method", options.draft_method)
     object.__setattr__(config, "num_speculative_tokens", options.num_speculative_tokens)
+    if options.draft_method == DSPARK:  # its layers are in the model's own checkpoint
+        object.__setattr__(config, "draft_model_config", model_config)
     return config
 
 

@@ -11,7 +11,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheTensor
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import (
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheSpec,
+        KVCacheTensor,
+    )
 
 from vllm_ascend.core.plan.vllm_terms import VllmTerms
 from vllm_ascend.patch.table import Patch, Wrap
@@ -131,6 +137,13 @@ class Release(VllmTerms):
     @abstractmethod
     def page_bytes(self, kv_cache_config: KVCacheConfig) -> dict[str, int]:
         """Return the bytes of a block of every layer, padding included."""
+
+    def pool_bytes_per_block(
+        self, vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
+    ) -> int:
+        from vllm.v1.core import kv_cache_utils
+
+        return kv_cache_utils._pool_bytes_per_block(list(groups))
 
     def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
         """Return the fields of ``CacheConfig`` that engine and platform set for a model's specs."""

@@ -39,12 +39,13 @@ _FRONT = "free_blocks(prepend) is vLLM's own"
 _INTERVAL = "cache_blocks(retention_interval) is vLLM's own"
 _REACHABLE = "reachable_block_mask is vLLM's own"
 
+_POSTPROCESS = "vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_triton"
+
 # Of later releases; here three functions on the way there are changed.
 KERNELS_BY_NAME = {
-    "vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_triton": (
-        "kernels are looked up by name when they are started"
-    ),
+    _POSTPROCESS: "kernels are looked up by name when they are started",
 }
+KERNELS_ARE_GIVEN = {_POSTPROCESS: "vLLM gives its kernels for the CPU to what starts them"}
 GROUPED_BY_KIND: Mapping[str, str] = {
     f"{UTILS}:_get_packed_kv_cache_groups": "layers are grouped by kind",
     f"{UTILS}:get_kv_cache_config_from_groups": "its part for DeepSeek-V4 is changed",
@@ -132,6 +133,13 @@ OF_VLLM_ASCEND = (
     "vllm_ascend.worker.block_table:BlockTable.move_row",
     "vllm_ascend.worker.model_runner_v1:NPUModelRunner._allocate_kv_cache_tensors",
 )
+
+NO_VLLM_ASCEND = dict.fromkeys(OF_VLLM_ASCEND, "no vllm-ascend for this vLLM is known")
+NO_CHOICE_OF_QUEUE = {
+    "vllm.v1.core.sched.scheduler:Scheduler._select_waiting_queue_for_scheduling": (
+        "who holds blocks waits in a queue of its own"
+    ),
+}
 
 
 class BlocksOfTokens(Release):
@@ -322,3 +330,12 @@ class RoomForPrefills(Release):
     def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
         # It would have to leave room for itself before it is let in again.
         scheduler._inflight_prefills.discard(request)
+
+
+class HoldersWaitApart(Release):
+    """Waiting requests that hold blocks have a queue of their own, which goes first."""
+
+    admission_cap = "max_admission_blocks_per_request"
+    most_running = "max_num_active_reqs"
+    queue_of_holders = "kv_holding_waiting"
+    holders_go_first = True

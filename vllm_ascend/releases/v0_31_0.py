@@ -12,7 +12,12 @@ from typing import ClassVar
 
 from vllm_ascend.releases import shared
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import BlocksOfTokens, RoomForPrefills, SpecRegistry
+from vllm_ascend.releases.shared import (
+    BlocksOfTokens,
+    HoldersWaitApart,
+    RoomForPrefills,
+    SpecRegistry,
+)
 
 _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.config.vllm": {"VllmConfig.validate_block_size": "ab1070875739f68a"},
@@ -69,30 +74,18 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "PrometheusStatLogger.record": "b37c771c81260f8e",
     },
 }
-_NO_CHECKOUT = "no vllm-ascend for this vLLM is known"
 
 
-class Vllm0310(BlocksOfTokens, SpecRegistry, RoomForPrefills):
+class Vllm0310(BlocksOfTokens, SpecRegistry, RoomForPrefills, HoldersWaitApart):
     """Waiting requests that hold blocks have a queue of their own, which goes first."""
 
     vllm = "0.31.0"
-    admission_cap = "max_admission_blocks_per_request"
-    most_running = "max_num_active_reqs"
-    queue_of_holders = "kv_holding_waiting"
-    holders_go_first = True
     digests: ClassVar[Mapping[str, Mapping[str, Digests]]] = _DIGESTS
     native: ClassVar[Mapping[str, str]] = {
         **shared.RETENTION_IN_VLLM,
         **shared.SPECS_OF_VLLM_ASCEND,
         **shared.GROUPED_IN_PACKS,
         **shared.COPIES_IN_VLLM,
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_triton": (
-            "vLLM gives its kernels for the CPU to what starts them"
-        ),
+        **shared.KERNELS_ARE_GIVEN,
     }
-    absent: ClassVar[Mapping[str, str]] = {
-        "vllm.v1.core.sched.scheduler:Scheduler._select_waiting_queue_for_scheduling": (
-            "who holds blocks waits in a queue of its own"
-        ),
-        **dict.fromkeys(shared.OF_VLLM_ASCEND, _NO_CHECKOUT),
-    }
+    absent: ClassVar[Mapping[str, str]] = {**shared.NO_CHOICE_OF_QUEUE, **shared.NO_VLLM_ASCEND}

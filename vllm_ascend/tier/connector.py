@@ -143,6 +143,14 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         """The scheduler's half of the backend."""
         return self._backend.index
 
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """Return no group: of those returned, later releases of vLLM zero no block that is loaded.
+
+        Ours are zeroed: loads come behind that, and leave rows alone that may hold NaN, the bytes
+        of another group's rows.
+        """
+        return ()
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Answer:
         """Return what the tier brings; see vLLM's base class."""
         assert self.scheduler_half is not None

@@ -18,12 +18,19 @@ from vllm_ascend_evaluation.oracle.worker import ShadowWorker
 
 
 class ConnectedWorker(ShadowWorker):
-    """A worker that lets a connector load into its memory, as vLLM's model runners do."""
+    """A worker that lets a connector load into its memory, as vLLM's model runners do.
+
+    Attributes:
+        zeroed: The blocks that the step zeroes.
+        copied: The blocks that the step copies others into.
+    """
 
     def __init__(self, scheduler: Any, options: OracleOptions | None) -> None:
         super().__init__(scheduler, options)
         self.connector: Any = None
         self.sources_in_flight: Callable[[], set[int]] = set
+        self.zeroed: frozenset[int] = frozenset()
+        self.copied: frozenset[int] = frozenset()
         self._loaded: dict[str, dict[int, Life]] = {}
         self._loading: set[str] = set()
 
@@ -94,6 +101,9 @@ class ConnectedWorker(ShadowWorker):
     def _update_requests(self, output: SchedulerOutput) -> None:
         # Behind the copies, before anything is computed.
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
+        self.zeroed = frozenset(output.new_block_ids_to_zero or ())
+        copies = getattr(output, "kv_cache_block_copies", None) or ()
+        self.copied = frozenset(dst_block_id for _, dst_block_id in copies)
         super()._update_requests(output)
         self.connector.start_load_kv(None)
 

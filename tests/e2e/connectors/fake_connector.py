@@ -157,6 +157,10 @@ class FakeConnector(EmptyWorkerHooks, KVConnectorBase_V1, SupportsHMA):
             delay = crc32(f"{request_id} delay".encode()) % 4
             self.sends[request_id] = delay, tables, self._rows(tables)
         for load in orders.loads:
+            ids = {block_id for placed in load.placed for _, block_id in placed}
+            # Other connectors write from now on, whatever the step does.
+            raced = self.worker.zeroed & ids if load.delay else ()
+            assert not raced, f"{load.request_id} is loaded into blocks that are zeroed: {raced}"
             for group_id, placed in enumerate(load.placed):
                 self.worker.expect(
                     load.request_id, group_id, [b for _, b in placed], runs_now=load.delay == 0

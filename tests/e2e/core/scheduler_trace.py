@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import torch
 from vllm.config import KVTransferConfig, LoRAConfig, VllmConfig
+from vllm.config.cache import MambaCacheMode
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -33,6 +34,8 @@ from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, mak
 from vllm_ascend.releases import running_release
 
 _HOLDERS = running_release().queue_of_holders
+# Later releases have no mode that caches every block.
+_MAMBA_MODE = "all" if "all" in get_args(MambaCacheMode) else "align"
 
 
 def _attention(block_size: int, window: int | None = None):
@@ -48,7 +51,7 @@ def _mamba(block_size: int) -> MambaSpec:
         shapes=((16, 4),),
         dtypes=(torch.float32,),
         page_size_padded=2 * block_size * 16 * 2,
-        mamba_cache_mode="all",
+        mamba_cache_mode=_MAMBA_MODE,
     )
 
 

@@ -4,6 +4,7 @@
 import pytest
 import torch
 from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -382,6 +383,10 @@ def test_nothing_is_coordinated_when_caching_is_off():
     assert isinstance(ours, AscendHybridKVCacheCoordinator)
 
 
+@pytest.mark.skipif(
+    not hasattr(HybridKVCacheCoordinator, "get_num_common_prefix_blocks"),
+    reason="this vLLM has no cascade attention",
+)
 def test_compressed_rows_are_no_common_prefix_whatever_their_block_size():
     """Cascade attention does not read them, and counting them walks a long prompt in every step."""
     specs = (compressed(1, 4), compressed(4, 4), full(4), window(8, 4))

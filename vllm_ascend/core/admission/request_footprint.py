@@ -20,7 +20,6 @@ from math import lcm
 
 from vllm.config import VllmConfig
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec
 
 from vllm_ascend.core.layout.groups import hits_end_inside, tail_length, tail_spec
@@ -219,4 +218,4 @@ def max_memory_usage_bytes(
         return None
     # The null block is nobody's.
     num_blocks += not terms.reserves_null_block
-    return num_blocks * kv_cache_utils._pool_bytes_per_block(list(groups))
+    return num_blocks * terms.pool_bytes_per_block(vllm_config, groups)

@@ -38,6 +38,7 @@ class VllmTerms(ABC):
             yet settled.
         queue_of_holders: The scheduler's queue in which requests wait for loads, and hold blocks.
         holders_go_first: Whether that queue goes first, and whoever is at its head is the next one.
+        holders_run_while: The pause states in which requests of that queue are let in.
         most_running: The scheduler's number of requests that may run at a time.
         admission_cap: A manager's most blocks of a request that is let in; ``None``: unbounded.
     """
@@ -51,6 +52,7 @@ class VllmTerms(ABC):
     step_tokens: ClassVar[str]
     queue_of_holders: ClassVar[str] = "skipped_waiting"
     holders_go_first: ClassVar[bool] = False
+    holders_run_while: ClassVar[tuple[str, ...]] = ("UNPAUSED",)
     most_running: ClassVar[str] = "max_num_running_reqs"
     admission_cap: ClassVar[str] = "_max_admission_blocks_per_request"
 
@@ -76,6 +78,12 @@ class VllmTerms(ABC):
             alignment: Hits are multiples of it, in tokens.
         """
         return {}
+
+    @abstractmethod
+    def pool_bytes_per_block(
+        self, vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
+    ) -> int:
+        """Return the bytes that a block takes in the pool of these groups."""
 
     def group_arguments(
         self, group: KVCacheGroupSpec, *, zeroes_new_blocks: bool

@@ -190,8 +190,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     for_ascend_layouts(
         "_pool_bytes_per_block",
-        ascend_layout.bytes_per_block,
-        specs_of,
+        # Later releases tell the configuration in front of the groups.
+        lambda *told: ascend_layout.bytes_per_block(told[-1]),
+        lambda *told: specs_of(told[-1]),
         "The bytes counted must be those of the planned tensors.",
     ),
     wrap_max_memory_usage_bytes_from_groups,

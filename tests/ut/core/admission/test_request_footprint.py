@@ -40,7 +40,7 @@ class StartUp:
 
     def blocks(self) -> int:
         memory = kv_cache_utils._max_memory_usage_bytes_from_groups(self.config, self.groups)
-        return memory // kv_cache_utils._pool_bytes_per_block(self.groups)
+        return memory // running_release().pool_bytes_per_block(self.config, self.groups)
 
     def concurrency(self) -> float:
         config = kv_cache_utils.get_kv_cache_config_from_groups(self.config, self.groups, 16 * GIB)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from vllm.v1.core import kv_cache_utils
+from vllm.config import DeviceConfig, VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
@@ -19,6 +19,7 @@ from vllm_ascend.core.layout.kv_cache_groups import (
 from vllm_ascend.core.layout.specs import tokens_per_block
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.releases import running_release
 
 GIB = 1 << 30
 # block size -> rows of [compressed, SWA, C4 state, C128 state], bytes of [indexer, other] pages
@@ -133,4 +134,5 @@ def test_start_up_check_and_pool_agree_on_a_block():
     """What the check asks for must be what the pool then allocates."""
     layout = dsv4_flash_a3(32)
     groups = split_into_groups(group_specs_by_kind(layout.specs))
-    assert kv_cache_utils._pool_bytes_per_block(groups) == bytes_per_block(groups)
+    config = VllmConfig(device_config=DeviceConfig("cpu"))
+    assert running_release().pool_bytes_per_block(config, groups) == bytes_per_block(groups)
