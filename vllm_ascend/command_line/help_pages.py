@@ -28,7 +28,7 @@ class WholeWords(_Formatter):
         super().__init__(width=width, max_width=max_width or _MOST_COLUMNS)
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """Write the line that says how a command is called; what it must be given has no braces."""
+        """Write the line that says how a command is called, required arguments without braces."""
         args = args.replace("{", "").replace("}", "")
         self._write(f"{prefix or 'Usage: '}{prog} {args}", indent=self.current_indent)
 

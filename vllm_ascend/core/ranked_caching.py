@@ -72,7 +72,7 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
             groups.retained,
             plan,
             lookahead=lookahead,
-            # Somewhere inside of all blocks.
+            # A boundary need not be the end of any group's block.
             least_gain=groups.tokens_for_a_tail(plan.whole_blocks + plan.alignment),
             stats=self.stats,
         )
@@ -107,8 +107,8 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
 
     def take_hit(self, request_id: str, blocks: Blocks, num_local: int, num_external: int) -> None:
         """Let a request in behind its hit; see vLLM's ``allocate_new_computed_blocks``."""
-        # Before anything is allocated: of a tail that external tokens leave behind, nobody holds
-        # the blocks.
+        # Looked up before anything is allocated: if external tokens end behind this tail, nobody
+        # holds its blocks, and allocating could take them.
         tail = self.tails.tail_of_hit(blocks, num_local)
         num_copies = self.take_blocks(request_id, blocks, num_local, num_external)
         self.stats.partial_hits += bool(num_copies)

@@ -215,7 +215,10 @@ class HostIndex:
             self._queues[0].move_to_end(key, last=False)
 
     def clear(self) -> bool:
-        """Forget everything; what is being used goes with its last user. Return that it is done."""
+        """Forget everything, and return that it is done.
+
+        An object in use leaves the memory when its last user has ended.
+        """
         for key in list(self._entries):
             self.drop(key)
         return True

@@ -51,7 +51,7 @@ class Index(Protocol):
 
 @dataclass(slots=True)
 class _Write:
-    """An object that is being written; it is worthless if the load fails that it rests on."""
+    """An object that is being written. If it rests on a load that fails, it is dropped."""
 
     num_bytes: int
     progress: Progress

@@ -18,7 +18,7 @@ from vllm_ascend.core.retention.request_record import RequestRecord
 class RoomToStart:
     """The most blocks that any request still needs which holds what it has loaded.
 
-    Loads hold memory for requests that do not run yet. Without room for any of them to start in,
+    Loads hold memory for requests that do not run yet. If none of those has room left to start,
     nothing would ever be scheduled again. Source: vllm-project/vllm#45388.
 
     What a request needs does not change while it waits, so a step counts it once, however many

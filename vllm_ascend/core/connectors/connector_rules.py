@@ -25,9 +25,9 @@ block."""
 KNOWS_ROWS = "knows_rows"
 """Blocks may hold fewer rows than tokens: the ``block_size`` of a spec is not taken for tokens."""
 TAKES_TAILS_ALONE = "takes_tails_alone"
-"""Of windowed groups it takes tails: what a request needs to go on behind its end, or behind a
-boundary that the cache keeps. Elsewhere tables may hold null blocks, and blocks may be given to
-others as soon as the step that computed them is over."""
+"""Of windowed groups it reads and writes tails alone: the last rows before a prompt's end, or
+before a boundary that the cache keeps. For all other places a table may hold null blocks, and a
+block may belong to somebody else as soon as the step that computed it is over."""
 
 BRINGS_TAILS = "brings_tails"
 """A request that another engine has computed is given all that it lacks. Into the blocks of its

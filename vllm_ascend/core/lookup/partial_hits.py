@@ -168,7 +168,8 @@ class PartialHits:
         rank = self.pool.rank(block)
         granule = request.block_hashes[end_of_kept // self._hash_tokens - 1]
         for other in granules.others(block, granule, self._held):
-            # Others may hold as many, but who does not rest on a hit may need less himself.
+            # Another block may hold as many granules, but if no hit rests on it, its own request
+            # may keep fewer of them.
             is_enough = self._held[BlockId(other.block_id)].num_tokens >= end_of_kept
             if is_enough and self.pool.rank(other) >= rank:
                 return True

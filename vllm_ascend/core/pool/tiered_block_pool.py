@@ -199,7 +199,7 @@ class AscendBlockPool(BlockPool):
     def let_go(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Let cached blocks go with marginal tails, once they are free. All of them must be in use.
 
-        What a hit has taken stays what it is.
+        A block that a hit has used keeps its rank.
         """
         ranks, with_granules = self._ranks, self.granules.known
         for block in blocks:

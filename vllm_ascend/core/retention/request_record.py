@@ -123,7 +123,7 @@ class RequestRecord:
         cached: Tokens that blocks were last entered for.
         granules: Group id -> granules entered or waiting.
         kept: Tails that it keeps, or was lent, to be refreshed when it ends; of very many a part.
-        end_of_kept: Before which token the tails that it keeps need rows once it has ended; those
+        end_of_kept: Its kept tails need the rows before this token once it has ended; rows
             behind it serve marginal tails alone. 0: there are none, or nothing is marginal.
         rolling: Tails at which the next turn could resume if the request ended now.
         freed: Group id -> ordinal up to which windows have left blocks behind.

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enters the tails that a running request leaves in the cache, and ranks them.
 
-Entered are the tails of kept boundaries, of the boundary at which the request would be resumed if
-it ended now (it rolls along), and with spare tails of every other boundary as well. With pinning,
-the window that a request leaves by a whole chunk stays longest of all.
+Three kinds of tails are entered: of kept boundaries; of the last boundary so far, at which the next
+turn would go on if the request ended now (this one rolls along with the request); and, with spare
+tails, of every other boundary. With pinning, the window that a request leaves by a whole chunk
+stays longest of all.
 
-A tail takes memory of rows. So where a fallback boundary and spare tails are kept, the tail of a
-boundary shortly behind a kept one is marginal, however it was singled out: it makes hits longer by
-fewer tokens than that memory has rows for, and goes before the rows of others. So do the rows that
-no other tail needs. Whoever hits it while it is there keeps both.
+A tail takes memory that rows of a prefix could have. Say a boundary lies 128 tokens behind a kept
+one, and its tail takes the memory of 1,000 tokens' rows. Then it makes hits 128 tokens longer at
+the price of 1,000: it is *marginal*, and is given up before the rows of others. So are the rows
+that only marginal tails need. If a hit uses a marginal tail, the tail and its rows are kept. This
+applies where a fallback boundary and spare tails are kept.
 
-Nor is a tail needed twice: who goes on behind one and keeps a deeper one has superseded it, unless
-others went on there as well.
+When a request goes on behind a tail and keeps a deeper one, the first tail is *superseded*: the
+next turn will hit the deeper one. A tail where several requests went on is not superseded.
 """
 
 from __future__ import annotations
