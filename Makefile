@@ -194,6 +194,7 @@ bench: setup  ## Measure what single features cost the scheduler (tens of minute
 	$(BIN)/python -m benchmarks.unset_overhead
 	$(BIN)/python -m benchmarks.metrics_cost
 	$(BIN)/python -m benchmarks.eviction_cost
+	$(BIN)/python -m benchmarks.admission_cost
 	$(BIN)/python -m benchmarks.pinned_overhead
 
 ledger: setup  ## Write docs/patches.md from the patch tables (half a minute).

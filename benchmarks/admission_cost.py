@@ -29,18 +29,25 @@ _VARIABLE = "VLLM_ASCEND_ADMISSION"
 ADMISSIONS = ("fcfs", "cached")
 _WARM_UP_STEPS = 200
 _GIB = 1 << 30
+_ANSWER_TOKENS = 128
 # Nobody waits: prompts that fit at the same time.
 _RUNNING, _SHORT_TOKENS = 64, 2000
 
 
-def build(admission: str, num_seqs: int, kv_cache_gib: int):
-    """Return a scheduler of DeepSeek-V4-Flash's layout that lets requests in so."""
+def build(admission: str, num_seqs: int, kv_cache_gib: int, num_tokens: int):
+    """Return a scheduler of DeepSeek-V4-Flash's layout that lets requests in so.
+
+    Args:
+        num_tokens: Of a prompt.
+    """
     import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
     from vllm_ascend.dry_run.layouts import dsv4_flash_a3
     from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
 
     options = SchedulerOptions(
-        kv_memory_bytes=kv_cache_gib * _GIB, max_num_seqs=num_seqs, max_model_len=1 << 20
+        kv_memory_bytes=kv_cache_gib * _GIB,
+        max_num_seqs=num_seqs,
+        max_model_len=num_tokens + _ANSWER_TOKENS,
     )
     with patch.dict(os.environ, {_VARIABLE: admission}):
         return build_scheduler(dsv4_flash_a3(128), options)
@@ -63,16 +70,18 @@ def timed_steps(scheduler, num_live: int, num_tokens: int) -> Iterator[float]:
                 own = tokens.integers(0, 100_000, num_tokens - half).tolist()
                 sessions[place] = sessions[place][:half] + own
             scheduler.add_request(
-                make_request(scheduler, str(number), sessions[place], rng.randrange(32, 128))
+                make_request(
+                    scheduler, str(number), sessions[place], rng.randrange(32, _ANSWER_TOKENS)
+                )
             )
         _, scheduled, _ = timed_step(scheduler, worker)
         yield scheduled / 1e6
 
 
-def measure(num_steps: int, *traffic: int, num_seqs: int, kv_cache_gib: int) -> list[np.ndarray]:
+def measure(num_steps: int, num_live: int, num_tokens: int, kv_cache_gib: int) -> list[np.ndarray]:
     """Return the milliseconds of every step: as they came, and cached ones first."""
-    built = [build(admission, num_seqs, kv_cache_gib) for admission in ADMISSIONS]
-    steps = [timed_steps(scheduler, *traffic) for scheduler in built]
+    built = [build(each, num_live, kv_cache_gib, num_tokens) for each in ADMISSIONS]
+    steps = [timed_steps(scheduler, num_live, num_tokens) for scheduler in built]
     pairs = list(in_turns(*steps, num_steps=num_steps, num_warm_up=_WARM_UP_STEPS))
     return [np.array(times) for times in zip(*pairs, strict=True)]
 
@@ -87,11 +96,11 @@ def main() -> None:
     os.environ.update(SWITCHES)
     table = Table("schedule(), ms", "", *ADMISSIONS, "more", "ratio", box=None)
     cases = {
-        "nobody waits": ((_RUNNING, _SHORT_TOKENS), _RUNNING, 64),
-        f"{args.waiting} wait": ((args.waiting, args.tokens), args.waiting, 16),
+        "nobody waits": (_RUNNING, _SHORT_TOKENS, 64),
+        f"{args.waiting} wait": (args.waiting, args.tokens, 16),
     }
-    for case, (traffic, num_seqs, gib) in cases.items():
-        times = measure(args.steps, *traffic, num_seqs=num_seqs, kv_cache_gib=gib)
+    for case, traffic in cases.items():
+        times = measure(args.steps, *traffic)
         for name, percent in (("p50", 50), ("p99", 99)):
             fcfs, cached = (float(np.percentile(each, percent)) for each in times)
             ratio = f"{cached / fcfs:.3f}"
