@@ -144,8 +144,8 @@ test-samples: setup
 	$(BIN)/python -m pytest -n $(JOBS) --steps 30000 --every 60 $(SCHEDULER_SAMPLES)
 else
 test-samples: setup upstream-sources
-	$(BIN)/python -m pytest -n $(JOBS) --steps 1000 --every 4 $(RELEASE_SAMPLES)
-	$(BIN)/python -m pytest $(OVERLAY_SAMPLES)
+	$(BIN)/python -m pytest -n $(JOBS) --steps 30000 --every 30 $(RELEASE_SAMPLES)
+	$(BIN)/python -m pytest -n $(JOBS) $(OVERLAY_SAMPLES)
 	$(if $(filter 0.30.0,$(VLLM)),$(BIN)/python -m pytest $(REAL_SAMPLES))
 endif
 

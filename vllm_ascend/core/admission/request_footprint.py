@@ -180,9 +180,9 @@ def blocks_of_longest_request(
     if the retention interval does not fit the layout.
     """
     specs = [unpack_uniform(group.kv_cache_spec) for group in groups]
-    is_cached = vllm_config.cache_config.enable_prefix_caching
     # As the coordinator is chosen: without windows vLLM's own is left in charge.
-    if not (is_cached and config.changes_caching and any(map(is_windowed, specs))):
+    is_asked = config.changes_caching and any(map(is_windowed, specs))
+    if not (is_asked and vllm_config.cache_config.enable_prefix_caching):
         return None
     footprint = RequestFootprint(
         plan_cache(

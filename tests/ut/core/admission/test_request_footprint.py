@@ -10,12 +10,15 @@ from vllm.v1.core import kv_cache_utils
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
-from vllm_ascend.core.admission.request_footprint import blocks_spanned
+from vllm_ascend.core.admission.request_footprint import (
+    blocks_of_longest_request,
+    blocks_spanned,
+)
 from vllm_ascend.core.layout.specs import is_windowed, tokens_per_block
 from vllm_ascend.dry_run import scheduler as factory
 from vllm_ascend.dry_run.layouts import dsv4_flash_a3
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
-from vllm_ascend.prefix_cache_config import VARIABLES
+from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 from vllm_ascend.releases import running_release
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
@@ -49,6 +52,12 @@ class StartUp:
     def longest(self, memory: int) -> int:
         """Return what ``--max-model-len auto`` comes to."""
         return kv_cache_utils._estimate_max_model_len_from_groups(self.config, self.groups, memory)
+
+
+def test_with_nothing_switched_on_no_configuration_is_read(monkeypatch) -> None:
+    """Later releases of vLLM ask with less than a whole one."""
+    groups = StartUp(monkeypatch, DSV4).groups
+    assert blocks_of_longest_request(None, groups, load_config(), running_release()) is None
 
 
 @WHERE_BLOCKS_COUNT_ROWS
