@@ -22,8 +22,8 @@ from vllm_ascend.core.layout.specs import is_compressed, tokens_per_block, unpac
 from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.plan.vllm_terms import VllmTerms, terms_in_force
-from vllm_ascend.core.policy.block_ranks import reachable_blocks
 from vllm_ascend.core.policy.boundaries import contiguous_blocks_for_hit
+from vllm_ascend.core.policy.tail_blocks import reachable_blocks
 from vllm_ascend.core.policy.units import GroupId
 from vllm_ascend.core.retention.sparse_state import SparseStateManager
 
@@ -210,7 +210,7 @@ def sliding_window_reachable_block_mask(
     retention_interval: int | None = None,
     num_prompt_tokens: int | None = None,
 ) -> list[bool] | None:
-    """Keep the window's tail before every kept boundary; see ``block_ranks.reachable_blocks``.
+    """Keep the window's tail before every kept boundary; see ``tail_blocks.reachable_blocks``.
 
     Args:
         alignment_tokens: Boundaries are multiples of this; ``None`` masks nothing.

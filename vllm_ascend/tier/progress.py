@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from vllm_ascend.core.policy.prompt_boundaries import PromptBoundaries
+from vllm_ascend.core.policy.boundaries import PromptBoundaries
 from vllm_ascend.core.pool.block_pool_methods import NULL_BLOCK_ID
 from vllm_ascend.tier.layout import GroupLayout, TierLayout
 from vllm_ascend.tier.orders import Run, Segment, ids_between

@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from vllm_ascend.core.policy.boundaries import align_down, is_worth_a_tail
-from vllm_ascend.core.policy.prompt_boundaries import BoundaryRules, PromptBoundaries
+from vllm_ascend.core.policy.boundaries import (
+    BoundaryRules,
+    PromptBoundaries,
+    align_down,
+    is_worth_a_tail,
+)
 from vllm_ascend.core.policy.ranks import SPARE_SPACING
 
 # A spare tail at every fourth, 16th and 64th boundary, the last of them given up last.

@@ -20,12 +20,12 @@ from vllm_ascend.core.layout.specs import (
     read_span,
     tokens_per_block,
 )
-from vllm_ascend.core.policy.block_ranks import tail_ordinals
 from vllm_ascend.core.policy.boundaries import (
     align_down,
     contiguous_blocks_for_hit,
     tail_blocks,
 )
+from vllm_ascend.core.policy.tail_blocks import tail_ordinals
 from vllm_ascend.core.policy.units import GroupId
 
 

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the boundaries that keep a tail, and the blocks of a tail: arithmetic on ints only.
 
+A prompt singles out, for the cache and the tier alike::
+
+    fallback  shortly before the prompt's end, where the next turn may leave it
+    replay    where the same prompt, sent again, goes on; may be marginal
+    junction  where a request was seen to leave a cached prefix
+
 Boundaries, alignments (all boundaries are multiples of one) and intervals count tokens, block
 ordinals count blocks from a request's start, ranges are half-open.
 
@@ -13,6 +19,8 @@ Example: windows of 128 tokens, blocks of 32, alignment 4096, interval 0, a prom
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm.utils.math_utils import cdiv
 
@@ -79,15 +87,6 @@ def fallback_boundary(replay: int, alignment: int, lookahead: int) -> int:
     return align_down(max(leaves_at - lookahead, 0), alignment)
 
 
-def finish_boundary(num_tokens: int, alignment: int, lookahead: int) -> int:
-    """Return the deepest boundary ``b`` that a request going on behind these tokens can hit::
-
-    computed at the end  [0, num_tokens)
-    hit                  [0, b), b + lookahead <= num_tokens
-    """
-    return align_down(max(num_tokens - lookahead, 0), alignment)
-
-
 def is_worth_a_tail(boundary: int, kept: Iterable[int], least_gain: int) -> bool:
     """Whether hits that end at a boundary are ``least_gain`` tokens longer than at those kept.
 
@@ -116,6 +115,75 @@ def kept_boundaries(
     if spacing:
         kept.update(range(align_down(start, spacing) + spacing, end + 1, spacing))
     return sorted(kept)
+
+
+class PromptBoundaries(NamedTuple):
+    """Where a prompt is left or gone on with, in tokens; a boundary of 0 is none.
+
+    Attributes:
+        num_prompt_tokens: The prompt's length.
+        junction: Where a request was seen to leave a cached prefix.
+        ends: The replay boundary, and the fallback boundary where it is kept as well.
+        kept: Those of the ends that are worth a tail, and the junction.
+        marginal: The other ends, but for multiples of the interval.
+    """
+
+    num_prompt_tokens: int
+    junction: int
+    ends: frozenset[int]
+    kept: frozenset[int]
+    marginal: frozenset[int]
+
+    @property
+    def singled_out(self) -> frozenset[int]:
+        """All of them."""
+        return self.ends | {self.junction}
+
+
+@dataclass(frozen=True)
+class BoundaryRules:
+    """By what boundaries are singled out.
+
+    Attributes:
+        alignment: Tokens between boundaries.
+        lookahead: Draft layers need so many tokens behind a boundary, others 0.
+        least_gain: So many tokens' rows take the memory of a tail.
+        interval: A tail every so many tokens, a multiple of the alignment; ``None``: at every
+            boundary, 0: at those of prompts alone.
+        keeps_fallback: A boundary shortly before the replay boundary is kept as well.
+    """
+
+    alignment: int
+    lookahead: int = 0
+    least_gain: int = 0
+    interval: int | None = AUTO_RETENTION_INTERVAL_TOKENS
+    keeps_fallback: bool = True
+
+    def of_prompt(self, num_prompt_tokens: int, junction: int) -> PromptBoundaries:
+        """Return the boundaries that a prompt of so many tokens singles out."""
+        replay = replay_boundary(num_prompt_tokens, self.alignment, max(self.lookahead, 1))
+        ends = {replay}
+        if self.keeps_fallback:
+            ends.add(fallback_boundary(replay, self.alignment, self.lookahead))
+        kept = {b for b in ends if is_worth_a_tail(b, ends, self.least_gain)} | {junction}
+        spacing = self.alignment if self.interval is None else self.interval
+        marginal = {b for b in ends - kept if not spacing or b % spacing}
+        sets = map(frozenset, (ends, kept, marginal))
+        return PromptBoundaries(num_prompt_tokens, junction, *sets)
+
+    def kept(self, start: int, end: int, singled_out: Iterable[int]) -> list[int]:
+        """Return those singled out, and multiples of the interval, in ``(start, end]``; sorted."""
+        return kept_boundaries(
+            start, end, alignment=self.alignment, interval=self.interval, singled_out=singled_out
+        )
+
+    def finish(self, num_tokens: int) -> int:
+        """Return the deepest boundary ``b`` that a request going on behind these tokens can hit::
+
+        computed at the end  [0, num_tokens)
+        hit                  [0, b), b + lookahead <= num_tokens
+        """
+        return align_down(max(num_tokens - self.lookahead, 0), self.alignment)
 
 
 def resolve_retention_interval(

@@ -25,8 +25,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCache
 from vllm.v1.request import Request
 
 from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.policy.boundaries import align_down
-from vllm_ascend.core.policy.prompt_boundaries import PromptBoundaries
+from vllm_ascend.core.policy.boundaries import PromptBoundaries, align_down
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.policy.units import Granule, GroupId, Ordinal
 

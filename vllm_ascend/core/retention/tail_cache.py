@@ -25,16 +25,15 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.plan.cache_plan import CachePlan
-from vllm_ascend.core.policy.block_ranks import (
-    ranked_boundaries,
-    spare_rank,
-    spare_unit,
-    without_holes,
+from vllm_ascend.core.policy.boundaries import (
+    BoundaryRules,
+    PromptBoundaries,
+    align_down,
+    is_worth_a_tail,
 )
-from vllm_ascend.core.policy.boundaries import align_down, is_worth_a_tail
 from vllm_ascend.core.policy.pinning import leaves_by_chunk
-from vllm_ascend.core.policy.prompt_boundaries import BoundaryRules, PromptBoundaries
-from vllm_ascend.core.policy.ranks import Rank
+from vllm_ascend.core.policy.ranks import Rank, ranked_boundaries, spare_rank, spare_unit
+from vllm_ascend.core.policy.tail_blocks import without_holes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.reporting.cache_stats import BoundaryKind, CacheStats
 from vllm_ascend.core.retention.request_record import (

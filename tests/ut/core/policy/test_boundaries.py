@@ -6,16 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_ascend.core.policy.boundaries import (
+    BoundaryRules,
     align_down,
     contiguous_blocks_for_hit,
     fallback_boundary,
-    finish_boundary,
     is_worth_a_tail,
     kept_boundaries,
     replay_boundary,
     resolve_retention_interval,
     tail_blocks,
 )
+
+UNIT = 128
 
 
 def test_contiguous_blocks_count_the_window_without_the_new_token():
@@ -49,10 +51,10 @@ def test_replay_boundary_with_a_draft_layer_leaves_a_granule():
 
 
 def test_finish_boundary_is_where_the_next_turn_resumes():
-    assert finish_boundary(1000, 128, 0) == 896
-    assert finish_boundary(1024, 128, 0) == 1024
-    assert finish_boundary(1024, 128, 128) == 896
-    assert finish_boundary(100, 128, 128) == 0
+    assert BoundaryRules(128).finish(1000) == 896
+    assert BoundaryRules(128).finish(1024) == 1024
+    assert BoundaryRules(128, lookahead=128).finish(1024) == 896
+    assert BoundaryRules(128, lookahead=128).finish(100) == 0
 
 
 def test_fallback_boundary_lies_shortly_before_the_replay_boundary():
@@ -117,3 +119,39 @@ def test_interval_must_fit_the_alignment(interval):
 def test_retention_needs_a_windowed_group():
     with pytest.raises(ValueError, match="no sliding-window KV cache group"):
         resolve_retention_interval(0, 128, has_windowed_group=False)
+
+
+def test_without_a_fallback_boundary_nothing_is_marginal():
+    rules = BoundaryRules(UNIT, least_gain=1061, keeps_fallback=False)
+    prompt = rules.of_prompt(14_000, junction=9088)
+    assert (prompt.ends, prompt.kept) == ({13_952}, {13_952, 9088})
+    assert not prompt.marginal
+
+
+def test_the_interval_keeps_an_end_that_is_not_worth_a_tail():
+    rules = BoundaryRules(UNIT, least_gain=1061, interval=8 * UNIT)
+    prompt = rules.of_prompt(24 * UNIT + 1, junction=0)
+    assert prompt.ends - prompt.kept == {24 * UNIT}
+    assert not prompt.marginal
+    assert rules.kept(23 * UNIT, 24 * UNIT, prompt.kept) == [24 * UNIT]
+
+
+@given(
+    st.integers(0, 100_000),
+    st.integers(0, 700),
+    st.sampled_from([0, UNIT]),
+    st.integers(0, 4096),
+    st.sampled_from([None, 0, UNIT, 16 * UNIT]),
+    st.booleans(),
+)
+def test_every_boundary_is_kept_marginal_or_one_of_the_interval(
+    num_tokens, junction, lookahead, least_gain, interval, keeps_fallback
+):
+    rules = BoundaryRules(UNIT, lookahead, least_gain, interval, keeps_fallback)
+    prompt = rules.of_prompt(num_tokens, junction * UNIT)
+    kept = set(rules.kept(0, 200_000, prompt.kept))
+    assert prompt.singled_out - {0} == (prompt.singled_out & kept) | prompt.marginal
+    assert prompt.marginal.isdisjoint(kept)
+    assert prompt.singled_out == prompt.ends | {junction * UNIT}
+    assert all(b + max(lookahead, 1) <= num_tokens for b in prompt.ends if b)
+    assert rules.of_prompt(*prompt[:2]) == prompt
