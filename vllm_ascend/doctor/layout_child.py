@@ -106,7 +106,7 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
     bytes_per_block = sum(t.size for t in kv_cache_config.kv_cache_tensors) // _NUM_BLOCKS
     return LayoutFacts(
         model=layout.name,
-        coordinator=type(scheduler.kv_cache_manager.coordinator).__name__,
+        coordinator=_coordinator_name(scheduler),
         block_size=layout.block_size,
         groups=_group_rows(layout, kv_cache_config),
         granule=plan.granule,
@@ -218,6 +218,15 @@ def _what_connector_declares(asked: LayoutRequest) -> tuple[bool, bool]:
         if asked.installs_patches:
             return False, False  # it may be vllm-ascend's, whose plugins are not loaded here
         raise ValueError(f"--kv-transfer-config: {error}") from error
+
+
+def _coordinator_name(scheduler: Scheduler) -> str:
+    """Return the name of the coordinator's class. Ours has one name, with any switch on or none."""
+    from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
+
+    coordinator = scheduler.kv_cache_manager.coordinator
+    is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)
+    return (AscendHybridKVCacheCoordinator if is_ours else type(coordinator)).__name__
 
 
 def _plan(scheduler: Scheduler, specs: Sequence[KVCacheSpec], max_model_len: int) -> CachePlan:
