@@ -73,7 +73,7 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
             plan,
             lookahead=lookahead,
             # A boundary need not be the end of any group's block.
-            least_gain=groups.tokens_for_a_tail(plan.whole_blocks + plan.alignment),
+            least_gain_tokens=groups.tokens_for_a_tail(plan.whole_block_tokens + plan.alignment),
             stats=self.stats,
         )
         self.sparse_state = SparseState(pool, groups.all, self.tails, self.ledger.records, plan)

@@ -101,7 +101,7 @@ def layout_facts(asked: LayoutRequest) -> LayoutFacts:
     specs = group_specs(kv_cache_config)
     plan = _plan(scheduler, specs, max_model_len)
     tokens, request = PrefixProbe(scheduler).smallest_prefix(
-        plan.granule, max(plan.alignment, plan.whole_blocks), max_model_len
+        plan.granule, max(plan.alignment, plan.whole_block_tokens), max_model_len
     )
     bytes_per_block = sum(t.size for t in kv_cache_config.kv_cache_tensors) // _NUM_BLOCKS
     return LayoutFacts(

@@ -90,7 +90,7 @@ class StoreOrders:
         self._choice = TailChoice(
             layout.unit,
             lookahead=layout.unit if layout.tail_looks_ahead else 0,
-            least_gain=layout.tokens_for_a_tail,
+            least_gain_tokens=layout.tokens_for_a_tail,
             interval=align_down(AUTO_RETENTION_INTERVAL_TOKENS, layout.unit) or layout.unit,
         )
         self.tables: Callable[[str], Tables] = lambda request_id: ()

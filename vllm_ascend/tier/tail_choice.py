@@ -40,7 +40,7 @@ class TailChoice(BoundaryRules):
         boundary = align_down(end, self.alignment)
         if boundary <= start:
             return KEPT, 0
-        is_kept = is_worth_a_tail(boundary, prompt.ends, self.least_gain)
+        is_kept = is_worth_a_tail(boundary, prompt.ends, self.least_gain_tokens)
         return KEPT if is_kept else MARGINAL, boundary
 
     def spare(self, start: int, end: int, others: Collection[int]) -> list[tuple[int, int]]:

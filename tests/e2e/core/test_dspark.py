@@ -57,14 +57,17 @@ def test_a_prompt_that_comes_again_hits_all_but_its_end(serve, block_size):
         assert [server.hit(tokens) for _ in range(2)] == [0, (length - 1) // GRANULE * GRANULE]
 
 
-@pytest.mark.parametrize(("block_size", "whole_blocks"), [(32, 4096), (128, 16_384)])
+@pytest.mark.parametrize(("block_size", "whole_block_tokens"), [(32, 4096), (128, 16_384)])
 def test_as_upstream_a_hit_ends_where_all_blocks_end_and_needs_one_more(
-    serve, block_size, whole_blocks
+    serve, block_size, whole_block_tokens
 ):
     server = serve(UPSTREAM_LIKE, block_size)
     # Later releases take a block that ends with the prompt for the one more.
     last = block_size - 1
-    for length, expected in ((whole_blocks + last, 0), (whole_blocks + 600, whole_blocks)):
+    for length, expected in (
+        (whole_block_tokens + last, 0),
+        (whole_block_tokens + 600, whole_block_tokens),
+    ):
         tokens = prompt(length, length)
         server.hit(tokens, max_tokens=20)
         assert server.hit(tokens) == expected

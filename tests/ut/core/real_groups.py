@@ -56,7 +56,7 @@ def make_plan(
         facts=SchedulerFacts(),
         granule=alignment,
         alignment=alignment,
-        whole_blocks=lcm(*map(tokens_per_block, specs)),
+        whole_block_tokens=lcm(*map(tokens_per_block, specs)),
         hash_tokens=hash_tokens or alignment,
         interval=None,
         keeps_fallback=False,

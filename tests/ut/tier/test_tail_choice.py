@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vllm_ascend.tier.tail_choice import KEPT, MARGINAL, TailChoice
 
 # The rows of as many tokens as with DeepSeek-V4-Flash take the memory of a tail.
-CHOICE = TailChoice(128, least_gain=1061)
+CHOICE = TailChoice(128, least_gain_tokens=1061)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_the_last_boundary_of_a_prompt_is_marginal_close_behind_a_kept_one():
 
 
 def test_where_tails_are_small_both_boundaries_of_a_prompt_are_kept():
-    choice = TailChoice(128, least_gain=100)
+    choice = TailChoice(128, least_gain_tokens=100)
     prompt = choice.of_prompt(14_000, 0)
     assert choice.kept(8192, 14_000, prompt.kept) == [13_824, 13_952]
     assert not prompt.marginal
 
 
 def test_drafts_need_the_unit_behind_a_boundary():
-    choice = TailChoice(128, lookahead=128, least_gain=1061)
+    choice = TailChoice(128, lookahead=128, least_gain_tokens=1061)
     prompt = choice.of_prompt(14_000, 0)
     assert choice.kept(8192, 14_000, prompt.kept) == [13_696]
     assert prompt.marginal == {13_824}
@@ -74,13 +74,15 @@ def test_spare_tails_are_ranked_by_how_round_their_boundary_is():
 @given(
     prompt=st.integers(1, 200_000),
     chunks=st.lists(st.integers(1, 16_384), max_size=20),
-    least_gain=st.integers(0, 4096),
+    least_gain_tokens=st.integers(0, 4096),
     lookahead=st.sampled_from([0, 128]),
 )
 # It ends shortly behind a kept boundary, and with a multiple of the interval.
-@example(prompt=65_537, chunks=[], least_gain=513, lookahead=0)
-def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(prompt, chunks, least_gain, lookahead):
-    choice = TailChoice(128, lookahead=lookahead, least_gain=least_gain)
+@example(prompt=65_537, chunks=[], least_gain_tokens=513, lookahead=0)
+def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(
+    prompt, chunks, least_gain_tokens, lookahead
+):
+    choice = TailChoice(128, lookahead=lookahead, least_gain_tokens=least_gain_tokens)
     ends = [end for end in itertools.accumulate(chunks) if end < prompt]
     pieces = list(itertools.pairwise([0, *ends, prompt]))
     boundaries = choice.of_prompt(prompt, 0)
@@ -90,8 +92,8 @@ def test_chunks_of_a_prompt_keep_what_the_whole_prompt_keeps(prompt, chunks, lea
     assert boundaries.marginal.isdisjoint(whole)
 
 
-@given(prompt=st.integers(1300, 200_000), least_gain=st.integers(0, 4096))
-def test_no_prompt_loses_more_than_its_end_and_five_units(prompt, least_gain):
-    choice = TailChoice(128, least_gain=least_gain)
+@given(prompt=st.integers(1300, 200_000), least_gain_tokens=st.integers(0, 4096))
+def test_no_prompt_loses_more_than_its_end_and_five_units(prompt, least_gain_tokens):
+    choice = TailChoice(128, least_gain_tokens=least_gain_tokens)
     deepest = max(choice.kept(0, prompt, choice.of_prompt(prompt, 0).kept))
     assert prompt - deepest <= 5 * 128 + 1

@@ -89,8 +89,8 @@ def resolve_block_sizes(
     ranks = context_parallel_ranks(vllm_config)
     is_hashed = cache_config.enable_prefix_caching or vllm_config.kv_transfer_config is not None
     if ranks > 1 or not is_hashed:
-        whole_blocks = lcm(*granularity.block_tokens) * ranks
-        return whole_blocks, whole_blocks
+        whole_block_tokens = lcm(*granularity.block_tokens) * ranks
+        return whole_block_tokens, whole_block_tokens
     # Mamba's own bookkeeping names states by vLLM's rule.
     has_mamba = any(isinstance(spec, MambaSpec) for spec in specs)
     names_granules = config.changes_caching and not expects_stock and not has_mamba

@@ -84,14 +84,14 @@ class HitSearch:
         boundary = resumable
         if tail_follows and external_tokens_follow and plan.ends_inside_blocks:
             rows = align_down(limit, self._finest_block)
-            partial = resumable if resumable % plan.whole_blocks else 0
+            partial = resumable if resumable % plan.whole_block_tokens else 0
             if rows:
                 if external_tokens_follow(rows, partial):
                     return Hit(self._rows(rows, prefixes), rows, resumable, limit)
                 external_tokens_follow = None  # asked once: it brings nothing that is worth more
-        ends_inside = plan.ends_inside_blocks and boundary % plan.whole_blocks
+        ends_inside = plan.ends_inside_blocks and boundary % plan.whole_block_tokens
         if ends_inside and external_tokens_follow:
-            whole, whole_ends = self._walk(look_up, boundary, plan.whole_blocks)
+            whole, whole_ends = self._walk(look_up, boundary, plan.whole_block_tokens)
             if external_tokens_follow(whole, boundary):
                 boundary, ends = whole, whole_ends
         if not boundary:

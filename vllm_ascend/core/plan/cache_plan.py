@@ -46,7 +46,7 @@ class CachePlan:
         specs: The unpacked spec of every KV cache group.
         granule: The finest unit in which hits can be measured, in tokens.
         alignment: Hits are multiples of this, in tokens.
-        whole_blocks: Hits at multiples of this end inside no block, in tokens.
+        whole_block_tokens: Hits at multiples of this end inside no block, in tokens.
         hash_tokens: Tokens per request hash.
         interval: Tokens between boundaries that are kept; ``None``: all of them are.
         keeps_fallback: A boundary shortly before the replay boundary is kept as well.
@@ -62,7 +62,7 @@ class CachePlan:
     facts: SchedulerFacts
     granule: int
     alignment: int
-    whole_blocks: int
+    whole_block_tokens: int
     hash_tokens: int
     interval: int | None
     keeps_fallback: bool
@@ -124,7 +124,7 @@ class CachePlan:
     @property
     def copies_blocks(self) -> bool:
         """Whether some group has blocks that a hit may end inside of, which are then copied."""
-        return self.ends_inside_blocks and self.whole_blocks > self.alignment
+        return self.ends_inside_blocks and self.whole_block_tokens > self.alignment
 
 
 def plan_cache(
@@ -170,7 +170,7 @@ def plan_cache(
         facts=facts,
         granule=sizes.granule,
         alignment=alignment,
-        whole_blocks=lcm(*sizes.block_tokens),
+        whole_block_tokens=lcm(*sizes.block_tokens),
         hash_tokens=hash_tokens or sizes.granule,
         interval=resolve_retention_interval(
             retention, alignment, has_windowed_group=has_windowed_group

@@ -87,12 +87,12 @@ def fallback_boundary(replay: int, alignment: int, lookahead: int) -> int:
     return align_down(max(leaves_at - lookahead, 0), alignment)
 
 
-def is_worth_a_tail(boundary: int, kept: Iterable[int], least_gain: int) -> bool:
-    """Whether hits that end at a boundary are ``least_gain`` tokens longer than at those kept.
+def is_worth_a_tail(boundary: int, kept: Iterable[int], least_gain_tokens: int) -> bool:
+    """Whether hits that end at a boundary are longer by ``least_gain_tokens`` than at those kept.
 
     With none kept before it, they are worth it: ``kept`` may have a 0, which is none.
     """
-    return not any(max(boundary - least_gain, 0) < other < boundary for other in kept)
+    return not any(max(boundary - least_gain_tokens, 0) < other < boundary for other in kept)
 
 
 def kept_boundaries(
@@ -147,7 +147,7 @@ class BoundaryRules:
     Attributes:
         alignment: Tokens between boundaries.
         lookahead: Draft layers need so many tokens behind a boundary, others 0.
-        least_gain: So many tokens' rows take the memory of a tail.
+        least_gain_tokens: So many tokens' rows take the memory of a tail.
         interval: A tail every so many tokens, a multiple of the alignment; ``None``: at every
             boundary, 0: at those of prompts alone.
         keeps_fallback: A boundary shortly before the replay boundary is kept as well.
@@ -155,7 +155,7 @@ class BoundaryRules:
 
     alignment: int
     lookahead: int = 0
-    least_gain: int = 0
+    least_gain_tokens: int = 0
     interval: int | None = AUTO_RETENTION_INTERVAL_TOKENS
     keeps_fallback: bool = True
 
@@ -165,7 +165,7 @@ class BoundaryRules:
         ends = {replay}
         if self.keeps_fallback:
             ends.add(fallback_boundary(replay, self.alignment, self.lookahead))
-        kept = {b for b in ends if is_worth_a_tail(b, ends, self.least_gain)} | {junction}
+        kept = {b for b in ends if is_worth_a_tail(b, ends, self.least_gain_tokens)} | {junction}
         spacing = self.alignment if self.interval is None else self.interval
         marginal = {b for b in ends - kept if not spacing or b % spacing}
         sets = map(frozenset, (ends, kept, marginal))

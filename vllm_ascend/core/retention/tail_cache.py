@@ -61,14 +61,14 @@ class TailCache:
         plan: CachePlan,
         *,
         lookahead: int,
-        least_gain: int,
+        least_gain_tokens: int,
         stats: CacheStats,
     ) -> None:
         """Retain tails.
 
         Args:
             lookahead: Draft layers need so many tokens behind a boundary, others 0.
-            least_gain: So many tokens' rows take the memory of a tail.
+            least_gain_tokens: So many tokens' rows take the memory of a tail.
         """
         self._pool = pool
         self._groups = groups
@@ -79,7 +79,7 @@ class TailCache:
         self.rules = BoundaryRules(
             plan.alignment,
             lookahead,
-            least_gain if plan.keeps_spares and plan.keeps_fallback else 0,
+            least_gain_tokens if plan.keeps_spares and plan.keeps_fallback else 0,
             plan.tails_interval,
             plan.keeps_fallback,
         )
@@ -87,7 +87,7 @@ class TailCache:
         tails = (len(group.tail(far)) * group.block_tokens for group in groups)
         self.spare_unit = spare_unit(plan.alignment, max(tails, default=0))
         # Where tails have blocks in common, one is no memory of its own.
-        self._supersedes = bool(self.rules.least_gain) and self.spare_unit == plan.alignment
+        self._supersedes = bool(self.rules.least_gain_tokens) and self.spare_unit == plan.alignment
 
     def passes_boundary(self, record: RequestRecord, end: int) -> bool:
         """Whether a request has a boundary to deal with on its way to ``end`` tokens."""
@@ -272,7 +272,7 @@ class TailCache:
         """
         boundary = self.rules.finish(record.cached)
         kept = [tail.boundary for tail in record.kept if tail.is_intact]
-        is_worth_it = is_worth_a_tail(boundary, kept, self.rules.least_gain)
+        is_worth_it = is_worth_a_tail(boundary, kept, self.rules.least_gain_tokens)
         for tail in record.rolling:
             if tail.boundary != boundary:
                 self._let_go(tail, spare_rank(tail.boundary, self.spare_unit))
@@ -285,7 +285,7 @@ class TailCache:
             else:
                 self._let_go(tail, Rank.MARGINAL)
         record.rolling.clear()
-        if self.rules.least_gain:
+        if self.rules.least_gain_tokens:
             record.end_of_kept = max(kept, default=0)
         if self._supersedes:
             self._let_go_superseded(record)

@@ -30,8 +30,8 @@ def plan(config: PrefixCacheConfig, rows: int = 128, **options) -> CachePlan:
 @pytest.mark.parametrize(("rows", "alignment"), [(128, 16_384), (64, 8192), (32, 4096)])
 def test_hits_are_whole_blocks_or_granules(rows, alignment):
     whole, partial = plan(LAYOUT, rows), plan(PARTIAL, rows)
-    assert (whole.alignment, whole.whole_blocks, whole.granule) == (alignment, alignment, 128)
-    assert (partial.alignment, partial.whole_blocks, partial.granule) == (128, alignment, 128)
+    assert (whole.alignment, whole.whole_block_tokens, whole.granule) == (alignment, alignment, 128)
+    assert (partial.alignment, partial.whole_block_tokens, partial.granule) == (128, alignment, 128)
     assert (whole.copies_blocks, partial.copies_blocks) == (False, True)
     assert (whole.is_stock, partial.is_stock) == (True, False)
 

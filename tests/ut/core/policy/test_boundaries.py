@@ -122,14 +122,14 @@ def test_retention_needs_a_windowed_group():
 
 
 def test_without_a_fallback_boundary_nothing_is_marginal():
-    rules = BoundaryRules(UNIT, least_gain=1061, keeps_fallback=False)
+    rules = BoundaryRules(UNIT, least_gain_tokens=1061, keeps_fallback=False)
     prompt = rules.of_prompt(14_000, junction=9088)
     assert (prompt.ends, prompt.kept) == ({13_952}, {13_952, 9088})
     assert not prompt.marginal
 
 
 def test_the_interval_keeps_an_end_that_is_not_worth_a_tail():
-    rules = BoundaryRules(UNIT, least_gain=1061, interval=8 * UNIT)
+    rules = BoundaryRules(UNIT, least_gain_tokens=1061, interval=8 * UNIT)
     prompt = rules.of_prompt(24 * UNIT + 1, junction=0)
     assert prompt.ends - prompt.kept == {24 * UNIT}
     assert not prompt.marginal
@@ -145,9 +145,9 @@ def test_the_interval_keeps_an_end_that_is_not_worth_a_tail():
     st.booleans(),
 )
 def test_every_boundary_is_kept_marginal_or_one_of_the_interval(
-    num_tokens, junction, lookahead, least_gain, interval, keeps_fallback
+    num_tokens, junction, lookahead, least_gain_tokens, interval, keeps_fallback
 ):
-    rules = BoundaryRules(UNIT, lookahead, least_gain, interval, keeps_fallback)
+    rules = BoundaryRules(UNIT, lookahead, least_gain_tokens, interval, keeps_fallback)
     prompt = rules.of_prompt(num_tokens, junction * UNIT)
     kept = set(rules.kept(0, 200_000, prompt.kept))
     assert prompt.singled_out - {0} == (prompt.singled_out & kept) | prompt.marginal

@@ -35,7 +35,7 @@ class OnItsWay:
         *,
         spare_tails: bool = False,
         fallback: bool = False,
-        least_gain: int = 0,
+        least_gain_tokens: int = 0,
         **config: Any,
     ) -> None:
         self.pool = AscendBlockPool(60, True, GRANULE)
@@ -51,7 +51,12 @@ class OnItsWay:
         groups[0].manager.req_to_blocks["r"] = self.blocks
         self.record = RequestRecord(request=PROMPT)
         self.tails = TailCache(
-            self.pool, groups, plan, lookahead=0, least_gain=least_gain, stats=CacheStats()
+            self.pool,
+            groups,
+            plan,
+            lookahead=0,
+            least_gain_tokens=least_gain_tokens,
+            stats=CacheStats(),
         )
 
     def ranks(self) -> str:
@@ -80,23 +85,23 @@ def test_spare_tails_are_entered_at_every_boundary():
 
 def test_a_boundary_shortly_behind_a_kept_one_is_marginal():
     """Of 64 tokens the fallback boundary is 32, and the replay boundary 24 tokens behind it."""
-    on = OnItsWay(spare_tails=True, fallback=True, least_gain=24)
+    on = OnItsWay(spare_tails=True, fallback=True, least_gain_tokens=24)
     on.tails.advance(on.record, 64)
     assert on.ranks() == "SSSSSSKKSSSSKKRR"
-    on = OnItsWay(spare_tails=True, fallback=True, least_gain=25)
+    on = OnItsWay(spare_tails=True, fallback=True, least_gain_tokens=25)
     on.tails.advance(on.record, 64)
     assert on.ranks() == "SSSSSSKKSSSSMMRR"
 
 
 def test_without_spare_tails_what_was_singled_out_is_kept():
-    on = OnItsWay(fallback=True, least_gain=25)
+    on = OnItsWay(fallback=True, least_gain_tokens=25)
     on.tails.advance(on.record, 64)
     assert on.ranks() == "......KK....KKRR"
 
 
 def test_an_end_shortly_behind_a_kept_boundary_is_marginal():
-    for least_gain, ranks in ((32, "SSSSSSKKSSSSMMKK"), (33, "SSSSSSKKSSSSMMMM")):
-        on = OnItsWay(spare_tails=True, fallback=True, least_gain=least_gain)
+    for least_gain_tokens, ranks in ((32, "SSSSSSKKSSSSMMKK"), (33, "SSSSSSKKSSSSMMMM")):
+        on = OnItsWay(spare_tails=True, fallback=True, least_gain_tokens=least_gain_tokens)
         on.tails.advance(on.record, 64)
         on.record.cached = 64
         on.tails.finish(on.record)
@@ -104,7 +109,7 @@ def test_an_end_shortly_behind_a_kept_boundary_is_marginal():
 
 
 def test_an_end_is_kept_if_the_boundary_before_it_was_given_up():
-    on = OnItsWay(spare_tails=True, fallback=True, least_gain=33)
+    on = OnItsWay(spare_tails=True, fallback=True, least_gain_tokens=33)
     on.tails.advance(on.record, 64)
     on.pool.give_up(on.blocks[6])
     on.record.cached = 64

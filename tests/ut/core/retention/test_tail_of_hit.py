@@ -21,7 +21,7 @@ REQUEST = make_request("r", list(range(64)), get_request_block_hasher(4, sha256)
 
 def make_tails(groups: Sequence[Group], pool: BlockPool) -> TailCache:
     plan = make_plan(window(4, 9), alignment=4)
-    return TailCache(pool, groups, plan, lookahead=0, least_gain=0, stats=CacheStats())
+    return TailCache(pool, groups, plan, lookahead=0, least_gain_tokens=0, stats=CacheStats())
 
 
 def test_a_hit_rests_on_the_tails_of_its_windows():
