@@ -19,12 +19,12 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import is_compressed, tokens_per_block, unpack_uniform
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.plan.vllm_terms import VllmTerms, terms_in_force
 from vllm_ascend.core.policy.boundaries import contiguous_blocks_for_hit
 from vllm_ascend.core.policy.tail_blocks import reachable_blocks
 from vllm_ascend.core.policy.units import GroupId
+from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.retention.sparse_state import SparseStateManager
 
 

@@ -27,14 +27,14 @@ from vllm_ascend.core.admission.room_to_start import RoomToStart
 from vllm_ascend.core.admission.waiting_order import WaitingOrder
 from vllm_ascend.core.confirmed_steps import ConfirmedSteps
 from vllm_ascend.core.group_managers import enter_full_blocks, make_managers, unzeroed
-from vllm_ascend.core.layout.groups import find_draft_groups
+from vllm_ascend.core.layout.groups import Blocks, find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
-from vllm_ascend.core.lookup.hit_search import Blocks, Hit, HitSearch, RequestLookup
+from vllm_ascend.core.lookup.hit_search import Hit, HitSearch, RequestLookup
 from vllm_ascend.core.lookup.prefix_lookup import CacheView
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
 from vllm_ascend.core.policy.units import KVCacheBlockCopy
+from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate

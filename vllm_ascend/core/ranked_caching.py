@@ -20,15 +20,14 @@ from vllm.v1.request import Request
 from vllm_ascend.core.admission.block_allocation import BlockAllocation
 from vllm_ascend.core.events.announcement import announced_groups
 from vllm_ascend.core.group_managers import enter_full_blocks
-from vllm_ascend.core.layout.groups import Group
+from vllm_ascend.core.layout.groups import Blocks, Group
 from vllm_ascend.core.layout.specs import is_compressed
-from vllm_ascend.core.lookup.hit_search import Blocks, Hit
-from vllm_ascend.core.lookup.partial_hits import PartialHits
-from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.lookup.hit_search import Hit
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.core.policy.protection import is_returning
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.core.policy.units import KVCacheBlockCopy, Ordinal
+from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.freed_blocks import (
     PlacedBlock,
@@ -36,6 +35,7 @@ from vllm_ascend.core.retention.freed_blocks import (
     leave_behind,
     take_remaining_blocks,
 )
+from vllm_ascend.core.retention.partial_hits import PartialHits
 from vllm_ascend.core.retention.request_record import EnteredBlocks, RequestRecord, WaitingTails
 from vllm_ascend.core.retention.returning_prompts import ReturningPrompts
 from vllm_ascend.core.retention.sparse_state import SparseState

@@ -14,11 +14,11 @@ from vllm_ascend.core.admission.block_allocation import BlockAllocation
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager
 from vllm_ascend.core.lookup.hit_search import HitSearch, RequestLookup
-from vllm_ascend.core.lookup.partial_hits import PartialHits
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.retention.ledger import Ledger
+from vllm_ascend.core.retention.partial_hits import PartialHits
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.core.retention.tail_cache import TailCache
 

@@ -17,7 +17,7 @@ from tests.e2e.core.configurations import DSV4, PARTIAL, RETENTION, SPARSE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
-from vllm_ascend.core.lookup.hit_search import Blocks
+from vllm_ascend.core.layout.groups import Blocks
 from vllm_ascend.core.policy.ranks import Rank
 from vllm_ascend.dry_run.layouts import KVLayout
 from vllm_ascend.dry_run.scheduler import SchedulerOptions, make_request

@@ -25,8 +25,8 @@ from vllm_ascend.core import kv_cache_coordinator, ranked_caching
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator, RankedCoordinator
 from vllm_ascend.core.layout.specs import is_downward_closed, tokens_per_block
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan, plan_cache
+from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.releases import running_release
 from vllm_ascend.row_layout.compress_manager import CompressAttentionManager

@@ -16,10 +16,10 @@ from tests.e2e.core.test_planted_bugs import ANY, Bug, Plant, hunt, no_op
 from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator, RankedCoordinator
 from vllm_ascend.core.layout.block_names import BlockNames
-from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
 from vllm_ascend.core.lookup.prefix_lookup import PrefixLookup
 from vllm_ascend.core.pool.granule_index import GranuleIndex
 from vllm_ascend.core.retention.ledger import Ledger
+from vllm_ascend.core.retention.partial_hits import PartialHits, copied_groups
 from vllm_ascend.core.retention.sparse_state import SparseState
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend.row_layout.compress_manager import CompressAttentionManager

@@ -15,7 +15,7 @@ from tests.e2e.core.conftest import MakeEngine, skip_if_left_to_vllm
 from tests.e2e.core.engine import Engine
 from vllm_ascend.core import scheduler as caching_scheduler
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.dry_run.scheduler import SchedulerOptions
 from vllm_ascend_evaluation.oracle import ContentViolation

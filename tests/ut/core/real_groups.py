@@ -16,10 +16,10 @@ from vllm_ascend.core.group_managers import get_manager_for_kv_cache_spec
 from vllm_ascend.core.layout.dsv4_specs import compressed_spec
 from vllm_ascend.core.layout.groups import Group, Groups
 from vllm_ascend.core.layout.specs import tokens_per_block
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan, describe_groups
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
+from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.ranked_caching import RankedCaching
 from vllm_ascend.core.reporting.cache_stats import CacheStats

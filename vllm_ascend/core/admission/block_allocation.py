@@ -10,12 +10,11 @@ from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
-from vllm_ascend.core.layout.groups import Group, Groups
-from vllm_ascend.core.lookup.hit_search import Blocks
-from vllm_ascend.core.lookup.partial_hits import PartialHits, copied_groups
+from vllm_ascend.core.layout.groups import Blocks, Group, Groups
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.ledger import Ledger
+from vllm_ascend.core.retention.partial_hits import PartialHits, copied_groups
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.sparse_state import SparseState
 

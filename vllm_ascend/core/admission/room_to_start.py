@@ -8,8 +8,7 @@ from heapq import heappop, heappush
 
 from vllm.v1.request import Request
 
-from vllm_ascend.core.layout.groups import Groups
-from vllm_ascend.core.lookup.hit_search import Blocks
+from vllm_ascend.core.layout.groups import Blocks, Groups
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import RequestRecord

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 
@@ -27,6 +28,9 @@ from vllm_ascend.core.policy.boundaries import (
 )
 from vllm_ascend.core.policy.tail_blocks import tail_ordinals
 from vllm_ascend.core.policy.units import GroupId
+
+Blocks = tuple[Sequence[KVCacheBlock], ...]
+"""A hit as a look-up returns it: per group, the blocks from the first token on."""
 
 
 def group_suffix(group_id: GroupId) -> bytes:

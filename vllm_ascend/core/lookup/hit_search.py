@@ -24,8 +24,6 @@ from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.core.policy.units import GroupId
 
-Blocks = tuple[Sequence[KVCacheBlock], ...]
-"""A hit as a look-up returns it: per group, the blocks from the first token on."""
 Ends = dict[GroupId, list[KVCacheBlock]]
 """Group id -> what lies at the end of a hit: a tail, or the block to be copied."""
 

@@ -14,10 +14,10 @@ from vllm.v1.core.kv_cache_utils import (
 
 from vllm_ascend.core.layout.block_names import BlockNames
 from vllm_ascend.core.layout.groups import Group
-from vllm_ascend.core.lookup.successors import SuccessorHashes
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.core.pool.granule_index import GranuleIndex
+from vllm_ascend.core.pool.successors import SuccessorHashes
 
 
 class CacheView:

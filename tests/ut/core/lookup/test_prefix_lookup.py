@@ -15,7 +15,7 @@ from tests.ut.core.helpers import make_request
 from tests.ut.core.real_groups import compressed, full, make_groups, make_plan, window
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.lookup.prefix_lookup import CacheView, PrefixLookup
-from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 
 GRANULE = 4

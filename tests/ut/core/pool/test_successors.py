@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.ut.core.helpers import make_request
-from vllm_ascend.core.lookup.successors import SuccessorHashes
+from vllm_ascend.core.pool.successors import SuccessorHashes
 
 GRANULE = 4
 GROUP, OTHER_GROUP = 1, 2

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from vllm_ascend.core.layout.groups import Group, Groups
-from vllm_ascend.core.lookup.hit_search import Blocks
+from vllm_ascend.core.layout.groups import Blocks, Group, Groups
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.core.policy.units import BlockId, Granule
