@@ -7,6 +7,7 @@ coordinator is vLLM's own, the manager stays vLLM's own.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import Request
@@ -38,3 +39,12 @@ class CachingKVCacheManager(KVCacheManager):
         """
         copies = self.coordinator.take_block_copies()
         return self.coordinator.plan.terms.copies_told(copies)
+
+
+@cache
+def put_over(theirs: Any, ours: Any) -> Any:
+    """Return a class of vLLM's or vllm-ascend's with ours over it, under its own name."""
+    if issubclass(theirs, ours):
+        return theirs
+    own = {"__module__": theirs.__module__, "__qualname__": theirs.__qualname__}
+    return type(theirs)(theirs.__name__, (ours, theirs), own)

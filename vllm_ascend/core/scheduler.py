@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from vllm_ascend.core.admission.waiting_queues import (
 from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, blocks_of_caches
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager
+from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager, put_over
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.core.loads_under_reset import (
     frees_are_delayed,
@@ -68,16 +68,7 @@ def with_caching(scheduler: Scheduler) -> None:
         (scheduler, CachingScheduler),
     )
     for built, mixin in ours:
-        built.__class__ = _put_over(built.__class__, mixin)
-
-
-@cache
-def _put_over(theirs: Any, ours: Any) -> Any:
-    """Return a class of vLLM's or vllm-ascend's with ours over it, under its own name."""
-    if issubclass(theirs, ours):
-        return theirs
-    own = {"__module__": theirs.__module__, "__qualname__": theirs.__qualname__}
-    return type(theirs)(theirs.__name__, (ours, theirs), own)
+        built.__class__ = put_over(built.__class__, mixin)
 
 
 def our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:

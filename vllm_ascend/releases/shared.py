@@ -66,6 +66,9 @@ RETENTION_IN_VLLM: Mapping[str, str] = {
     f"{_MANAGERS}:SingleTypeKVCacheManager.reachable_block_mask": _REACHABLE,
     f"{_MANAGERS}:SlidingWindowManager.reachable_block_mask": _REACHABLE,
     f"{_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit": _REACHABLE,
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
+        "the KV cache manager is told the scheduler's block size"
+    ),
     "vllm.v1.engine.core:EngineCore._reset_caches": "it resets the connector as well",
 }
 SPECS_OF_VLLM_ASCEND: Mapping[str, str] = {

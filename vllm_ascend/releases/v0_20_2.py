@@ -35,7 +35,10 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "BlockPool.free_blocks": "725bca2874bfa3e2",
     },
     "vllm.v1.core.kv_cache_coordinator": {"get_kv_cache_coordinator": "3eb560f5836a5026"},
-    "vllm.v1.core.kv_cache_manager": {"KVCacheManager.get_computed_blocks": "431438b9b2e3914e"},
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager.__init__": "bf8b98366d9722c8",
+        "KVCacheManager.get_computed_blocks": "431438b9b2e3914e",
+    },
     "vllm.v1.core.kv_cache_utils": {
         "_get_kv_cache_config_deepseek_v4": "2b964a158cdb46d5",
         "_get_kv_cache_groups_uniform_groups": "0f2f756047c2ea7e",

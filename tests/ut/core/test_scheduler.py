@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core import layouts
+from tests.release_marks import where_patched
 from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager
 from vllm_ascend.core.scheduler import CachingScheduler, our_coordinator
 from vllm_ascend.dry_run import scheduler as dry_run
@@ -95,3 +96,13 @@ def test_every_method_overrides_one_of_vllms():
     for ours, theirs in ((CachingScheduler, Scheduler), (CachingKVCacheManager, KVCacheManager)):
         methods = [name for name, value in vars(ours).items() if inspect.isfunction(value)]
         assert methods and all(name in vars(theirs) or name in absent for name in methods)
+
+
+@where_patched("vllm.v1.core.kv_cache_manager:KVCacheManager.__init__")
+def test_a_manager_without_a_scheduler_is_told_the_alignment(monkeypatch):
+    """As vLLM's own tests of later releases build it."""
+    monkeypatch.setenv(PROFILE, "best")
+    config = built().kv_cache_config
+    manager = KVCacheManager(config, 96, 4, scheduler_block_size=8)
+    assert isinstance(manager, CachingKVCacheManager)
+    assert manager.take_kv_cache_block_copies() is None
