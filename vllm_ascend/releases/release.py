@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import (
         KVCacheConfig,
         KVCacheGroupSpec,
@@ -144,6 +145,9 @@ class Release(VllmTerms):
         from vllm.v1.core import kv_cache_utils
 
         return kv_cache_utils._pool_bytes_per_block(list(groups))
+
+    def zero_what_is_loaded(self, scheduler: Scheduler) -> None:
+        """Do nothing: no such block is left out, or the connector is asked for which groups."""
 
     def cache_settings(self, specs: Collection[KVCacheSpec]) -> dict[str, Any]:
         """Return the fields of ``CacheConfig`` that engine and platform set for a model's specs."""

@@ -6,7 +6,7 @@ Sources: vLLM 0.23.0 and 0.30.0, ``vllm/v1/core``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.releases.release import Release
@@ -333,6 +333,20 @@ class RoomForPrefills(Release):
     def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
         # It would have to leave room for itself before it is let in again.
         scheduler._inflight_prefills.discard(request)
+
+
+class LeavesLoadsUnzeroed(Release):
+    """The scheduler remembers which new blocks loads beside the steps write; others are zeroed."""
+
+    def zero_what_is_loaded(self, scheduler: Scheduler) -> None:
+        scheduler._skip_zero_block_ids = _StaysEmpty()
+
+
+class _StaysEmpty(set):
+    """A set that forgets what it is given."""
+
+    def update(self, *others: Iterable[Any]) -> None:
+        """Take nothing in."""
 
 
 class HoldersWaitApart(Release):

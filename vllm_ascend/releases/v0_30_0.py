@@ -12,7 +12,12 @@ from typing import ClassVar
 
 from vllm_ascend.releases import shared
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import BlocksOfTokens, RoomForPrefills, SpecRegistry
+from vllm_ascend.releases.shared import (
+    BlocksOfTokens,
+    LeavesLoadsUnzeroed,
+    RoomForPrefills,
+    SpecRegistry,
+)
 
 # Where there are two, the second is what vllm-ascend has put in vLLM's place before us.
 _DIGESTS: dict[str, dict[str, Digests]] = {
@@ -90,7 +95,7 @@ _OWN_TABLES = "vllm-ascend's tables count tokens"
 _OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size"
 
 
-class Vllm0300(BlocksOfTokens, SpecRegistry, RoomForPrefills):
+class Vllm0300(BlocksOfTokens, SpecRegistry, RoomForPrefills, LeavesLoadsUnzeroed):
     """Tokens in flight are counted, hits are touched before anything is allocated."""
 
     vllm = "0.30.0"

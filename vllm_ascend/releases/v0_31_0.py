@@ -15,6 +15,7 @@ from vllm_ascend.releases.release import Digests
 from vllm_ascend.releases.shared import (
     BlocksOfTokens,
     HoldersWaitApart,
+    LeavesLoadsUnzeroed,
     RoomForPrefills,
     SpecRegistry,
 )
@@ -76,7 +77,9 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
 }
 
 
-class Vllm0310(BlocksOfTokens, SpecRegistry, RoomForPrefills, HoldersWaitApart):
+class Vllm0310(
+    BlocksOfTokens, SpecRegistry, RoomForPrefills, HoldersWaitApart, LeavesLoadsUnzeroed
+):
     """Waiting requests that hold blocks have a queue of their own, which goes first."""
 
     vllm = "0.31.0"

@@ -55,7 +55,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
     """
 
     knows_granules = knows_rows = takes_tails_alone = takes_spare_tails = True
-    is_a_cache = needs_coordinator = True
+    is_a_cache = needs_coordinator = loads_behind_zeroing = True
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig

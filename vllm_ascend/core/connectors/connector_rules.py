@@ -52,6 +52,10 @@ NEEDS_COORDINATOR = "needs_coordinator"
 """This project's coordinator is in force, also with nothing set. vLLM's own may give the blocks of
 one group's hit to another group's external tokens, and enters rows that have yet to be loaded."""
 
+LOADS_BEHIND_ZEROING = "loads_behind_zeroing"
+"""Workers have zeroed a step's new blocks when a load begins, also one beside the steps. Rows that
+it leaves alone are zero, and not another group's bytes, which may be NaN."""
+
 # Which of several connectors must declare it.
 _OF_SEVERAL: Mapping[str, Callable[[list[bool]], bool]] = {
     KNOWS_GRANULES: all,
@@ -59,6 +63,7 @@ _OF_SEVERAL: Mapping[str, Callable[[list[bool]], bool]] = {
     TAKES_SPARE_TAILS: any,
     IS_A_CACHE: any,
     NEEDS_COORDINATOR: any,
+    LOADS_BEHIND_ZEROING: all,
     # The first one that has something loads it. Another one would leave out the rows of a block
     # that a hit ends inside, although nobody copies them.
     BRINGS_TAILS: itemgetter(0),

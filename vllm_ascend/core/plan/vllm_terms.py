@@ -181,6 +181,13 @@ class VllmTerms(ABC):
     def forget_prefill(self, scheduler: Scheduler, request: Request) -> None:
         """Reserve nothing any more for a request whose blocks were taken back."""
 
+    @abstractmethod
+    def zero_what_is_loaded(self, scheduler: Scheduler) -> None:
+        """Let a scheduler zero new blocks also where a load beside the steps writes them.
+
+        Its connector loads behind zeroing.
+        """
+
     def max_in_flight_tokens(self, vllm_config: VllmConfig) -> int:
         """Return the most tokens of steps in flight for which a request goes on holding windows.
 

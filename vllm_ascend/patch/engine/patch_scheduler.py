@@ -12,6 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_ascend.core.admission.waiting_order import waiting_order_for
 from vllm_ascend.core.connectors.connector_rules import (
     BRINGS_TAILS,
+    LOADS_BEHIND_ZEROING,
     ConnectorQuery,
     bind_kv_cache_manager,
     declared,
@@ -61,6 +62,8 @@ def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
         manager.kv_cache_event_metadata += drafts
     if self.connector is not None:
         transfer = arguments["vllm_config"].kv_transfer_config
+        if LOADS_BEHIND_ZEROING in declared(transfer):
+            running_release().zero_what_is_loaded(self)
         query = ConnectorQuery(
             self.connector.get_num_new_matched_tokens,
             least_gain(transfer),
