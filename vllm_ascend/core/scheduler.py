@@ -31,7 +31,7 @@ from vllm_ascend.core.admission.waiting_queues import (
 from vllm_ascend.core.connectors.connector_rules import IS_A_CACHE, blocks_of_caches
 from vllm_ascend.core.connectors.failed_loads import blocks_to_evict, lost_blocks
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager, put_over
+from vllm_ascend.core.kv_cache_manager import put_over
 from vllm_ascend.core.layout.specs import group_specs, tokens_per_block
 from vllm_ascend.core.loads_under_reset import (
     frees_are_delayed,
@@ -59,16 +59,12 @@ _YIELD_S = 0.001
 
 
 def with_caching(scheduler: Scheduler) -> None:
-    """Put :class:`CachingScheduler` over a scheduler's class, and over its manager's what is ours.
+    """Put :class:`CachingScheduler` over the class of a scheduler with this project's coordinator.
 
-    They have been built with this project's coordinator; whoever chose their classes.
+    Whoever chose that class.
     """
-    ours: tuple[tuple[Any, Any], ...] = (
-        (scheduler.kv_cache_manager, CachingKVCacheManager),
-        (scheduler, CachingScheduler),
-    )
-    for built, mixin in ours:
-        built.__class__ = put_over(built.__class__, mixin)
+    ours: Any = CachingScheduler
+    scheduler.__class__ = put_over(scheduler.__class__, ours)
 
 
 def our_coordinator(scheduler: Scheduler) -> AscendHybridKVCacheCoordinator | None:

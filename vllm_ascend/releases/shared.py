@@ -66,9 +66,6 @@ RETENTION_IN_VLLM: Mapping[str, str] = {
     f"{_MANAGERS}:SingleTypeKVCacheManager.reachable_block_mask": _REACHABLE,
     f"{_MANAGERS}:SlidingWindowManager.reachable_block_mask": _REACHABLE,
     f"{_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit": _REACHABLE,
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
-        "the KV cache manager is told the scheduler's block size"
-    ),
     "vllm.v1.engine.core:EngineCore._reset_caches": "it resets the connector as well",
 }
 SPECS_OF_VLLM_ASCEND: Mapping[str, str] = {
@@ -79,14 +76,10 @@ SPECS_OF_VLLM_ASCEND: Mapping[str, str] = {
     f"{_LAYERS}.deepseek_v4_attention:DeepseekV4IndexerCache": OWN_LAYERS,
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekV4SWACache": OWN_LAYERS,
 }
-NO_COPIES: Mapping[str, str] = {
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies": (
-        "vLLM's managers copy nothing"
-    ),
-}
 COPIES = "vLLM's scheduler hands out block copies, and its runners make them"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 COPIES_IN_VLLM: Mapping[str, str] = {
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies": COPIES,
     "vllm.v1.core.sched.output:SchedulerOutput.kv_cache_block_copies": COPIES,
     f"{_RUNNER}.kv_cache_pages": COPIES,
     f"{_RUNNER}.num_block_copies": COPIES,

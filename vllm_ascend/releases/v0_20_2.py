@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_ascend.releases.blocks_of_rows import BlocksOfRows
 from vllm_ascend.releases.release import Digests
-from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME, NO_COPIES
+from vllm_ascend.releases.shared import GROUPED_BY_KIND, KERNELS_BY_NAME
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -162,7 +162,6 @@ class Vllm0202(BlocksOfRows):
             "our block table empties rows that moved"
         ),
     }
-    absent: ClassVar[Mapping[str, str]] = NO_COPIES
 
     def chooses_manager(self, spec: KVCacheSpec) -> bool:
         from vllm.v1.core import single_type_kv_cache_manager as managers

@@ -25,7 +25,10 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.platforms.cpu": {"CpuPlatform.check_and_update_config": "477b8a55547e9970"},
     "vllm.utils.cpu_triton_utils": {"_FuncWrapper.__getitem__": "3c1212f844725ffe"},
     "vllm.v1.core.kv_cache_coordinator": {"get_kv_cache_coordinator": "9d96b12b65c9e5eb"},
-    "vllm.v1.core.kv_cache_manager": {"KVCacheManager.get_computed_blocks": "431438b9b2e3914e"},
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager.__init__": "46aa7163c63a1065",
+        "KVCacheManager.get_computed_blocks": "431438b9b2e3914e",
+    },
     "vllm.v1.core.kv_cache_utils": {
         "_get_kv_cache_config_deepseek_v4": "2f97120b39778001",
         "_get_kv_cache_groups_uniform_groups": "0f2f756047c2ea7e",
@@ -141,7 +144,6 @@ class Vllm0230(BlocksOfRows, SpecRegistry, RoomForPrefills):
         **shared.HANDED_OVER,
     }
     absent: ClassVar[Mapping[str, str]] = {
-        **shared.NO_COPIES,
         f"{shared.DSA}:AscendDSAMetadataBuilder.build_prefill_metadata": _WHOLE_TABLES,
         f"{shared.DSA}:AscendDSAMetadataBuilder.build_decode_metadata": _WHOLE_TABLES,
         f"{shared.DSA_CP}.build_req_metadata": _WHOLE_TABLES,

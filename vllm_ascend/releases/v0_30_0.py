@@ -28,8 +28,8 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "get_kv_cache_coordinator": ("9d447e2c6d7417ac", "3d637d512d3c842d"),
     },
     "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager.__init__": "a615118476bb3877",
         "KVCacheManager.get_computed_blocks": "82a9a73aa4fee0eb",
-        "KVCacheManager.take_kv_cache_block_copies": "b137ec11dd17fdfd",
     },
     "vllm.v1.core.kv_cache_utils": {
         "_get_packed_kv_cache_groups": "99ba264065f8bfd8",

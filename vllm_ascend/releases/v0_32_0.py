@@ -29,8 +29,8 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.platforms.cpu": {"CpuPlatform.check_and_update_config": "65ae4960bdf28214"},
     "vllm.v1.core.kv_cache_coordinator": {"get_kv_cache_coordinator": "9d447e2c6d7417ac"},
     "vllm.v1.core.kv_cache_manager": {
+        "KVCacheManager.__init__": "0a02967d0baaa379",
         "KVCacheManager.get_computed_blocks": "be9daa362e13ca7f",
-        "KVCacheManager.take_kv_cache_block_copies": "b137ec11dd17fdfd",
     },
     "vllm.v1.core.kv_cache_utils": {
         "_get_packed_kv_cache_groups": "758d79667766c197",

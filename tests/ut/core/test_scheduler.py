@@ -16,11 +16,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
 from tests.e2e.core import layouts
-from tests.release_marks import where_patched
 from vllm_ascend.core.kv_cache_manager import CachingKVCacheManager
 from vllm_ascend.core.scheduler import CachingScheduler, our_coordinator
 from vllm_ascend.dry_run import scheduler as dry_run
-from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
+from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler, make_request
 from vllm_ascend.prefix_cache_config import VARIABLES
 from vllm_ascend.releases import running_release
 
@@ -98,11 +97,15 @@ def test_every_method_overrides_one_of_vllms():
         assert methods and all(name in vars(theirs) or name in absent for name in methods)
 
 
-@where_patched("vllm.v1.core.kv_cache_manager:KVCacheManager.__init__")
-def test_a_manager_without_a_scheduler_is_told_the_alignment(monkeypatch):
-    """As vLLM's own tests of later releases build it."""
+def test_a_manager_without_a_scheduler_is_one_of_ours_and_is_told_the_alignment(monkeypatch):
+    """As vLLM's own tests build it."""
     monkeypatch.setenv(PROFILE, "best")
-    config = built().kv_cache_config
-    manager = KVCacheManager(config, 96, 4, scheduler_block_size=8)
+    scheduler = built()
+    request = make_request(scheduler, "r", [1] * 40, 1)
+    manager = KVCacheManager(
+        scheduler.kv_cache_config, max_model_len=96, hash_block_size=4, scheduler_block_size=8
+    )
     assert isinstance(manager, CachingKVCacheManager)
-    assert manager.take_kv_cache_block_copies() is None
+    assert not any(manager.take_kv_cache_block_copies() or ())
+    manager.get_computed_blocks(request)
+    assert manager.coordinator.ledger.records["r"].num_hit_tokens == 0
