@@ -105,7 +105,7 @@ def test_groups_have_rows_tokens_and_bytes(layout):
 def test_a_hybrid_of_windows_is_laid_out_as_well(layout):
     facts = layout(GEMMA, BEST, block_size=32)
     assert facts.model == "gemma3"
-    assert facts.coordinator == "RankedCoordinator"
+    assert facts.coordinator == "AscendHybridKVCacheCoordinator"
     assert (facts.smallest_prefix, facts.hits_from_request) == (32, 2)
     assert facts.retention_interval == 32_768
 

@@ -67,13 +67,7 @@ def probe(version: str) -> dict:
 
 def test_a_supported_release_takes_the_whole_table():
     answer = probe("0.23.0")
-    of_status: dict[str, list[str]] = {}
-    for target, _, status in answer["rows"]:
-        of_status.setdefault(status, []).append(target)
-    assert of_status.keys() == {"applied", "overridden", "left to vLLM", "not available"}
-    assert [target.rpartition(".")[2] for target in of_status["not available"]] == [
-        "take_kv_cache_block_copies"  # a method of our own class there, which vLLM's has not
-    ]
+    assert {status for _, _, status in answer["rows"]} == {"applied", "overridden", "left to vLLM"}
     left = {feature for _, feature, status in answer["rows"] if status == "left to vLLM"}
     assert left == {"retention", "dsv4-layout", "kv-connectors"}
     assert answer["ours"]
