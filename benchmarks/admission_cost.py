@@ -17,12 +17,12 @@ import os
 import random
 from collections.abc import Iterator
 from itertools import count
-from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import paired_steps
 from benchmarks.paired_steps import SWITCHES, in_turns, timed_step
 
 _VARIABLE = "VLLM_ASCEND_ADMISSION"
@@ -35,22 +35,17 @@ _RUNNING, _SHORT_TOKENS = 64, 2000
 
 
 def build(admission: str, num_seqs: int, kv_cache_gib: int, num_tokens: int):
-    """Return a scheduler of DeepSeek-V4-Flash's layout that lets requests in so.
+    """Return a scheduler that lets requests in so.
 
     Args:
         num_tokens: Of a prompt.
     """
-    import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend.dry_run.layouts import dsv4_flash_a3
-    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
-
-    options = SchedulerOptions(
+    return paired_steps.build(
+        {_VARIABLE: admission},
         kv_memory_bytes=kv_cache_gib * _GIB,
         max_num_seqs=num_seqs,
         max_model_len=num_tokens + _ANSWER_TOKENS,
     )
-    with patch.dict(os.environ, {_VARIABLE: admission}):
-        return build_scheduler(dsv4_flash_a3(128), options)
 
 
 def timed_steps(scheduler, num_live: int, num_tokens: int) -> Iterator[float]:

@@ -22,6 +22,7 @@ from itertools import product
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import paired_steps
 from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
 
 PROMPTS = {"8K": 1 << 13, "128K": 1 << 17, "1M": 1 << 20}
@@ -30,18 +31,9 @@ _WARM_UP_STEPS = 1000
 
 
 def build(*, tells: bool, num_requests: int = 64, max_model_len: int = 20_000):
-    """Return a scheduler of DeepSeek-V4-Flash's layout with every switch on."""
-    import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend.dry_run.layouts import dsv4_flash_a3
-    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
-
-    options = SchedulerOptions(
-        num_blocks=60_000,
-        max_num_seqs=num_requests,
-        max_model_len=max_model_len,
-        is_data_parallel=tells,
-    )
-    return build_scheduler(dsv4_flash_a3(128), options)
+    """Return a scheduler with every switch on."""
+    sizes = {"num_blocks": 60_000, "max_num_seqs": num_requests, "max_model_len": max_model_len}
+    return paired_steps.build({}, **sizes, is_data_parallel=tells)
 
 
 def news_of(prompt: list[int]):

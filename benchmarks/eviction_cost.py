@@ -19,11 +19,11 @@ import random
 import statistics
 from collections.abc import Iterator
 from itertools import count, product
-from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import paired_steps
 from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments, timed_step
 
 _ORDER = "VLLM_ASCEND_EVICTION"
@@ -35,17 +35,11 @@ _KV_CACHE_BYTES = 16 << 30
 
 
 def build(num_requests: int, order: str):
-    """Return a scheduler of DeepSeek-V4-Flash's layout with an eviction order."""
-    import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend.dry_run.layouts import dsv4_flash_a3
-    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
-
-    options = SchedulerOptions(
-        kv_memory_bytes=_KV_CACHE_BYTES, max_num_seqs=num_requests, max_model_len=20_000
-    )
-    # Set in any case, whatever the shell has. Admission remembers names that were given up, too.
-    with patch.dict(os.environ, {_ORDER: order, "VLLM_ASCEND_ADMISSION": "fcfs"}):
-        return build_scheduler(dsv4_flash_a3(128), options)
+    """Return a scheduler with an eviction order."""
+    # Admission remembers names that were given up, too.
+    environment = {_ORDER: order, "VLLM_ASCEND_ADMISSION": "fcfs"}
+    sizes = {"kv_memory_bytes": _KV_CACHE_BYTES, "max_model_len": 20_000}
+    return paired_steps.build(environment, max_num_seqs=num_requests, **sizes)
 
 
 def timed_steps(scheduler, num_requests: int) -> Iterator[tuple[int, tuple[int, int]]]:

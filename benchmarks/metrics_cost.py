@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import paired_steps
 from benchmarks.paired_steps import SWITCHES, in_turns, paired_arguments
 
 PARTS = ("schedule", "make_stats")
@@ -32,13 +33,10 @@ _DECODES = "steps of decodes alone"
 
 
 def build(num_requests: int):
-    """Return a scheduler of DeepSeek-V4-Flash's layout with every switch on."""
-    import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend.dry_run.layouts import dsv4_flash_a3
-    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
-
-    options = SchedulerOptions(num_blocks=60_000, max_num_seqs=num_requests, max_model_len=20_000)
-    return build_scheduler(dsv4_flash_a3(128), options)
+    """Return a scheduler with every switch on."""
+    return paired_steps.build(
+        {}, num_blocks=60_000, max_num_seqs=num_requests, max_model_len=20_000
+    )
 
 
 def take_counting_out(scheduler) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from rich.progress import track
 
@@ -19,6 +21,21 @@ SWITCHES = {
     "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+
+
+def build(environment: Mapping[str, str], **options: int) -> Any:
+    """Return a scheduler of DeepSeek-V4-Flash's layout on A3.
+
+    Args:
+        environment: Variables that are set for it in any case, whatever the shell has.
+        **options: Of ``SchedulerOptions``.
+    """
+    import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
+    from vllm_ascend.dry_run.layouts import dsv4_flash_a3
+    from vllm_ascend.dry_run.scheduler import SchedulerOptions, build_scheduler
+
+    with patch.dict(os.environ, environment):
+        return build_scheduler(dsv4_flash_a3(128), SchedulerOptions(**options))
 
 
 def in_turns(
