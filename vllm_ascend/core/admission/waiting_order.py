@@ -12,7 +12,7 @@ handed some keeps its place, and nobody crosses it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -31,6 +31,7 @@ from vllm_ascend.core.reporting.cache_stats import CacheStats
 
 _logger = init_logger("vllm.plugins.vllm_ascend_backport")
 
+_number = attrgetter("number")
 LOOK_UPS_PER_STEP = 16
 """So many waiting prompts are looked up before a step at most; the others are as remembered."""
 
@@ -102,7 +103,7 @@ class WaitingOrder:
         if is_short:
             self._look_up(scheduler.kv_cache_manager.coordinator)
         if is_short or not self._is_as_they_came:
-            order = self._ordered(list(waiting), _cached_first if is_short else _as_they_came)
+            order = self._ordered(list(waiting), is_short=is_short)
             waiting.clear()
             waiting.extend(order)
         self._is_as_they_came = not is_short
@@ -151,33 +152,26 @@ class WaitingOrder:
                 find = coordinator.lookup.find
                 place.left -= find(request.block_hashes, request.num_tokens - 1).tokens
 
-    def _ordered(
-        self, waiting: Sequence[Request], arrange: Callable[[list[_Place], int], list[_Place]]
-    ) -> list[Request]:
+    def _ordered(self, waiting: Sequence[Request], *, is_short: bool) -> list[Request]:
         order: list[Request] = []
         movable: list[_Place] = []
         for request in waiting:
             if (place := self._places.get(request.request_id)) is not None:
                 movable.append(place)
                 continue
-            order += (place.request for place in arrange(movable, self.most_passes))
+            order += self._arranged(movable, is_short=is_short)
             order.append(request)
             movable = []
-        return order + [place.request for place in arrange(movable, self.most_passes)]
+        return order + self._arranged(movable, is_short=is_short)
 
-
-_number = attrgetter("number")
-
-
-def _as_they_came(places: list[_Place], most_passes: int) -> list[_Place]:
-    return sorted(places, key=_number)
-
-
-def _cached_first(places: list[_Place], most_passes: int) -> list[_Place]:
-    places = sorted(places, key=_number)
-    shares = [place.left / place.request.num_tokens for place in places]
-    order = cached_first(shares, [place.passes for place in places], most_passes)
-    return [places[at] for at in order]
+    def _arranged(self, places: list[_Place], *, is_short: bool) -> list[Request]:
+        """Return requests cached ones first where memory is short, else as they came."""
+        places.sort(key=_number)
+        if is_short:
+            shares = [place.left / place.request.num_tokens for place in places]
+            passes = [place.passes for place in places]
+            places = [places[at] for at in cached_first(shares, passes, self.most_passes)]
+        return [place.request for place in places]
 
 
 def waiting_order_for(scheduler: Any) -> WaitingOrder | None:

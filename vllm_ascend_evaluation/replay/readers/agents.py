@@ -156,7 +156,7 @@ def _of_session(document: dict, place: str, start_ms: float, numbers: _Numbers) 
     if scope not in ("local", "global"):
         raise BadInputError(f"{place}: hash_id_scope is {scope!r}, expected local or global")
     base = numbers.next_block if scope == "local" else 0
-    for turn in _of_agent(document, place, start_ms, numbers, size, base):
+    for turn in _of_agent(document, place, start_ms, numbers, size):
         last = base + max(turn.blocks, default=0)
         numbers.next_block = max(numbers.next_block, last + 1)
         turn.blocks = array("q", (base + block for block in turn.blocks))
@@ -164,7 +164,7 @@ def _of_session(document: dict, place: str, start_ms: float, numbers: _Numbers) 
 
 
 def _of_agent(
-    agent: dict, place: str, start_ms: float, numbers: _Numbers, size: int, base: int
+    agent: dict, place: str, start_ms: float, numbers: _Numbers, size: int
 ) -> Iterator[_Turn]:
     requests = agent.get("requests")
     if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
@@ -174,7 +174,7 @@ def _of_agent(
         here = f"{place}, request {number}"
         at_ms = start_ms + _seconds(record, "t", here) * 1000
         if "requests" in record:
-            yield from _of_agent(record, here, at_ms, numbers, size, base)
+            yield from _of_agent(record, here, at_ms, numbers, size)
             continue
         think_ms = None if is_first else _seconds(record, "think_time", here) * 1000
         yield _turn(record, here, size, name, at_ms, think_ms)
