@@ -120,16 +120,10 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         if not plan.is_stock:
             by_rank: Any = RankedCoordinator
             self.__class__ = by_rank
-        self.lcm_block_size = plan.alignment
-        self.local_kv_retention_interval = plan.interval
+        self.lcm_block_size, self.local_kv_retention_interval = plan.alignment, plan.interval
         self.request_footprint = RequestFootprint(plan)
-        self.block_pool = self._make_pool(
-            kv_cache_config.num_blocks,
-            enable_caching,
-            hash_block_size,
-            enable_kv_cache_events,
-            metrics_collector,
-        )
+        arguments = (kv_cache_config.num_blocks, enable_caching, hash_block_size)
+        self.block_pool = self._make_pool(*arguments, enable_kv_cache_events, metrics_collector)
         self.eagle_group_ids = find_draft_groups(
             kv_cache_config, eagle_attn_layer_names, use_eagle=use_eagle
         )

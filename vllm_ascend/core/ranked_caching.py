@@ -65,6 +65,7 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
     def connect_parts_by_rank(self) -> None:
         """Build what ranks take, over the pool and groups that are there."""
         pool, groups, plan = self.block_pool, self.groups, self.plan
+        self._compressed = [is_compressed(spec) for spec in plan.specs]
         is_eagle = any(group.is_eagle for group in groups.all)
         lookahead = plan.hash_tokens if is_eagle else 0
         self.tails = TailCache(
@@ -134,10 +135,8 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         Compressed rows are not read that way, so nobody has to count them in every step.
         """
         return [
-            0
-            if is_compressed(spec)
-            else group.manager.get_num_common_prefix_blocks(running_request_id)
-            for group, spec in zip(self.groups.all, self.plan.specs, strict=True)
+            0 if compressed else group.manager.get_num_common_prefix_blocks(running_request_id)
+            for group, compressed in zip(self.groups.all, self._compressed, strict=True)
         ]
 
     # Caching
@@ -343,10 +342,6 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         self.withdraw_unwritten(request_id)
         rank = self.ledger.record(request_id).rank
         yield
-        self.resume(request_id, rank)
-
-    def resume(self, request_id: str, rank: Rank) -> None:
-        """A request was preempted and will come back; what it keeps had the given rank."""
         record = self.ledger.record(request_id)
         record.rank, record.is_resumed = rank, True
 
