@@ -183,9 +183,8 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         self.stats.note_start(
             request.num_prompt_tokens, record.num_hit_tokens, missed_junction=record.missed_junction
         )
-        if self.returning is None or not self.returning.includes(
-            request, record.num_matched_tokens
-        ):
+        matched = record.num_matched_tokens
+        if self.returning is None or not self.returning.includes(request, matched):
             return
         if self.plan.config.eviction == "protect":
             self.tails.protect(record)
@@ -342,6 +341,10 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         self.withdraw_unwritten(request_id)
         rank = self.ledger.record(request_id).rank
         yield
+        self.resume(request_id, rank)
+
+    def resume(self, request_id: str, rank: Rank) -> None:
+        """A request was preempted and will come back; what it keeps had the given rank."""
         record = self.ledger.record(request_id)
         record.rank, record.is_resumed = rank, True
 
