@@ -36,6 +36,7 @@ BASE = {
     ("replay",): GENERATED,
     ("sweep",): GENERATED,
     ("memory-curve",): GENERATED,
+    ("goodput",): ("--workload", "chat:2"),
     ("traffic",): GENERATED,
     ("prefix-curve",): ("--prefixes", "2", "--shared", "256", "--own", "32"),
     ("relay",): (

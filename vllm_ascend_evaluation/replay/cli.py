@@ -48,6 +48,7 @@ from vllm_ascend_evaluation.replay.options import (
     Eviction,
     Jobs,
     KvGib,
+    Layout,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
@@ -56,9 +57,12 @@ from vllm_ascend_evaluation.replay.options import (
     Mtp,
     Release,
     Seed,
+    StepMs,
     TierGib,
     TierGibPerSecond,
     Tokenizer,
+    TokenUs,
+    Variants,
     Verify,
 )
 from vllm_ascend_evaluation.replay.outputs import prepare_folder
@@ -77,7 +81,6 @@ from vllm_ascend_evaluation.replay.sources import WorkloadSource
 from vllm_ascend_evaluation.replay.trace import Workload
 from vllm_ascend_evaluation.replay.variants import (
     ASCEND_LAYOUT,
-    BUILT_IN_NAMES,
     default_variants,
     with_evictions,
 )
@@ -95,18 +98,6 @@ _Workloads = Annotated[
         "May be given several times.",
     ),
 ]
-_Variants = Annotated[
-    list[str] | None,
-    typer.Option(
-        show_default="upstream-like, best; with another --layout stock, best",
-        help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too; "
-        "behind a built-in name: on top of it; otherwise --block-size); @LAYOUT at the end "
-        "overrides the layout. May be given several times.",
-    ),
-]
-_Layout = Annotated[
-    str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
-]
 _BlockSize = Annotated[int, typer.Option(help="--block-size of the engine.")]
 _Out = Annotated[Path, typer.Option(help="Folder for report.json and report.html.")]
 _SummaryPng = Annotated[
@@ -116,16 +107,14 @@ _Arrivals = Annotated[
     str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
 ]
 _ModelTtft = Annotated[bool, typer.Option(help="Model times to first token in a closed loop, too.")]
-_StepMs = Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)]
-_TokenUs = Annotated[float, typer.Option(help="Cost model: time per scheduled token.", min=0)]
 
 
 def replay(
     context: typer.Context,
     workload: _Workloads = None,
-    variant: _Variants = None,
+    variant: Variants = None,
     eviction: Eviction = None,
-    layout: _Layout = ASCEND_LAYOUT,
+    layout: Layout = ASCEND_LAYOUT,
     block_size: _BlockSize = 128,
     mtp: Mtp = 0,
     drafts: Drafts = None,
@@ -142,8 +131,8 @@ def replay(
     max_output_tokens: MaxOutputTokens = None,
     tokenizer: Tokenizer = None,
     model_ttft: _ModelTtft = False,
-    step_ms: _StepMs = 20.0,
-    token_us: _TokenUs = 60.0,
+    step_ms: StepMs = 20.0,
+    token_us: TokenUs = 60.0,
     seed: Seed = 0,
     max_num_seqs: MaxNumSeqs = 32,
     max_num_batched_tokens: MaxNumBatchedTokens = 8192,
@@ -189,6 +178,7 @@ def replay(
         tier_gib=tier_gib,
         tier_gib_per_second=tier_gib_per_second,
         draft_method=draft_method,
+        speed=speed,
     )
     with bad_input_ends():
         variants = with_evictions(variant or default_variants(layout), eviction or ())

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_ascend.releases import describe_supported
+from vllm_ascend_evaluation.replay.variants import BUILT_IN_NAMES
 
 MAX_KV_GIB = 1_000_000
 KvGib = Annotated[
@@ -103,3 +104,17 @@ TierGib = Annotated[
 TierGibPerSecond = Annotated[
     float, typer.Option(help="How fast the tier is loaded from, in GiB/s.", min=0.001)
 ]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        show_default="upstream-like, best; with another --layout stock, best",
+        help=f"{', '.join(BUILT_IN_NAMES)}, or NAME:VARIABLE=VALUE,... (block_size=N too; "
+        "behind a built-in name: on top of it; otherwise --block-size); @LAYOUT at the end "
+        "overrides the layout. May be given several times.",
+    ),
+]
+Layout = Annotated[
+    str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
+]
+StepMs = Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)]
+TokenUs = Annotated[float, typer.Option(help="Cost model: time per scheduled token.", min=0)]

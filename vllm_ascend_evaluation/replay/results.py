@@ -114,9 +114,10 @@ def length_buckets(
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Times in microseconds."""
+    """What half, 90 % and 99 % of some times do not exceed, in the unit of the field."""
 
     p50: float
+    p90: float
     p99: float
 
 
@@ -239,7 +240,10 @@ class RunResult(HitRates):
         modelled_ttft_hit_ms: As ``modelled_ttft_ms``, of requests that hit half of their prompts or
             more; ``None`` also if there are none.
         modelled_ttft_cold_ms: The same of all others.
+        modelled_tpot_ms: Time per token behind the first, of answers that have one.
         modelled_seconds: Time of the whole run by the cost model.
+        arrivals_per_second: Requests that came in a second; ``None`` in a closed loop.
+        kept_percent: Requests that were served as an SLO promises; ``None`` without one.
     """
 
     variant: str
@@ -277,7 +281,10 @@ class RunResult(HitRates):
     draft_method: str = "mtp"
     modelled_ttft_hit_ms: Percentiles | None = None
     modelled_ttft_cold_ms: Percentiles | None = None
+    modelled_tpot_ms: Percentiles | None = None
     modelled_seconds: float | None = None
+    arrivals_per_second: float | None = None
+    kept_percent: float | None = None
 
     @property
     def drafts(self) -> str:
@@ -301,9 +308,9 @@ class RunResult(HitRates):
         values = {field.name: data[field.name] for field in fields(cls)}
         values["schedule_us"] = Percentiles(**data["schedule_us"])
         values["add_request_us"] = Percentiles(**data["add_request_us"])
-        for kind in ("", "_hit", "_cold"):
-            ttft = data[f"modelled_ttft{kind}_ms"]
-            values[f"modelled_ttft{kind}_ms"] = None if ttft is None else Percentiles(**ttft)
+        for kind in ("ttft", "ttft_hit", "ttft_cold", "tpot"):
+            times = data[f"modelled_{kind}_ms"]
+            values[f"modelled_{kind}_ms"] = None if times is None else Percentiles(**times)
         values["samples"] = tuple(Sample(**sample) for sample in data["samples"])
         values["buckets"] = tuple(LengthBucket(**bucket) for bucket in data["buckets"])
         values["violations"] = tuple(data["violations"])

@@ -75,3 +75,25 @@ def test_a_prefix_curve(tmp_path):
     assert (dense["10"], pinned["10"]) == (0.0, pytest.approx(100 * 2048 / 3300))
     assert all(run["verified"] for w in report["workloads"] for run in w["runs"])
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_goodput(tmp_path):
+    """Its rates are those at which a whole replay at the same speed keeps the promise."""
+    traffic = ("--workload", "chat:8", "--max-output-tokens", "8", "--variant", "best")
+    slo = ("--slo", "ttft=4s,tpot=1s", "--slo-percent", "90")
+    files = ("--json", str(tmp_path / "g.json"), "--png", str(tmp_path / "g.png"))
+    result = invoke("goodput", *traffic, *slo, *files)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "g.json").read_text())
+    loads = report["loads"]
+    kept = [load["kept_percent"] >= 90 for load in loads]
+    assert kept == sorted(kept, reverse=True) and kept[0] and not kept[-1]
+    best = [load for load in loads if load["kept_percent"] >= 90][-1]
+    assert report["goodput"] == {"best": best["requests_per_second"]}
+    timed = ("--timestamps", "--speed", str(best["speed"]), "--out", str(tmp_path / "r"))
+    result = invoke("replay", *traffic, *timed)
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads((tmp_path / "r" / "report.json").read_text())["workloads"][0]["runs"]
+    assert run["modelled_ttft_ms"] == best["ttft_ms"]
+    assert run["modelled_tpot_ms"] == best["tpot_ms"]
+    assert run["arrivals_per_second"] == best["requests_per_second"]

@@ -25,7 +25,7 @@ Url = Annotated[
 Model = Annotated[str | None, typer.Option(help="--url: its model.", show_default="its first")]
 VocabSize = Annotated[int, typer.Option(help="--url: ids of prompts stay below it.")]
 Timestamps = Annotated[bool, typer.Option("--timestamps", help="As --arrivals timestamps.")]
-Speed = Annotated[float, typer.Option(help="--url: speed the timestamps up by this factor.")]
+Speed = Annotated[float, typer.Option(help="Speed the timestamps up by this factor.")]
 MaxPromptTokens = Annotated[
     int | None,
     typer.Option(help="--url: leave out longer prompts.", min=1, show_default="no limit"),
@@ -51,7 +51,7 @@ _ONLY_REPLAY = (
     *("max_model_len", "jobs"),
 )
 _ONLY_SERVER = (
-    *("model", "vocab_size", "speed", "max_prompt_tokens", "scale", "timeout"),
+    *("model", "vocab_size", "max_prompt_tokens", "scale", "timeout"),
     *("api_key", "insecure"),
 )
 
@@ -89,8 +89,6 @@ class HttpOptions:
             BadInputError: Names the option.
         """
         self.shape.check()
-        if not self.speed > 0:
-            raise BadInputError(f"--speed {self.speed:g}: expected more than 0")
         if not self.timeout_s > 0:
             raise BadInputError(f"--timeout {self.timeout_s:g}: expected more than 0")
 
@@ -119,5 +117,7 @@ def check_together(context: typer.Context, *, arrivals: str) -> None:
         raise BadInputError(f"{', '.join(wrong)}: only with --url")
     if arrivals == TIMESTAMPS and "concurrency" in given:
         raise BadInputError("--concurrency goes without timestamps: they say when requests arrive")
-    if is_server and arrivals != TIMESTAMPS and "speed" in given:
+    if arrivals != TIMESTAMPS and "speed" in given:
         raise BadInputError("--speed: only with --timestamps")
+    if not 0 < context.params["speed"] < float("inf"):
+        raise BadInputError(f"--speed {context.params['speed']:g}: expected more than 0")

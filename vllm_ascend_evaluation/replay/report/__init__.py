@@ -13,8 +13,10 @@ from typing import Any
 # Imported when they are asked for: an image may have no matplotlib, and most need none.
 _HOMES = {
     "curve_png": "curve",
+    "goodput_png": "goodput",
     "prefix_curve_png": "prefix_curve",
     "print_curve": "curve",
+    "print_goodput": "goodput",
     "print_prefix_curve": "prefix_curve",
     "print_report": "table",
     "print_sweep": "sweep_table",

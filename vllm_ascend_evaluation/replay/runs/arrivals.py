@@ -75,7 +75,13 @@ class TimestampArrivals:
     before it.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, speed: float = 1.0) -> None:
+        """Let the requests of a workload in.
+
+        Args:
+            speed: So many times as fast: timestamps and think times are divided by it.
+        """
+        self._speed = speed
         self._requests: Iterator[TraceRequest] = workload.requests()
         self._sessions: dict[int, _Session] = {}
         # When, a number that no other has, the request, and whether the trace says when.
@@ -111,7 +117,7 @@ class TimestampArrivals:
             session = self._session(request)
             if request.arrival_ms is not None:
                 session.num_open += 1
-                self._push(request.arrival_ms, request, is_timed=True)
+                self._push(request.arrival_ms / self._speed, request, is_timed=True)
                 return
             if session.num_open or session.waiting:
                 session.waiting.append(request)
@@ -126,7 +132,8 @@ class TimestampArrivals:
     def _push_turn(self, session: _Session, request: TraceRequest) -> None:
         session.num_open += 1
         assert request.think_ms is not None, "checked before anything ran"
-        self._push(session.last_ms + request.think_ms, request, is_timed=False)
+        think_ms = request.think_ms / self._speed
+        self._push(session.last_ms + think_ms, request, is_timed=False)
 
     def _push(self, due_ms: float, request: TraceRequest, *, is_timed: bool) -> None:
         arriving = replace(request, arrival_ms=due_ms)

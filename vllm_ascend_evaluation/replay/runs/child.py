@@ -82,7 +82,9 @@ def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) 
 def _arrivals(job: Job, workload: Workload) -> Arrivals:
     from vllm_ascend_evaluation.replay.runs.arrivals import ClosedLoop, TimestampArrivals
 
-    return TimestampArrivals(workload) if job.arrivals == TIMESTAMPS else ClosedLoop(workload)
+    if job.arrivals == TIMESTAMPS:
+        return TimestampArrivals(workload, job.speed)
+    return ClosedLoop(workload)
 
 
 def _run_checked(

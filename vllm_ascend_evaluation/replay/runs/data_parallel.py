@@ -13,12 +13,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ascend.dry_run.scheduler import make_request
 from vllm_ascend.dry_run.worker import Worker
-from vllm_ascend_evaluation.replay.results import DataParallelResult, Percentiles
+from vllm_ascend_evaluation.replay.results import DataParallelResult
 from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
 from vllm_ascend_evaluation.replay.runs.balancer import Balancer
 from vllm_ascend_evaluation.replay.runs.engine import ReplayLoop, Step, run_step
 from vllm_ascend_evaluation.replay.runs.job import CostModel
-from vllm_ascend_evaluation.replay.runs.recorder import Recorder
+from vllm_ascend_evaluation.replay.runs.recorder import Recorder, percentiles
 from vllm_ascend_evaluation.replay.trace import TraceRequest
 
 
@@ -61,7 +61,6 @@ class DataParallelEngine(ReplayLoop):
     def result(self, routing: str) -> DataParallelResult:
         """Return what was measured of the ranks together."""
         recorders = [rank.recorder for rank in self._ranks]
-        p50, p99 = np.percentile(self._balancer.choice_us or [0.0], [50, 99])
         return DataParallelResult(
             num_ranks=len(self._ranks),
             routing=routing,
@@ -69,7 +68,7 @@ class DataParallelEngine(ReplayLoop):
             prompt_tokens=tuple(recorder.prompt_tokens for recorder in recorders),
             computed_tokens=tuple(recorder.computed_tokens for recorder in recorders),
             live_imbalance=float(np.mean(self._imbalances or [1.0])),
-            choice_us=Percentiles(float(p50), float(p99)),
+            choice_us=percentiles(self._balancer.choice_us),
             num_predicted=self._balancer.num_predicted,
         )
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_ascend.dry_run.scheduler import make_request
 from vllm_ascend.dry_run.worker import Worker
@@ -124,21 +123,12 @@ def run_step(
     result = worker.execute(output)
     ends_ms = end_of(output)
     recorder.step(output, elapsed, ends_ms)
-    recorder.first_tokens(_first_tokens(scheduler, result), ends_ms)
     outputs = scheduler.update_from_output(output, result)
+    recorder.answered(outputs.values(), ends_ms)
     drafts = worker.take_draft_token_ids()
     if drafts is not None:
         scheduler.update_draft_token_ids(drafts)
     return Step(output.total_num_scheduled_tokens, ends_ms, outputs)
-
-
-def _first_tokens(scheduler: Scheduler, result: ModelRunnerOutput) -> list[str]:
-    """Return the requests that get their first token in this step."""
-    return [
-        name
-        for name, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True)
-        if sampled and not scheduler.requests[name].num_output_tokens
-    ]
 
 
 class ReplayEngine(ReplayLoop):

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.slo import Slo
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 CLOSED_LOOP = "closed"
@@ -58,6 +59,8 @@ class RunSettings:
             none.
         draft_method: How drafts are made: ``mtp`` or ``dspark``.
         tier_gib_per_second: How fast it is loaded from, for the modelled clock and the report.
+        speed: Requests arrive so many times as fast as their timestamps say.
+        slo: What is promised to requests, if how many are served so is to be counted.
     """
 
     layout: str
@@ -76,6 +79,8 @@ class RunSettings:
     tier_gib: float | None = None
     tier_gib_per_second: float = DEFAULT_TIER_GIB_PER_SECOND
     draft_method: str = "mtp"
+    speed: float = 1.0
+    slo: Slo | None = None
 
     @property
     def environment_of_ranks(self) -> dict[str, str]:
@@ -129,4 +134,6 @@ class Job(RunSettings):
         data["workload"] = WorkloadSource(**data["workload"])
         if data["cost_model"] is not None:
             data["cost_model"] = CostModel(**data["cost_model"])
+        if data["slo"] is not None:
+            data["slo"] = Slo(**data["slo"])
         return cls(**data)

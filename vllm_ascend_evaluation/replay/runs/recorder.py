@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
 
 from vllm_ascend_evaluation.replay.prefill_work import prefill_work
 from vllm_ascend_evaluation.replay.results import Percentiles, RunResult, Sample, length_buckets
-from vllm_ascend_evaluation.replay.runs.job import Job
+from vllm_ascend_evaluation.replay.runs.job import TIMESTAMPS, Job
 from vllm_ascend_evaluation.replay.runs.sampling import SamplingPlan
+from vllm_ascend_evaluation.replay.slo import Slo
 
 _BUCKET_EDGES = (0, 1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 40)
 
@@ -26,6 +28,15 @@ class _Seen:
     arrival_ms: float
     hit_tokens: int | None = None
     ttft_ms: float | None = None
+    last_ms: float = 0.0
+    answer_tokens: int = 0
+
+    @property
+    def tpot_ms(self) -> float:
+        """Time per token behind the first; 0 if there is none."""
+        if self.ttft_ms is None or self.answer_tokens < 2:
+            return 0.0
+        return (self.last_ms - self.arrival_ms - self.ttft_ms) / (self.answer_tokens - 1)
 
 
 class Recorder:
@@ -84,10 +95,15 @@ class Recorder:
             self._samples = [s for s in self._samples if self._plan.keeps(s.step)]
             self._samples.append(self._sample())
 
-    def first_tokens(self, names: list[str], now_ms: float) -> None:
-        """Note that requests got their first token."""
-        for name in names:
-            self._requests[name].ttft_ms = now_ms - self._requests[name].arrival_ms
+    def answered(self, outputs: Iterable[EngineCoreOutputs], now_ms: float) -> None:
+        """Note which requests got tokens in a step that ended now."""
+        for output in (output for of_client in outputs for output in of_client.outputs):
+            if output.new_token_ids:
+                seen = self._requests[output.request_id]
+                if seen.ttft_ms is None:
+                    seen.ttft_ms = now_ms - seen.arrival_ms
+                seen.last_ms = now_ms
+                seen.answer_tokens += len(output.new_token_ids)
 
     @property
     def _num_used(self) -> int:
@@ -169,12 +185,15 @@ class Recorder:
             num_cached_blocks_evicted=self._num_evicted,
             num_steps=len(self._schedule_us),
             seconds=time.perf_counter() - self._started,
-            schedule_us=_percentiles(self._schedule_us),
-            add_request_us=_percentiles(self._add_request_us),
+            schedule_us=percentiles(self._schedule_us),
+            add_request_us=percentiles(self._add_request_us),
             modelled_ttft_ms=_ttft(scheduled) if job.cost_model else None,
             modelled_ttft_hit_ms=_ttft(warm) if job.cost_model and warm else None,
             modelled_ttft_cold_ms=_ttft(cold) if job.cost_model and cold else None,
+            modelled_tpot_ms=_tpot(scheduled) if job.cost_model else None,
             modelled_seconds=self._now_ms / 1e3 if job.cost_model else None,
+            arrivals_per_second=self._arrivals_per_second() if job.arrivals == TIMESTAMPS else None,
+            kept_percent=_kept_percent(scheduled, job.slo) if job.slo else None,
             # The last word is the state at the end, which also the totals describe.
             samples=(*self._samples, self._last or self._sample()),
             buckets=length_buckets(
@@ -186,17 +205,32 @@ class Recorder:
             description=job.description,
         )
 
+    def _arrivals_per_second(self) -> float:
+        """Return how many requests came in a second, from the first to the last."""
+        times = [seen.arrival_ms for seen in self._requests.values()]
+        return 1e3 * (len(times) - 1) / max(max(times) - min(times), 1.0)
+
     def _bytes_per_block(self) -> int:
         config = self._scheduler.kv_cache_config
         return sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
 
 
 def _ttft(requests: list[_Seen]) -> Percentiles:
-    return _percentiles([seen.ttft_ms for seen in requests if seen.ttft_ms is not None])
+    return percentiles([seen.ttft_ms for seen in requests if seen.ttft_ms is not None])
 
 
-def _percentiles(values: list[float]) -> Percentiles:
-    if not values:
-        return Percentiles(0.0, 0.0)
-    p50, p99 = np.percentile(values, [50, 99])
-    return Percentiles(float(p50), float(p99))
+def _tpot(requests: list[_Seen]) -> Percentiles:
+    return percentiles([seen.tpot_ms for seen in requests if seen.answer_tokens > 1])
+
+
+def _kept_percent(requests: list[_Seen], slo: Slo) -> float:
+    """Return how many of all requests were served as promised, in percent."""
+    kept = sum(
+        slo.is_kept(seen.ttft_ms, seen.tpot_ms) for seen in requests if seen.ttft_ms is not None
+    )
+    return 100.0 * kept / max(len(requests), 1)
+
+
+def percentiles(values: Sequence[float]) -> Percentiles:
+    """Return percentiles of values; zeros if there are none."""
+    return Percentiles(*map(float, np.percentile(values or [0.0], [50, 90, 99])))

@@ -16,6 +16,7 @@ from vllm_ascend.__main__ import app
 from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.prefix_cache_config import process_environment
 from vllm_ascend_evaluation.replay import commands
+from vllm_ascend_evaluation.replay.results import Percentiles
 from vllm_ascend_evaluation.replay.runs.runner import Outcome
 
 SMALL = ("--workload", "2:100:50:1")
@@ -28,6 +29,7 @@ class StandIn:
     jobs = []
     refused = ()
     outcome = {"interrupted": False}
+    too_fast = {}  # variant: the speed at which a promise is broken
 
     def __init__(self, num_parallel, watcher, on_refusal=None):
         self._watcher = watcher
@@ -46,10 +48,20 @@ class StandIn:
                 kv_memory_bytes=job.kv_memory_bytes,
                 block_size=job.block_size,
                 description=job.description,
+                **(self.times(job) if job.slo else {}),
             )
             self._watcher.finish(index, run)
             results.append(run)
         return Outcome(results[:-1] if self.outcome["interrupted"] else results, **self.outcome)
+
+    def times(self, job):
+        times = Percentiles(100.0, 200.0, 300.0)
+        return {
+            "modelled_ttft_ms": times,
+            "modelled_tpot_ms": times,
+            "arrivals_per_second": 2 * job.speed,
+            "kept_percent": 100.0 if job.speed < self.too_fast.get(job.variant, 3) else 50.0,
+        }
 
 
 @pytest.fixture
@@ -137,6 +149,10 @@ def test_a_died_run_decides_the_exit_code(runner, tmp_path):
         ("prefix-curve", "--prefixes", "2", "--max-num-batched-tokens", "10"),
         ("prefix-curve", "--prefixes", "2", "--max-model-len", "9999"),
         ("prefix-curve", "--prefixes", "2", "--variant", "mine:"),
+        ("goodput", *SMALL),
+        ("goodput", "--workload", "chat:1"),
+        ("goodput", "--workload", "chat:2", "--slo", "soon"),
+        ("goodput", "--workload", "chat:2", "--slo-percent", "0"),
         ("prefix-curve", "--prefixes", "2", "--png", __file__ + "/c.png"),
         ("sweep", *SMALL, "--max-num-batched-tokens", "10"),
         ("sweep", *SMALL, "--markdown", str(Path(__file__).parent)),
@@ -208,6 +224,7 @@ COMMANDS = {
     "sweep": (*SMALL, "--json", "out/r.json", "--markdown", "out/r.md", "--block-size", "128"),
     "memory-curve": (*SMALL, "--json", "out/r.json", *PNG),
     "prefix-curve": ("--prefixes", "2", "--json", "out/r.json", *PNG),
+    "goodput": ("--workload", "chat:2", "--json", "out/r.json", *PNG),
 }
 
 

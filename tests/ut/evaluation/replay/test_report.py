@@ -44,8 +44,8 @@ def make_run(variant: str = "retention-0", **changes) -> RunResult:
         num_cached_blocks_evicted=77,
         num_steps=10,
         seconds=1.5,
-        schedule_us=Percentiles(12.0, 345.0),
-        add_request_us=Percentiles(1000.0, 2000.0),
+        schedule_us=Percentiles(12.0, 345.0, 345.0),
+        add_request_us=Percentiles(1000.0, 2000.0, 2000.0),
         modelled_ttft_ms=None,
         samples=(Sample(1, 1, 1000, 0, 10, 5, 85), Sample(5, 4, 4000, 1234, 40, 30, 30)),
         buckets=(LengthBucket(0, 1024, 4, 4000, 1234), LengthBucket(131_072, 1 << 40, 1, 9, 1)),
@@ -115,9 +115,9 @@ def test_table_keeps_its_numbers_together_in_long_runs():
         num_cached_blocks_evicted=9_568_037,
         num_blocks=81_709,
         peak_used_blocks=11_294,
-        schedule_us=Percentiles(24_252.0, 245_277.0),
-        add_request_us=Percentiles(194_905.0, 298_064.0),
-        modelled_ttft_ms=Percentiles(194_905.0, 298_064.0),
+        schedule_us=Percentiles(24_252.0, 245_277.0, 245_277.0),
+        add_request_us=Percentiles(194_905.0, 298_064.0, 298_064.0),
+        modelled_ttft_ms=Percentiles(194_905.0, 298_064.0, 298_064.0),
     )
     text = table(make_report(long, cost_model={"step_ms": 20.0}))
     assert max(map(len, text.splitlines())) <= 80
@@ -180,8 +180,8 @@ def test_names_are_not_taken_for_markup(tmp_path):
 
 def test_modelled_times_are_labelled():
     run = make_run(
-        modelled_ttft_ms=Percentiles(50.0, 99.0),
-        modelled_ttft_hit_ms=Percentiles(40.0, 60.0),
+        modelled_ttft_ms=Percentiles(50.0, 99.0, 99.0),
+        modelled_ttft_hit_ms=Percentiles(40.0, 60.0, 60.0),
         modelled_seconds=1234.5,
     )
     report = make_report(run, cost_model={"step_ms": 20.0, "token_us": 60.0})

@@ -101,3 +101,13 @@ def test_a_workload_without_times_cannot_be_replayed_by_them():
     make_workload(0.0, 5.0).check_arrivals()
     with pytest.raises(BadInputError, match="x has no timestamps: use --arrivals closed"):
         make_workload(None, None).check_arrivals()
+
+
+def test_time_is_scaled_as_a_whole():
+    """Timestamps and think times: twice as fast, each turn comes in half the time."""
+    arrivals = TimestampArrivals(of(turn(1, None, 10.0), turn(1, 30.0), turn(2, None, 100.0)), 2.0)
+    assert arrivals.next_arrival_ms() == 5.0
+    first = arrivals.due(0, 5.0)
+    assert first.arrival_ms == 5.0 and arrivals.next_arrival_ms() == 50.0
+    arrivals.finished(first, 20.0)
+    assert arrivals.next_arrival_ms() == 35.0
