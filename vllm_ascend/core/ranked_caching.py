@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -30,8 +29,7 @@ from vllm_ascend.core.policy.units import KVCacheBlockCopy, Ordinal
 from vllm_ascend.core.pool.successors import SuccessorHashes
 from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.freed_blocks import (
-    PlacedBlock,
-    deep_first,
+    PlacedBlocks,
     leave_behind,
     take_remaining_blocks,
 )
@@ -232,7 +230,8 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
             return
         for entry in waiting:
             if not isinstance(entry, WaitingTails):
-                log.granules_withdrawn(entry.block.block_id, entry.granules)
+                for block, granules in entry.by_block():
+                    log.granules_withdrawn(block.block_id, granules)
                 continue
             assert record.request is not None, "its blocks wait, so it has named itself"
             blocks = entry.group.manager.req_to_blocks[record.request.request_id]
@@ -247,7 +246,8 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         for entry in waiting:
             group = entry.group
             if not isinstance(entry, WaitingTails):
-                self.block_pool.granules.enter(group.id, entry.block, entry.granules)
+                for block, granules in entry.by_block():
+                    self.block_pool.granules.enter(group.id, block, granules)
                 continue
             assert record.request is not None, "its blocks wait, so it has named itself"
             blocks = group.manager.req_to_blocks[record.request.request_id]
@@ -285,15 +285,16 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         in_flight = 0 if request is None else self.plan.terms.in_flight_tokens(request)
         settled = max(confirmed - in_flight, 0)
         record.next_free = _NEVER
-        left: list[PlacedBlock] = []
+        left = PlacedBlocks()
         for group in self.groups.windowed:
             if group.is_retained:
-                left += leave_behind(group, record, request_id, settled, self.block_pool.null_block)
+                null_block = self.block_pool.null_block
+                left.extend(leave_behind(group, record, request_id, settled, null_block))
             else:
                 group.manager.remove_skipped_blocks(request_id, confirmed)
                 record.next_free = 0
         if left:
-            freed = deep_first(left)
+            freed = left.deep_first()
             # Most of what a window leaves behind can never be hit: it is handed out next.
             scratch = [block for block in freed if block._block_hash is None]
             self.block_pool.free_blocks(scratch, prepend=True)
@@ -318,19 +319,22 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
             self._settle(record)
             self.partial_hits.end(record)
             del self.ledger.records[request_id]
-        held: list[PlacedBlock] = []
+        held = PlacedBlocks()
         ended = () if record is None else self.tails.finish(record)
         for entry in ended:
             if entry.block.ref_cnt == 0:
                 self.block_pool.refresh(entry.block)
-                held.append((entry.start_token, entry.block))
+                held.append(entry.start_token, entry.block)
         for group in self.groups.all:
             blocks = take_remaining_blocks(group, record, request_id, self.block_pool.null_block)
             if record is not None and group.is_downward_closed:
                 self._rank_rows(blocks, record)
-            held += blocks
+            held.extend(blocks)
             group.manager.free(request_id)
-        return deep_first(held)
+        if record is not None and record.request is not None and record.request.is_finished():
+            # Its tokens go now, and not when the next step lets go of the record.
+            record.request = None
+        return held.deep_first()
 
     @contextmanager
     def preempting(self, request_id: str) -> Iterator[None]:
@@ -360,16 +364,17 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         finally:
             self._frees_withdraw = False
 
-    def _rank_rows(self, rows: list[PlacedBlock], record: RequestRecord) -> None:
+    def _rank_rows(self, placed: PlacedBlocks, record: RequestRecord) -> None:
         """Rank the rows of a finished request."""
+        rows = placed.blocks
         num_kept, request, end_of_kept = len(rows), record.request, record.end_of_kept
         if end_of_kept and request is not None:
-            num_kept = bisect_left(rows, end_of_kept, key=itemgetter(0))
-            if num_kept and self.partial_hits.note_end(rows[num_kept - 1][1], request, end_of_kept):
+            num_kept = bisect_left(placed.starts, end_of_kept)
+            if num_kept and self.partial_hits.note_end(rows[num_kept - 1], request, end_of_kept):
                 num_kept -= 1
-            self.block_pool.let_go(block for _, block in rows[num_kept:])
+            self.block_pool.let_go(rows[num_kept:])
         if record.rank is Rank.PROTECTED:
-            self.block_pool.protect(block for _, block in rows[:num_kept])
+            self.block_pool.protect(rows[:num_kept])
 
     # Steps
 

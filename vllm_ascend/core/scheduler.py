@@ -93,7 +93,10 @@ class CachingScheduler(Scheduler):
         if (waiting_order := self._coordinator.waiting_order) is not None:
             waiting_order.put(self)
         with self._coordinator.frees_withdraw():
-            return super().schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)
+        if waiting_order is not None:
+            waiting_order.share.step_ends()
+        return output
 
     def _handle_invalid_blocks(
         self, invalid_block_ids: set[int], *args: Any, **kwargs: Any

@@ -7,10 +7,9 @@ The scheduler alone decides what is where; workers read and write the pages that
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Container, Iterable, Sequence
 
 from vllm_ascend.tier.host_memory import Place
 from vllm_ascend.tier.layout import ROWS, TAIL
@@ -19,28 +18,21 @@ from vllm_ascend.tier.tail_choice import KEPT
 
 _MOST_PAGES_PER_OBJECT = 16
 _ALIGNMENT = 64
-
-
-class _State(Enum):
-    WRITING = "its writer uses it"
-    STORED = "it can be loaded"
-    DEAD = "nobody finds it any more, and it goes with its last user"
-
-
-@dataclass(eq=False, slots=True)
-class _Entry:
-    place: Place
-    rank: int
-    state: _State = _State.WRITING
-    num_users: int = 1  # loads and stores under way: the pages must not change hands
+_PAGE = "i"  # the type of a page's number in an array
+_PAGE_BYTES = array(_PAGE).itemsize
 
 
 class HostIndex:
     """What is in the memory of one engine: the scheduler's half of the backend.
 
-    An object is written once, can be loaded from then on, and is dead when it is found unusable.
-    Objects wait in one queue per rank, those used last at its end; the lowest rank goes first, and
-    nothing takes the place of a higher rank than its own.
+    An object is written once, can be loaded from then on, and is dead when it is found unusable:
+    then nobody finds it any more, and it goes with its last user. Objects wait in one queue per
+    rank, those used last at its end; the lowest rank goes first, and nothing takes the place of a
+    higher rank than its own.
+
+    There are hundreds of thousands, and a step adds hundreds. What is known of them are numbers and
+    bytes by key: an object of Python's for each would be what its garbage collector walks through,
+    and what wakes it.
 
     Attributes:
         page_bytes: Bytes of a page.
@@ -69,7 +61,12 @@ class HostIndex:
                 f'--kv-transfer-config: "gib" is too small: {num_bytes:,} bytes do not hold one '
                 f"object of {max(sizes):,} bytes and those beside it"
             )
-        self._entries: dict[bytes, _Entry] = {}
+        self._places: dict[bytes, bytes] = {}
+        self._ranks: dict[bytes, int] = {}
+        # Loads and stores under way, of objects that have any: their pages must not change hands.
+        self._num_users: dict[bytes, int] = {}
+        self._writing: set[bytes] = set()  # its writer is one of its users
+        self._dead: set[bytes] = set()
         self._queues: tuple[OrderedDict[bytes, None], ...] = tuple(
             OrderedDict() for _ in range(KEPT + 1)
         )
@@ -80,12 +77,21 @@ class HostIndex:
 
     def is_known(self, key: bytes) -> bool:
         """Whether an object is stored, being stored, or still in use."""
-        return key in self._entries
+        return key in self._places
+
+    @property
+    def known(self) -> Container[bytes]:
+        """The objects of which :meth:`is_known` says so."""
+        return self._places
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return for each key whether its object can be loaded."""
-        get = self._entries.get
-        return [(e := get(key)) is not None and e.state is _State.STORED for key in keys]
+        places, writing, dead = self._places, self._writing, self._dead
+        return [key in places and key not in writing and key not in dead for key in keys]
+
+    def place(self, key: bytes) -> Place:
+        """Return the pages of a known object."""
+        return tuple(array(_PAGE, self._places[key]))
 
     def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool:
         """Whether enough is free for an object, or something may be given up for it."""
@@ -123,7 +129,9 @@ class HostIndex:
             place = tuple(free[-num_pages:])
             del free[-num_pages:]
             places.append(place)
-            self._entries[key] = _Entry(place, rank)
+            self._places[key] = array(_PAGE, place).tobytes()
+            self._ranks[key], self._num_users[key] = rank, 1
+            self._writing.add(key)
             queue[key] = None
         return places
 
@@ -134,9 +142,9 @@ class HostIndex:
         for key in itertools.chain.from_iterable(self._queues[: rank + 1]):
             if room >= wanted:
                 break
-            if not self._entries[key].num_users:
+            if key not in self._num_users:
                 victims.append(key)
-                room += len(self._entries[key].place)
+                room += len(self._places[key]) // _PAGE_BYTES
         num_objects = min(room // num_pages, num_objects)
         for key in victims:
             if len(self._free) >= num_pages * num_objects:
@@ -148,70 +156,67 @@ class HostIndex:
         return num_objects
 
     def _remove(self, key: bytes) -> None:
-        entry = self._entries.pop(key)
-        del self._queues[entry.rank][key]
-        self._free.extend(entry.place)
+        del self._queues[self._ranks.pop(key)][key]
+        self._free.extend(array(_PAGE, self._places.pop(key)))
+        self._dead.discard(key)
 
     def stored(self, key: bytes) -> None:
         """An object was written: from now on it can be loaded."""
-        entry = self._entries[key]
-        if entry.state is _State.WRITING:
-            entry.state = _State.STORED
-            entry.num_users -= 1
-        else:
-            self.release((key,))
+        self._writing.discard(key)
+        self.release((key,))
 
     def drop(self, key: bytes, *, by_writer: bool = False) -> None:
         """An object was not written (``by_writer``), or cannot be used: nobody finds it any more.
 
         Its pages are given back when its last user has let go of it.
         """
-        entry = self._entries.get(key)
-        if entry is None:
+        if key not in self._places:
             return
-        if entry.state is _State.STORED:
+        if key not in self._writing and key not in self._dead:
             self._gone.append(key)
-        entry.state = _State.DEAD
-        entry.num_users += not by_writer
-        self.release((key,))
+        self._writing.discard(key)
+        self._dead.add(key)
+        if by_writer:
+            self.release((key,))
+        elif key not in self._num_users:
+            self._remove(key)
 
     def use(self, keys: Iterable[bytes]) -> list[Place]:
         """Hold objects that can be loaded until they are released; return where they are.
 
         They are kept from now on, whatever their rank was.
         """
-        places = []
+        places, num_users = [], self._num_users
         for key in keys:
-            entry = self._entries[key]
-            entry.num_users += 1
-            places.append(entry.place)
-            if entry.rank != KEPT:
-                del self._queues[entry.rank][key]
-                entry.rank, self._queues[KEPT][key] = KEPT, None
+            places.append(self.place(key))
+            num_users[key] = num_users.get(key, 0) + 1
+            if (rank := self._ranks[key]) != KEPT:
+                del self._queues[rank][key]
+                self._ranks[key], self._queues[KEPT][key] = KEPT, None
         return places
 
     def release(self, keys: Iterable[bytes]) -> None:
         """Let go of objects that were held."""
+        num_users = self._num_users
         for key in keys:
-            entry = self._entries[key]
-            entry.num_users -= 1
-            if entry.state is _State.DEAD and not entry.num_users:
+            left = num_users.pop(key) - 1
+            if left:
+                num_users[key] = left
+            elif key in self._dead:
                 self._remove(key)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that objects were used, the last one of them last."""
+        ranks, to_end = self._ranks, [queue.move_to_end for queue in self._queues]
         for key in keys:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._queues[entry.rank].move_to_end(key)
+            if key in ranks:
+                to_end[ranks[key]](key)
 
     def forget_first(self, key: bytes) -> None:
         """Give an object up before all others: another one has taken its place."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            del self._queues[entry.rank][key]
-            entry.rank = 0
-            self._queues[0][key] = None
+        if key in self._ranks:
+            del self._queues[self._ranks[key]][key]
+            self._ranks[key], self._queues[0][key] = 0, None
             self._queues[0].move_to_end(key, last=False)
 
     def clear(self) -> bool:
@@ -219,7 +224,7 @@ class HostIndex:
 
         An object in use leaves the memory when its last user has ended.
         """
-        for key in list(self._entries):
+        for key in list(self._places):
             self.drop(key)
         return True
 
@@ -231,11 +236,12 @@ class HostIndex:
 
     def check_integrity(self) -> None:
         """Check that every page is free or one object's. For tests and replays."""
-        held = [page for entry in self._entries.values() for page in entry.place]
+        held = [page for key in self._places for page in self.place(key)]
         assert sorted(held + self._free) == list(range(self.num_pages))
-        assert all(entry.num_users >= 0 for entry in self._entries.values())
-        queued = [key for queue in self._queues for key in queue]
-        assert sorted(queued) == sorted(self._entries)
+        assert all(number > 0 for number in self._num_users.values())
+        assert self._writing | self._dead <= self._num_users.keys() <= self._places.keys()
+        queued = {key: rank for rank, queue in enumerate(self._queues) for key in queue}
+        assert queued == self._ranks and queued.keys() == self._places.keys()
 
 
 def page_bytes(object_bytes: Sequence[int]) -> int:

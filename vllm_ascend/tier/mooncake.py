@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -156,6 +156,11 @@ class MooncakeIndex:
     def is_known(self, key: bytes) -> bool:
         """Whether an object was there when it was last asked for, or is being stored."""
         return key in self._known
+
+    @property
+    def known(self) -> Container[bytes]:
+        """The objects of which :meth:`is_known` says so."""
+        return self._known
 
     def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool:
         """Whether an object of a rank is stored.

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
@@ -37,6 +36,8 @@ class Index(Protocol):
     def contains(self, keys: Sequence[bytes]) -> Sequence[bool]: ...
     def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool: ...
     def is_known(self, key: bytes) -> bool: ...
+    @property
+    def known(self) -> Container[bytes]: ...
     def reserve(
         self, keys: Sequence[bytes], num_bytes: int, num_parts: int, rank: int
     ) -> list[Any]: ...
@@ -49,16 +50,17 @@ class Index(Protocol):
     def clear(self) -> bool: ...
 
 
-@dataclass(slots=True)
-class _Write:
-    """An object that is being written. If it rests on a load that fails, it is dropped."""
+class _Writes(NamedTuple):
+    """Objects of a request that one step began to write: rows one behind the other, or a tail.
+
+    Attributes:
+        num_bytes: Of a part of each.
+        load_id: If what they rest on cannot be loaded, they are dropped.
+    """
 
     num_bytes: int
     progress: Progress
-    end: int  # of what it holds, in tokens
     load_id: int | None
-    num_tried: int = 0
-    is_stored: bool = True
 
 
 class StoreOrders:
@@ -98,7 +100,11 @@ class StoreOrders:
         self.stale_tokens: Callable[[str], Sequence[int]] = lambda request_id: ()
         self.on_stored: list[Callable[[bytes, Request, int], None]] = []
         self._due = DueRequests()
-        self._writing: dict[bytes, _Write] = {}
+        # By object. There are thousands at a time, so those of a step share what they can.
+        self._writing: dict[bytes, _Writes] = {}
+        self._ends: dict[bytes, int] = {}  # of what each holds, in tokens
+        self._num_tried: dict[bytes, int] = {}  # parts, where some were
+        self._not_stored: set[bytes] = set()  # where one of these was not
         self._failed_loads: dict[int, bool] = {}  # whether all workers have ended it
         self._runs: list[Run] = []
         self._room = 0  # bytes left in the step's buffer
@@ -158,13 +164,14 @@ class StoreOrders:
         """Order what the tier lacks of the units before ``last``, as far as there is room."""
         layout, first = self._layout, progress.next_unit
         keys = layout.row_keys(progress.request.block_hashes, first, last)
-        start, count = 0, len(keys)
+        # Behind a hit these are thousands, and mostly all there.
+        known, writing, start, count = self._index.known, self._writing, 0, len(keys)
         while start < count:
-            if self._need_not_store(keys[start]):
+            if keys[start] in known or keys[start] in writing:
                 start += 1
                 continue
             end = start + 1
-            while end < count and not self._need_not_store(keys[end]):
+            while end < count and not (keys[end] in known or keys[end] in writing):
                 end += 1
             lacking = keys[start:end]
             places = self._reserve(lacking, progress, (first + start + 1) * layout.unit)
@@ -280,9 +287,11 @@ class StoreOrders:
         keys = keys[: self._room // (num_bytes + HEADER_BYTES)]
         places = self._index.reserve(keys, num_bytes, self._num_parts, rank)
         self._room -= len(places) * (num_bytes + HEADER_BYTES)
-        for key in keys[: len(places)]:
-            self._writing[key] = _Write(num_bytes, progress, end, progress.load_id)
-            end += layout.unit
+        stored, writes = keys[: len(places)], _Writes(num_bytes, progress, progress.load_id)
+        self._writing.update(dict.fromkeys(stored, writes))
+        self._ends.update(
+            zip(stored, range(end, end + len(stored) * layout.unit, layout.unit), strict=True)
+        )
         if rank == KEPT and len(places) < len(keys):
             self._counts.not_stored["full"] += 1
         return places
@@ -304,7 +313,7 @@ class StoreOrders:
     def _forget_failed_loads(self) -> None:
         """Forget failed loads on which nothing rests any more."""
         if self._failed_loads:
-            rested_on = {write.load_id for write in self._writing.values()}
+            rested_on = {writes.load_id for writes in self._writing.values()}
             for load_id, has_ended in list(self._failed_loads.items()):
                 if has_ended and load_id not in rested_on:
                     del self._failed_loads[load_id]
@@ -315,25 +324,27 @@ class StoreOrders:
         What a request has computed behind a load that failed is dropped. Rows that a worker had no
         buffer for are tried again while their request runs.
         """
-        write = self._writing[key]
-        write.num_tried += num_parts
-        write.is_stored &= is_stored
-        if write.num_tried < self._num_parts:
+        if not is_stored:
+            self._not_stored.add(key)
+        num_tried = self._num_tried.pop(key, 0) + num_parts
+        if num_tried < self._num_parts:
+            self._num_tried[key] = num_tried
             return
-        del self._writing[key]
-        if write.is_stored and write.load_id not in self._failed_loads:
+        num_bytes, progress, load_id = self._writing.pop(key)
+        end, is_stored = self._ends.pop(key), key not in self._not_stored
+        self._not_stored.discard(key)
+        if is_stored and load_id not in self._failed_loads:
             self._index.stored(key)
             if self._index.is_known(key):  # not dropped while it was written
                 for tell in self.on_stored:
-                    tell(key, write.progress.request, write.end)
-            self._counts.stored(key[:1], write.num_bytes * self._num_parts)
+                    tell(key, progress.request, end)
+            self._counts.stored(key[:1], num_bytes * self._num_parts)
         else:
             self._index.drop(key, by_writer=True)
-            if write.is_stored:
+            if is_stored:
                 self._counts.not_stored["load_failed"] += 1
-            progress = write.progress
             if key[:1] == ROWS:
-                unit = write.end // self._layout.unit - 1
+                unit = end // self._layout.unit - 1
                 progress.next_unit = min(progress.next_unit, unit)
                 self._due.expect_at_once(progress.request.request_id)
         self._forget_failed_loads()

@@ -233,10 +233,10 @@ def _check_granules(pool: BlockPool) -> None:
         return
     num_entries = 0
     for block in pool.blocks:
-        known = granules.known.get(block.block_id)
-        if known is None:
+        hashes = granules.known.get(block.block_id)
+        if hashes is None:
             continue
-        group_id, hashes = known
+        group_id = granules.group_of[block.block_id]
         num_entries += len(hashes)
         for granule in hashes:
             if block.block_id not in granules.blocks_of(group_id, granule):

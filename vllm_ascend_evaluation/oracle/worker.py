@@ -136,7 +136,7 @@ class ShadowWorker:
             if block.block_hash is not None:
                 num_rows = rules.rows_per_block
             elif block.block_id in granules:
-                num_tokens = len(granules[block.block_id][1]) * pool.hash_block_size
+                num_tokens = len(granules[block.block_id]) * pool.hash_block_size
                 num_rows = num_tokens // rules.ratio
             if self._memory.holds(block.block_id, num_rows, LOST):
                 raise ContentViolation(

@@ -90,8 +90,9 @@ def enter_granules_of_this_step(patch: pytest.MonkeyPatch) -> None:
     def collect(self, record, request, num_tokens) -> None:
         original(self, record, request, num_tokens)
         waiting, record.waiting = record.waiting, []
-        for group, block, granules in waiting:
-            self.pool.granules.enter(group.id, block, granules)
+        for entry in waiting:
+            for block, granules in entry.by_block():
+                self.pool.granules.enter(entry.group.id, block, granules)
 
     patch.setattr(PartialHits, "collect", collect)
 

@@ -74,8 +74,7 @@ def peak(scheduler, prompt: Sequence[int], chunks: Sequence[int], name: str, out
         assert not output.preempted_req_ids
         assert output.num_scheduled_tokens or in_flight, "it cannot go on"
         used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        spares = len(coordinator.sparse_state._spares)
-        most = max(most, used - spares)
+        most = max(most, used - coordinator.sparse_state.num_spares)
         in_flight.append((output, worker.execute(output)))
         if len(in_flight) > scheduler.vllm_config.scheduler_config.async_scheduling:
             scheduler.update_from_output(*in_flight.pop(0))

@@ -67,7 +67,7 @@ class Router:
 
 def loadable(engine: TierEngine) -> set[bytes | int]:
     """Return the names of the rows that can be loaded."""
-    keys = [key for key in engine.index._entries if key[:1] == ROWS]
+    keys = [key for key in engine.index._places if key[:1] == ROWS]
     there = engine.index.contains(keys)
     return {
         maybe_convert_block_hash(k[1:]) for k, is_there in zip(keys, there, strict=True) if is_there

@@ -113,8 +113,8 @@ class TierEngine(ConnectedEngine):
         """Whether an object that backend `host` would give has a row that rests on a lost load."""
         index, memory = self.index, self.scheduler.connector._backend.memory
         header = np.zeros(HEADER_BYTES, np.uint8)
-        stored = [key for key in index._entries if index.contains([key])[0]]
-        for place in [index._entries[key].place for key in stored]:
+        stored = [key for key in index._places if index.contains([key])[0]]
+        for place in map(index.place, stored):
             place = place[: len(place) // self.tier._num_parts]  # the first rank's
             memory.read(place, header)
             num_bytes = int.from_bytes(header[40:48].tobytes(), "little")

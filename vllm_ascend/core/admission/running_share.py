@@ -70,6 +70,13 @@ class RunningShare:
                 self._end = handed_out + self._pool.num_gpu_blocks
             self.is_in_force = handed_out < self._end
 
+    def step_ends(self) -> None:
+        """The step has been scheduled.
+
+        A request that ends goes with its token ids where it ends, and not in the next step.
+        """
+        self._running = ()
+
     def blocks_to_leave(self, request_id: str, need: int) -> int:
         """Return how many blocks must stay free if this request takes ``need`` blocks now."""
         if not (self._running and self.is_in_force and owns_nothing(self._requests[request_id])):

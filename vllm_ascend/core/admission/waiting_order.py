@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+from weakref import ReferenceType, ref
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
@@ -41,17 +42,30 @@ class _Place:
     """What is remembered of a request that waits.
 
     Attributes:
+        weak: The request, which must not outlive its end here: nothing is noted until requests
+            are ordered anew.
         number: Numbers count up in the order of arrival.
         passes: How many that came later have been let in.
         left: Tokens to compute when it was looked up last; all of them before that.
         looked_up: The ordering in which that was; 0: never.
     """
 
-    request: Request
+    weak: ReferenceType[Request]
     number: int
     left: int
     passes: int = 0
     looked_up: int = 0
+
+    def is_of(self, request: Request) -> bool:
+        """Whether it is this request's, and not another one's of the same name."""
+        return self.weak() is request
+
+    @property
+    def request(self) -> Request:
+        """The request, as long as it waits."""
+        request = self.weak()
+        assert request is not None, "the queue holds it"
+        return request
 
 
 class WaitingOrder:
@@ -79,7 +93,7 @@ class WaitingOrder:
         self._places: dict[str, _Place] = {}
         self._orderings = self._last_number = 0
         # What the last ordering left behind: unchanged, it would come out the same.
-        self._seen: tuple[int, Request, Request] | None = None
+        self._seen: tuple[int, str, str] | None = None
         self._free_blocks = 0
         self._is_as_they_came = True
 
@@ -95,7 +109,7 @@ class WaitingOrder:
         if _lets_nobody_in(scheduler):
             return
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        seen = (len(waiting), waiting[0], waiting[-1])
+        seen = _seen(waiting)
         if free <= self._free_blocks and seen == self._seen:
             return
         self._update(waiting)
@@ -107,7 +121,7 @@ class WaitingOrder:
             waiting.clear()
             waiting.extend(order)
         self._is_as_they_came = not is_short
-        self._free_blocks, self._seen = free, (len(waiting), waiting[0], waiting[-1])
+        self._free_blocks, self._seen = free, _seen(waiting)
 
     def _update(self, waiting: Iterable[Request]) -> None:
         """Take note of who has come and who has gone since the last ordering."""
@@ -115,13 +129,13 @@ class WaitingOrder:
         for request in waiting:
             if not owns_nothing(request):
                 continue
-            place = before.get(request.request_id)
-            if place is not None and place.request is request:
-                del before[request.request_id]
+            name = request.request_id
+            if (place := before.get(name)) is not None and place.is_of(request):
+                del before[name]
             else:
                 self._last_number += 1
-                place = _Place(request, self._last_number, request.num_tokens)
-            self._places[request.request_id] = place
+                place = _Place(ref(request), self._last_number, request.num_tokens)
+            self._places[name] = place
         if gone := sorted(place.number for place in before.values()):
             first = min((place.number for place in self._places.values()), default=gone[-1])
             self._stats.passed_requests += len(gone) - bisect_right(gone, first)
@@ -195,6 +209,11 @@ def waiting_order_for(scheduler: Any) -> WaitingOrder | None:
         why = f"{schedule.__qualname__} has an order of its own"
     _logger.info("VLLM_ASCEND_ADMISSION=cached has no effect: %s", why)
     return None
+
+
+def _seen(waiting: Sequence[Request]) -> tuple[int, str, str]:
+    """Return what tells one queue from another: names, since requests that have ended must go."""
+    return len(waiting), waiting[0].request_id, waiting[-1].request_id
 
 
 def _lets_nobody_in(scheduler: Any) -> bool:

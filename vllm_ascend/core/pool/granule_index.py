@@ -12,28 +12,39 @@ blocks would have to be tried (docs/speed.md).
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from vllm_ascend.core.policy.units import BlockId, GroupId
+
+_Holders: TypeAlias = KVCacheBlock | bytes
+"""A block, or the ids of several as an array's bytes, the first that was entered in front.
+
+A prompt that goes on inside a block shares a hundred granules with the block it was copied from. A
+container for each of them would wake Python's garbage collector.
+"""
+_ID = "i"
 
 
 class GranuleIndex:
     """(group, granule hash) -> blocks of that group whose rows cover the granule.
 
     Attributes:
-        known: Block id -> the block's group and its granules. To be read only.
+        known: Block id -> the block's granules. To be read only.
+        group_of: Block id -> the block's group, of the same blocks. To be read only.
         kept_until: Block id -> the boundary of the deepest tail that the block's writer has kept,
             in tokens. Of writers that have ended.
     """
 
     def __init__(self) -> None:
-        self._blocks: defaultdict[GroupId, BlockHashToBlockMap] = defaultdict(BlockHashToBlockMap)
-        self.known: dict[BlockId, tuple[GroupId, list[BlockHash]]] = {}
+        self._holders: defaultdict[GroupId, dict[BlockHash, _Holders]] = defaultdict(dict)
+        self._by_id: dict[int, KVCacheBlock] = {}
+        self.known: dict[BlockId, list[BlockHash]] = {}
+        self.group_of: dict[BlockId, GroupId] = {}
         self.kept_until: dict[BlockId, int] = {}
 
     def __contains__(self, block: KVCacheBlock) -> bool:
@@ -46,27 +57,42 @@ class GranuleIndex:
 
     def enter(self, group_id: GroupId, block: KVCacheBlock, granules: Sequence[BlockHash]) -> None:
         """Add the next granules of a block, in order; the block's first one comes first."""
-        entries = self._blocks[group_id]
+        holders = self._holders[group_id]
         known = self.known.get(block.block_id)
         if known is None:
-            self.known[block.block_id] = (group_id, list(granules))
+            self.known[block.block_id] = list(granules)
+            self.group_of[block.block_id] = group_id
+            self._by_id[block.block_id] = block
         else:
-            known[1].extend(granules)
+            known.extend(granules)
         for granule in granules:
-            entries.insert(granule, block)
+            others = holders.get(granule)
+            if others is None:
+                holders[granule] = block
+            else:
+                holders[granule] = _ids(others) + _ids(block)
 
     def evict(self, block: KVCacheBlock) -> None:
         """Drop all entries of a block; nothing happens if there are none."""
         known = self.known.pop(block.block_id, None)
-        if known is not None:
-            self.kept_until.pop(block.block_id, None)
-            group_id, granules = known
-            for granule in granules:
-                self._blocks[group_id].pop(granule, block.block_id)
+        if known is None:
+            return
+        self.kept_until.pop(block.block_id, None)
+        del self._by_id[block.block_id]
+        holders = self._holders[self.group_of.pop(block.block_id)]
+        for granule in known:
+            found = holders[granule]
+            if not isinstance(found, bytes):
+                del holders[granule]
+                continue
+            left = array(_ID, found)
+            left.remove(block.block_id)
+            holders[granule] = left.tobytes() if len(left) > 1 else self._by_id[left[0]]
 
     def find(self, group_id: GroupId, granule: BlockHash) -> KVCacheBlock | None:
         """Return a block that holds the rows of a granule and of those before it in the block."""
-        return self._blocks[group_id].get_one_block(granule)
+        found = self._holders[group_id].get(granule)
+        return self._by_id[array(_ID, found)[0]] if isinstance(found, bytes) else found
 
     def others(
         self, block: KVCacheBlock, granule: BlockHash, among: Mapping[BlockId, Any]
@@ -79,13 +105,14 @@ class GranuleIndex:
             among: Only blocks whose ids are here. Hundreds of ended requests may have left blocks,
                 or hundreds may run: the fewer of both are gone through.
         """
-        group_id, _ = self.known[block.block_id]
-        found = self._blocks[group_id]._cache.get(granule)
-        if not isinstance(found, dict):
+        found = self._holders[self.group_of[block.block_id]].get(granule)
+        if not isinstance(found, bytes):
             return
-        for block_id in found if len(found) <= len(among) else among:
-            if block_id in found and block_id in among and block_id != block.block_id:
-                yield found[block_id]
+        ids = array(_ID, found)
+        holders = set(ids)
+        for block_id in ids if len(ids) <= len(among) else among:
+            if block_id in holders and block_id in among and block_id != block.block_id:
+                yield self._by_id[block_id]
 
     def longest_match(
         self, group_id: GroupId, hashes: Sequence[BlockHash], start: int, end: int
@@ -94,7 +121,7 @@ class GranuleIndex:
 
         ``hashes`` are a request's, one per granule; the range lies in one block, from its start on.
         """
-        cache = self._blocks[group_id]._cache
+        cache = self._holders[group_id]
         while start < end:
             middle = (start + end + 1) // 2
             if hashes[middle - 1] in cache:
@@ -105,19 +132,22 @@ class GranuleIndex:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._blocks.clear()
+        self._holders.clear()
+        self._by_id.clear()
         self.known.clear()
+        self.group_of.clear()
         self.kept_until.clear()
 
     def num_entries(self) -> int:
         """Return how many (group, granule, block) there are. Walks everything, for checks."""
-        return sum(
-            len(found) if isinstance(found, dict) else 1
-            for entries in self._blocks.values()
-            for found in entries._cache.values()
-        )
+        every = (found for holders in self._holders.values() for found in holders.values())
+        return sum(len(array(_ID, _ids(found))) for found in every)
 
     def blocks_of(self, group_id: GroupId, granule: BlockHash) -> set[int]:
         """Return the ids of all blocks entered under a granule. For checks."""
-        found = self._blocks[group_id]._cache.get(granule, {})
-        return {found.block_id} if isinstance(found, KVCacheBlock) else set(found)
+        found = self._holders[group_id].get(granule)
+        return set() if found is None else set(array(_ID, _ids(found)))
+
+
+def _ids(holders: _Holders) -> bytes:
+    return holders if isinstance(holders, bytes) else array(_ID, (holders.block_id,)).tobytes()

@@ -100,8 +100,10 @@ class PartialHits:
         if self.pool.rank(source) > rank:
             return False
         return private in self.pool.granules or any(
-            isinstance(entry, WaitingGranules) and entry.block is private
+            block is private
             for entry in record.waiting
+            if isinstance(entry, WaitingGranules)
+            for block, _ in entry.by_block()
         )
 
     def _prepare_reset(self) -> None:
@@ -144,14 +146,9 @@ class PartialHits:
         if self.pool.event_log is not None:
             granules = range(first, end)
             self.pool.event_log.granules_stored(group.id, request, blocks, granules, per_block)
-        while first < end:
-            ordinal = first // per_block
-            block_end = (ordinal + 1) * per_block
-            # A hit at a block's end shares it: its last granule needs no entry.
-            hashes = request.block_hashes[first : min(end, block_end - 1)]
-            if hashes:
-                record.waiting.append(WaitingGranules(group, blocks[ordinal], hashes))
-            first = min(end, block_end)
+        holding = blocks[first // per_block : -(-end // per_block)]
+        granules = request.block_hashes[first:end]
+        record.waiting.append(WaitingGranules(group, holding, first, granules, per_block))
         record.granules[group.id] = end
 
     def note_end(self, block: KVCacheBlock, request: Request, end_of_kept: int) -> bool:

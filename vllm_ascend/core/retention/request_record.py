@@ -17,7 +17,7 @@ state while others write it, and a copy is made before the step computes anythin
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,11 +73,32 @@ class WaitingTails(NamedTuple):
 
 
 class WaitingGranules(NamedTuple):
-    """Granules of one block that are to be entered, the first one first."""
+    """Consecutive granules of a request that are to be entered, and the blocks that hold them.
+
+    Attributes:
+        blocks: All that hold any of them.
+        first: The first granule's place among all of the request.
+        granules: All of them.
+        per_block: Granules that a block holds.
+    """
 
     group: Group
-    block: KVCacheBlock
+    blocks: Sequence[KVCacheBlock]
+    first: int
     granules: Sequence[BlockHash]
+    per_block: int
+
+    def by_block(self) -> Iterator[tuple[KVCacheBlock, Sequence[BlockHash]]]:
+        """Yield each block with those of its granules that are to be entered.
+
+        A hit at a block's end shares it: its last granule needs no entry.
+        """
+        start = self.first % self.per_block
+        for place, block in enumerate(self.blocks):
+            first = place * self.per_block - start
+            granules = self.granules[max(first, 0) : first + self.per_block - 1]
+            if granules:
+                yield block, granules
 
 
 @dataclass(slots=True, eq=False)

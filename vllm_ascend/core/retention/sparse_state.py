@@ -9,7 +9,9 @@ the tails of boundaries that are cached.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -60,7 +62,7 @@ class SparseStateManager(SlidingWindowManager):
             held = max(held + len(new_computed_blocks), skipped)
             # External tokens have blocks throughout their window, whoever reads them.
             num_loaded = max(cdiv(total_computed_tokens, self.block_size) - held, 0)
-        needed = num_loaded + self._get_num_evictable_blocks(new_computed_blocks)
+        needed = num_loaded + num_free_in_tail(new_computed_blocks)
         first = held + num_loaded
         if cdiv(num_tokens, self.block_size) <= first:
             return needed
@@ -90,6 +92,43 @@ class SparseStateManager(SlidingWindowManager):
             self.new_block_ids.extend(block.block_id for block in blocks)
 
 
+# A step of a long prompt has many of both: as lists of what is there already, and no object each,
+# they do not wake the garbage collector.
+
+
+@dataclass
+class _Holes:
+    """Null blocks where spare tails need real ones: boundary, group and ordinal of each."""
+
+    boundaries: list[int] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    ordinals: list[int] = field(default_factory=list)
+
+    def add(self, boundary: int, group: Group, ordinal: int) -> None:
+        self.boundaries.append(boundary)
+        self.groups.append(group)
+        self.ordinals.append(ordinal)
+
+
+@dataclass
+class _Spares:
+    """Blocks that are held for spare tails: whose each is, and where."""
+
+    request_ids: list[str] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    ordinals: list[int] = field(default_factory=list)
+    blocks: list[KVCacheBlock] = field(default_factory=list)
+
+    def add(self, request_id: str, group: Group, ordinal: int, block: KVCacheBlock) -> None:
+        self.request_ids.append(request_id)
+        self.groups.append(group)
+        self.ordinals.append(ordinal)
+        self.blocks.append(block)
+
+    def rows(self) -> Iterator[tuple[str, Group, int, KVCacheBlock]]:
+        return zip(self.request_ids, self.groups, self.ordinals, self.blocks, strict=True)
+
+
 class SparseState:
     """Decides for all sparse groups which of their blocks are real."""
 
@@ -106,7 +145,7 @@ class SparseState:
         self._sparse = [g for g in groups if isinstance(g.manager, SparseStateManager)]
         self._num_unconfirmed = plan.num_unconfirmed_tokens
         self._spares_every = plan.connector_spares_every
-        self._spares: list[tuple[str, Group, int, KVCacheBlock]] = []
+        self._spares = _Spares()
         # What the rest of a step may still allocate: a step's tokens in every group, and what
         # each running request needs at its end.
         self._blocks_per_step = sum(
@@ -117,6 +156,11 @@ class SparseState:
         self._blocks_per_request = 2 * len(groups)
         for group in self._sparse:
             group.manager.rows_read = self._rows_read(group)
+
+    @property
+    def num_spares(self) -> int:
+        """Blocks held for spare tails in this step."""
+        return len(self._spares.blocks)
 
     def is_sparse(self, group: Group) -> bool:
         """Whether the group's tables hold null blocks where nobody reads."""
@@ -159,25 +203,25 @@ class SparseState:
         holes = self._holes(record, new_blocks, num_main_tokens)
         reserve = self._blocks_per_step + self._blocks_per_request * len(self._records)
         available = self._pool.free_block_queue.num_expendable_blocks - reserve
-        if not holes or available <= 0:
+        if not holes.ordinals or available <= 0:
             return
-        per_boundary = max(map(len, holes.values()))
-        chosen = spread(sorted(holes), available // per_boundary)
-        filled = [hole for boundary in chosen for hole in holes[boundary]]
-        blocks = self._pool.get_new_blocks(len(filled))
-        for (group, ordinal), block in zip(filled, blocks, strict=True):
+        lacking = Counter(holes.boundaries)
+        chosen = set(spread(sorted(lacking), available // max(lacking.values())))
+        # Boundary by boundary, and of each the groups in their order.
+        order = sorted(range(len(holes.ordinals)), key=holes.boundaries.__getitem__)
+        filled = [hole for hole in order if holes.boundaries[hole] in chosen]
+        for hole, block in zip(filled, self._pool.get_new_blocks(len(filled)), strict=True):
+            group, ordinal = holes.groups[hole], holes.ordinals[hole]
             table, given = group.manager.req_to_blocks[request_id], new_blocks[group.id]
             table[ordinal] = given[ordinal - len(table) + len(given)] = block
             group.manager.note_new([block])
-            self._spares.append((request_id, group, ordinal, block))
+            self._spares.add(request_id, group, ordinal, block)
 
-    def _holes(
-        self, record: RequestRecord, new_blocks: NewBlocks, num_main_tokens: int
-    ) -> dict[int, list[tuple[Group, int]]]:
-        """Return by boundary the blocks that its tail lacks, all among the new ones."""
+    def _holes(self, record: RequestRecord, new_blocks: NewBlocks, num_main_tokens: int) -> _Holes:
+        """Return the blocks that spare tails lack, all among the new ones."""
         assert record.request is not None
         end = min(num_main_tokens, record.request.num_tokens)
-        holes: dict[int, list[tuple[Group, int]]] = {}
+        holes = _Holes()
         if not self._tails.passes_boundary(record, end):
             return holes
         ranked = self._tails.ranked(record, record.passed, end)
@@ -188,18 +232,14 @@ class SparseState:
             table = group.manager.req_to_blocks[record.request.request_id]
             first_new = len(table) - len(new_blocks[group.id])
             for boundary in boundaries:
-                lacks = [
-                    (group, ordinal)
-                    for ordinal in group.tail(boundary)
-                    if ordinal >= first_new and table[ordinal].is_null
-                ]
-                if lacks:
-                    holes.setdefault(boundary, []).extend(lacks)
+                for ordinal in group.tail(boundary):
+                    if ordinal >= first_new and table[ordinal].is_null:
+                        holes.add(boundary, group, ordinal)
         return holes
 
     def spares(self) -> Iterator[tuple[str, Group, int]]:
         """Yield the blocks held for spare tails, for this step: request, group and ordinal."""
-        for request_id, group, ordinal, block in self._spares:
+        for request_id, group, ordinal, block in self._spares.rows():
             table = group.manager.req_to_blocks.get(request_id)
             # A request that was preempted, ended or moved on has freed it itself.
             if table is not None and ordinal < len(table) and table[ordinal] is block:
@@ -212,9 +252,22 @@ class SparseState:
             table = group.manager.req_to_blocks[request_id]
             released.append(table[ordinal])
             table[ordinal] = self._pool.null_block
-        self._spares.clear()
+        self._spares = _Spares()
         if released:
             self._pool.free_blocks(released)
+
+
+def num_free_in_tail(blocks: Sequence[KVCacheBlock]) -> int:
+    """Return how many blocks of a hit are free: of its tail, which comes last.
+
+    In front of it a hit of a million tokens has a hundred thousand null blocks.
+    """
+    num_free = 0
+    for block in reversed(blocks):
+        if block.is_null:
+            break
+        num_free += block.ref_cnt == 0
+    return num_free
 
 
 def multiples(start: int, end: int, every: int) -> range:

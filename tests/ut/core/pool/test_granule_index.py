@@ -88,7 +88,7 @@ def test_blocks_that_share_granules_are_found_until_the_last_one_is_evicted():
     index.evict(two)
     assert index.find(0, names[0]) is one and index.find(0, names[2]) is None
     assert one in index and two not in index
-    assert index.known == {1: (0, names[:2])}
+    assert (index.known, index.group_of) == ({1: names[:2]}, {1: 0})
     index.evict(two)
     index.clear()
     assert index.find(0, names[0]) is None and one not in index

@@ -12,7 +12,11 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from tests.ut.core.real_groups import full, make_groups, window
 from vllm_ascend.core.layout.groups import Group
 from vllm_ascend.core.layout.specs import ReadSpan
-from vllm_ascend.core.retention.freed_blocks import deep_first, leave_behind, take_remaining_blocks
+from vllm_ascend.core.retention.freed_blocks import (
+    PlacedBlocks,
+    leave_behind,
+    take_remaining_blocks,
+)
 from vllm_ascend.core.retention.request_record import RequestRecord
 
 
@@ -28,17 +32,22 @@ class Held:
     def leave(self, num_tokens: int) -> list[tuple[int, int]]:
         """Let the window move on; return what it left, as (first token, block id)."""
         null = self.pool.null_block
-        left = leave_behind(self.group, self.record, "r", num_tokens, null)
-        return [(start, block.block_id) for start, block in left]
+        return ids(leave_behind(self.group, self.record, "r", num_tokens, null))
 
     def ids(self) -> list[int]:
         return [block.block_id for block in self.blocks]
 
 
+def ids(placed: PlacedBlocks) -> list[tuple[int, int]]:
+    """Return (first token, block id) of each."""
+    return [(s, b.block_id) for s, b in zip(placed.starts, placed.blocks, strict=True)]
+
+
 def test_deep_blocks_go_first_over_all_groups():
-    blocks = [KVCacheBlock(i) for i in range(5)]
-    placed = list(zip((0, 8, 16, 8, 4), blocks, strict=True))
-    assert [block.block_id for block in deep_first(placed)] == [2, 1, 3, 4, 0]
+    placed = PlacedBlocks()
+    for block_id, start_token in enumerate((0, 8, 16, 8, 4)):
+        placed.append(start_token, KVCacheBlock(block_id))
+    assert [block.block_id for block in placed.deep_first()] == [2, 1, 3, 4, 0]
 
 
 @pytest.mark.parametrize(
@@ -102,17 +111,12 @@ def test_an_ended_request_gives_everything_back_but_what_it_had_left():
     held = Held()
     held.leave(16)
     taken = take_remaining_blocks(held.group, held.record, "r", held.pool.null_block)
-    assert [(start, block.block_id) for start, block in taken] == [
-        (8, 3),
-        (12, 4),
-        (16, 5),
-        (20, 6),
-    ]
+    assert ids(taken) == [(8, 3), (12, 4), (16, 5), (20, 6)]
     assert "r" not in held.group.manager.req_to_blocks
-    assert take_remaining_blocks(held.group, held.record, "r", held.pool.null_block) == []
+    assert not take_remaining_blocks(held.group, held.record, "r", held.pool.null_block)
 
 
 def test_a_request_without_a_record_gives_everything_back():
     held = Held(full(8))
     taken = take_remaining_blocks(held.group, None, "r", held.pool.null_block)
-    assert [start for start, _ in taken] == [0, 8, 16, 24, 32, 40]
+    assert taken.starts == [0, 8, 16, 24, 32, 40]

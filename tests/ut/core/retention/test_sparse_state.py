@@ -23,6 +23,7 @@ from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import SchedulerFacts
 from vllm_ascend.core.policy.switches import PrefixCacheConfig
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
+from vllm_ascend.core.retention.sparse_state import num_free_in_tail
 
 GRANULE = 128
 SPARSE = PrefixCacheConfig(apply_dsv4_patch=True, partial_hits=True, sparse_state=True, retention=0)
@@ -141,3 +142,23 @@ def test_spare_tails_get_state_while_memory_is_idle(free):
     caching.sparse_state.release_spares()
     table = caching.groups.all[STATE].manager.req_to_blocks["r"]
     assert [i for i, block in enumerate(table) if not block.is_null] == [63]
+
+
+class Walked(list):
+    """Blocks that count how many of them are looked at."""
+
+    num_walked = 0
+
+    def __reversed__(self):
+        for block in super().__reversed__():
+            self.num_walked += 1
+            yield block
+
+
+def test_null_blocks_in_front_of_a_tail_are_not_walked_through():
+    """A hit of a million tokens has a hundred thousand."""
+    pool = make_caching().block_pool
+    free, held = pool.blocks[5], pool.get_new_blocks(1)[0]
+    blocks = Walked([pool.null_block] * 1000 + [free, held])
+    assert num_free_in_tail(blocks) == 1
+    assert blocks.num_walked == 3
