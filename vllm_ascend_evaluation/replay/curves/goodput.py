@@ -151,7 +151,8 @@ def _search(
     searches = {job.variant: SpeedSearch() for job in plan}
     loads: dict[str, list[Load]] = {job.variant: [] for job in plan}
     whole = Outcome([], interrupted=False)
-    while not whole.interrupted and not whole.failures:
+    found = True  # a run that ends early tells nothing, and would be asked for again
+    while found and not whole.interrupted and not whole.failures:
         speeds = {name: speed for name, of in searches.items() if (speed := of.next_speed())}
         if not speeds:
             break
@@ -163,7 +164,9 @@ def _search(
         whole = Outcome(
             [*whole.results, *outcome.results], outcome.interrupted, tuple(outcome.failures)
         )
-        for result in (result for result in outcome.results if result.complete):
+        ended = [result for result in outcome.results if result.complete]
+        found = bool(ended)
+        for result in ended:
             load = Load(speeds[result.variant], result)
             loads[result.variant].append(load)
             searches[result.variant].tell(load.speed, is_kept=load.keeps(slo))
