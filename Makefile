@@ -185,6 +185,7 @@ docs-pages: setup  ## Write the generated pages: settings, drawings, patch ledge
 speed-check: setup  ## Fail if something is slower than its limit, five times of five (minutes).
 	$(BIN)/python -m benchmarks.microscope.check
 	$(BIN)/python -m benchmarks.microscope.growth
+	$(BIN)/python -m benchmarks.microscope.stalls
 
 speed: setup  ## Measure the scheduler beside stock vLLM; write docs/speed.md (tens of minutes).
 	$(BIN)/python -m benchmarks.microscope --docs docs/speed.md

@@ -259,8 +259,11 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             return
         self.ledger.load_starts(request_id)
         held: list[KVCacheBlock] = []
-        for group in self.groups.all:
-            skipped = group.manager.get_num_skipped_tokens(sum(counts)) // group.block_tokens
+        num_skipped = [
+            group.manager.get_num_skipped_tokens(sum(counts)) // group.block_tokens
+            for group in self.groups.all
+        ]
+        for group, skipped in zip(self.groups.all, num_skipped, strict=True):
             held += new_computed_blocks[group.id][skipped:]
         self.block_pool.touch(held)
         with unzeroed(self.single_type_managers, skip_zeroing_group_ids):
@@ -268,7 +271,12 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.block_pool.free_blocks(held)
         # With one more step in flight, windows leave loaded blocks before a failure is known.
         record = self.ledger.record(request_id)
-        record.loading_block_ids = set(self.confirmed_steps.block_ids(request_id))
+        # Null blocks in front of windows are left out: a hundred thousand of a million tokens.
+        record.loading_block_ids = {
+            block.block_id
+            for group, skipped in zip(self.groups.all, num_skipped, strict=True)
+            for block in group.manager.req_to_blocks[request_id][skipped:]
+        }
         record.next_free = 0  # vLLM loads its whole window, of which less may be read
 
     def take_hit(self, *args: Any) -> None:

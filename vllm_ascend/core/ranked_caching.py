@@ -120,7 +120,8 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         record.passed = record.cached = num_local
         if tail is not None:
             for group in self.groups.retained:
-                record.freed[group.id] = Ordinal(group.tail(num_local).start)
+                start = max(group.tail(num_local).start, record.freed.get(group.id, 0))
+                record.freed[group.id] = Ordinal(start)
             self.tails.keep_hit(record, tail)
         # They may have been there for marginal tails alone, or be somebody's who has yet to end.
         for group in self.groups.prefix:

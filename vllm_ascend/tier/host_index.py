@@ -7,19 +7,16 @@ The scheduler alone decides what is where; workers read and write the pages that
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 
-from vllm_ascend.tier.host_memory import Place
+from vllm_ascend.tier.host_memory import PAGE_NUMBER_BYTES, Place, pages_in, place_of
 from vllm_ascend.tier.layout import ROWS, TAIL
 from vllm_ascend.tier.objects import HEADER_BYTES, Gone
 from vllm_ascend.tier.tail_choice import KEPT
 
 _MOST_PAGES_PER_OBJECT = 16
 _ALIGNMENT = 64
-_PAGE = "i"  # the type of a page's number in an array
-_PAGE_BYTES = array(_PAGE).itemsize
 
 
 class HostIndex:
@@ -61,7 +58,7 @@ class HostIndex:
                 f'--kv-transfer-config: "gib" is too small: {num_bytes:,} bytes do not hold one '
                 f"object of {max(sizes):,} bytes and those beside it"
             )
-        self._places: dict[bytes, bytes] = {}
+        self._places: dict[bytes, Place] = {}
         self._ranks: dict[bytes, int] = {}
         # Loads and stores under way, of objects that have any: their pages must not change hands.
         self._num_users: dict[bytes, int] = {}
@@ -91,7 +88,7 @@ class HostIndex:
 
     def place(self, key: bytes) -> Place:
         """Return the pages of a known object."""
-        return tuple(array(_PAGE, self._places[key]))
+        return self._places[key]
 
     def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool:
         """Whether enough is free for an object, or something may be given up for it."""
@@ -126,10 +123,9 @@ class HostIndex:
         num_pages = self.pages_of(num_bytes, num_parts)
         places, free, queue = [], self._free, self._queues[rank]
         for key in keys[: self._make_room(num_pages, len(keys), rank)]:
-            place = tuple(free[-num_pages:])
+            place = self._places[key] = place_of(free[-num_pages:])
             del free[-num_pages:]
             places.append(place)
-            self._places[key] = array(_PAGE, place).tobytes()
             self._ranks[key], self._num_users[key] = rank, 1
             self._writing.add(key)
             queue[key] = None
@@ -144,7 +140,7 @@ class HostIndex:
                 break
             if key not in self._num_users:
                 victims.append(key)
-                room += len(self._places[key]) // _PAGE_BYTES
+                room += len(self._places[key]) // PAGE_NUMBER_BYTES
         num_objects = min(room // num_pages, num_objects)
         for key in victims:
             if len(self._free) >= num_pages * num_objects:
@@ -157,7 +153,7 @@ class HostIndex:
 
     def _remove(self, key: bytes) -> None:
         del self._queues[self._ranks.pop(key)][key]
-        self._free.extend(array(_PAGE, self._places.pop(key)))
+        self._free.extend(pages_in(self._places.pop(key)))
         self._dead.discard(key)
 
     def stored(self, key: bytes) -> None:
@@ -188,7 +184,7 @@ class HostIndex:
         """
         places, num_users = [], self._num_users
         for key in keys:
-            places.append(self.place(key))
+            places.append(self._places[key])
             num_users[key] = num_users.get(key, 0) + 1
             if (rank := self._ranks[key]) != KEPT:
                 del self._queues[rank][key]
@@ -236,7 +232,7 @@ class HostIndex:
 
     def check_integrity(self) -> None:
         """Check that every page is free or one object's. For tests and replays."""
-        held = [page for key in self._places for page in self.place(key)]
+        held = [page for key in self._places for page in pages_in(self.place(key))]
         assert sorted(held + self._free) == list(range(self.num_pages))
         assert all(number > 0 for number in self._num_users.values())
         assert self._writing | self._dead <= self._num_users.keys() <= self._places.keys()

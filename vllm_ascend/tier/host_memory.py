@@ -10,16 +10,32 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from array import array
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from vllm_ascend.tier.objects import Bytes, seal, why_unusable
 
-Place = tuple[int, ...]
-"""The pages of an object, in order."""
+Place: TypeAlias = bytes
+"""The numbers of an object's pages, in order, as an array's bytes.
+
+A load of a long prompt names thousands at once. Tuples would wake Python's garbage collector.
+"""
+_PAGE = "i"
+PAGE_NUMBER_BYTES = array(_PAGE).itemsize
+
+
+def place_of(pages: Sequence[int]) -> Place:
+    """Return some pages as a place."""
+    return array(_PAGE, pages).tobytes()
+
+
+def pages_in(place: Place) -> Sequence[int]:
+    """Return the pages of a place."""
+    return array(_PAGE, place)
 
 
 class MemoryAddress(NamedTuple):
@@ -86,15 +102,15 @@ class HostMemory:
 
     def write(self, place: Place, data: Bytes) -> None:
         """Write an object into its pages; the first one, with its header, last."""
-        size = self._pages.shape[1]
-        for i in range(len(place) - 1, -1, -1):
+        size, pages = self._pages.shape[1], pages_in(place)
+        for i in range(len(pages) - 1, -1, -1):
             part = data[i * size : (i + 1) * size]
-            self._pages[place[i], : len(part)] = part
+            self._pages[pages[i], : len(part)] = part
 
     def read(self, place: Place, target: Bytes) -> None:
         """Read an object from its pages."""
         size = self._pages.shape[1]
-        for i, page in enumerate(place):
+        for i, page in enumerate(pages_in(place)):
             part = target[i * size : (i + 1) * size]
             part[:] = self._pages[page, : len(part)]
 

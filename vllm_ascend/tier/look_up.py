@@ -15,6 +15,7 @@ Contains = Callable[[Sequence[bytes]], Sequence[bool]]
 """Keys -> whether each is in the store, in one call."""
 KeyOf = Callable[[int], bytes | None]
 """Place of a unit, or a boundary in units -> its key, if it can be named."""
+KeysOf = Callable[[int, int], Sequence[bytes]]
 
 # How many places a call asks about: four calls find one of 8,192.
 _FAN = 16
@@ -34,11 +35,17 @@ class StoredHit(NamedTuple):
 
 
 def longest_hit(
-    contains: Contains, row_key: KeyOf, tail_key: KeyOf | None, first: int, limit: int
+    contains: Contains,
+    row_key: KeyOf,
+    tail_key: KeyOf | None,
+    first: int,
+    limit: int,
+    row_keys: KeysOf | None = None,
 ) -> StoredHit:
     """Return the longest hit of at most ``limit`` units that ends behind the ``first``.
 
     Args:
+        row_keys: [start, end) of units -> their keys, all of which can be named.
         tail_key: ``None``: the model needs no tails.
         first: So many units are here already, and need not be in the store.
     """
@@ -48,7 +55,8 @@ def longest_hit(
         end = bound if tail_key is None else _last_tail(contains, tail_key, first, bound)
         if end <= first:
             break
-        gap = _first_gap(contains, row_key, first, end)
+        rows = row_keys(first, end) if row_keys else [row_key(i) for i in range(first, end)]
+        gap = first + _first_gap(_ask(contains, rows))
         if gap == end:
             return StoredHit(end, rows_end)
         rows_end = bound = gap
@@ -90,9 +98,8 @@ def _last_tail(contains: Contains, tail_key: KeyOf, first: int, bound: int) -> i
     return 0
 
 
-def _first_gap(contains: Contains, row_key: KeyOf, first: int, end: int) -> int:
-    found = _ask(contains, [row_key(place) for place in range(first, end)])
-    return first + next((i for i, there in enumerate(found) if not there), end - first)
+def _first_gap(found: Sequence[bool]) -> int:
+    return next((place for place, there in enumerate(found) if not there), len(found))
 
 
 def _ask(contains: Contains, keys: Sequence[bytes | None]) -> list[bool]:

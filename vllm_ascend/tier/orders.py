@@ -51,6 +51,15 @@ class Segment(NamedTuple):
         wanted = -(-self.end_row // rows) - max(self.first_row, 0) // rows
         return len(self.block_ids) == wanted and NULL_BLOCK_ID not in self.block_ids
 
+    def moved_blocks(self) -> list[int]:
+        """Return the blocks of which a row is moved."""
+        first_moved = max(self.first_row, self.skip_before, 0)
+        if first_moved >= self.end_row:
+            return []
+        first = max(self.first_row, 0) // self.rows_per_block
+        ids = self.block_ids[first_moved // self.rows_per_block - first :]
+        return [block_id for block_id in ids if block_id != NULL_BLOCK_ID]
+
     def places(self) -> tuple[Rows, Rows, Any]:
         """Return block and place of every row, and which of them are moved."""
         rows = np.arange(self.first_row, self.end_row)
@@ -169,8 +178,7 @@ def blocks_by_group(runs: Iterable[Run]) -> dict[int, list[int]]:
     """Return the blocks whose rows are moved, ascending, by group."""
     blocks: dict[int, set[int]] = {}
     for segment in (segment for run in runs for segment in run.segments):
-        ids, _, moved = segment.places()
-        blocks.setdefault(segment.group_id, set()).update(ids[moved].tolist())
+        blocks.setdefault(segment.group_id, set()).update(segment.moved_blocks())
     return {group_id: sorted(ids) for group_id, ids in blocks.items()}
 
 

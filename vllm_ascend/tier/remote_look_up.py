@@ -203,7 +203,9 @@ def longest_stored(
     tail_key = None
     if layout.tails:
         tail_key = lambda end: layout.tail_key(hashes, end * layout.unit)
-    return longest_hit(contains, lambda unit: layout.row_key(hashes, unit), tail_key, first, limit)
+    row_key = lambda unit: layout.row_key(hashes, unit)
+    row_keys = lambda start, end: layout.row_keys(hashes, start, end)
+    return longest_hit(contains, row_key, tail_key, first, limit, row_keys)
 
 
 def _search(

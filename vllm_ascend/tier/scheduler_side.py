@@ -206,9 +206,9 @@ class TierScheduler:
     ) -> None:
         layout, request = self._layout, progress.request
         first, boundary = num_local // layout.unit, end * layout.unit
-        keys = [layout.row_key(request.block_hashes, unit) for unit in range(first, end)]
+        keys = layout.row_keys(request.block_hashes, first, end)
         tail = layout.tail_key(request.block_hashes, boundary) if layout.tails else None
-        all_keys = [key for key in (*keys, tail) if key is not None]
+        all_keys = keys if tail is None else [*keys, tail]
         places, num_rows = self._index.use(all_keys), end - first
         rows = rows_run(layout, all_keys[:num_rows], places[:num_rows], first, tables, num_local)
         runs = [rows]
@@ -233,11 +233,11 @@ class TierScheduler:
         """Note that a prefix was used: its tails go first, then its last rows."""
         if self._index.is_remote:
             return
-        hashes = progress.request.block_hashes
-        keys = [self._layout.row_key(hashes, unit) for unit in range(end - 1, -1, -1)]
-        rolling = [progress.rolling] if progress.rolling is not None else []
-        used = (*progress.tails, *rolling, *keys)
-        self._index.touch([key for key in used if key is not None])
+        hashes, used = progress.request.block_hashes, list(progress.tails)
+        if progress.rolling is not None:
+            used.append(progress.rolling)
+        used += reversed(self._layout.row_keys(hashes, 0, end))
+        self._index.touch(used)
 
     def orders(self, scheduled: dict[str, int]) -> Orders:
         """Return what the workers are to do in the step that was scheduled.

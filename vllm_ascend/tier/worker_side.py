@@ -202,7 +202,7 @@ class TierWorker:
 
     def _own_place(self, place: Any) -> Any:
         """Return where this rank's part of an object is."""
-        if self._layout.is_replicated or not isinstance(place, tuple):
+        if self._layout.is_replicated or not isinstance(place, bytes):  # another store's
             return place
         count = len(place) // self._num_ranks
         return place[self._rank * count : (self._rank + 1) * count]

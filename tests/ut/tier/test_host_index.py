@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vllm_ascend.tier.host_index import HostIndex, page_bytes
+from vllm_ascend.tier.host_memory import pages_in
 from vllm_ascend.tier.layout import ROWS, TAIL
 from vllm_ascend.tier.objects import HEADER_BYTES, Gone
 from vllm_ascend.tier.tail_choice import KEPT
@@ -117,7 +118,7 @@ def test_of_several_objects_the_first_ones_find_room_and_nothing_is_given_up_for
     target.use([ROWS + b"%d" % i for i in range(1, number - 3)])
     new = [ROWS + b"new %d" % i for i in range(4)]
     # Each takes two pages; four objects of one page are not in use.
-    assert [len(place) for place in target.reserve(new, UNIT, num_parts=2)] == [2, 2]
+    assert [len(pages_in(p)) for p in target.reserve(new, UNIT, num_parts=2)] == [2, 2]
     assert [target.is_known(key) for key in new] == [True, True, False, False]
     assert len(target.take_gone().keys) == 4
     target.check_integrity()

@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm_ascend.core.admission.request_footprint import RequestFootprint
 from vllm_ascend.core.layout.groups import Blocks, Group, Groups
 from vllm_ascend.core.plan.cache_plan import CachePlan
+from vllm_ascend.core.policy.units import Ordinal
 from vllm_ascend.core.pool.tiered_block_pool import AscendBlockPool
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.partial_hits import PartialHits, copied_groups
@@ -123,8 +124,9 @@ class BlockAllocation(KVCacheCoordinator):
         if most is None:
             most = getattr(group.manager, self.plan.terms.admission_cap)
         # What a connector has loaded is held already, and given back as the window moves on.
-        held = group.manager.req_to_blocks.get(request_id, ())
-        return None if most is None else max(most - sum(not block.is_null for block in held), 0)
+        held = group.manager.req_to_blocks.get(request_id, [])
+        num_held = len(held) - held.count(self.block_pool.null_block)
+        return None if most is None else max(most - num_held, 0)
 
     def _short_groups(self, request_id: str, num_tokens: int) -> Sequence[Group]:
         """Return the groups in which a running request has fewer blocks than it needs."""
@@ -156,7 +158,21 @@ class BlockAllocation(KVCacheCoordinator):
                 num_external_tokens,
             )
         self.partial_hits.copy(request_id, sources, num_local_tokens)
+        if num_external_tokens:
+            self._note_null_blocks(request_id, num_local_tokens + num_external_tokens)
         return len(sources)
+
+    def _note_null_blocks(self, request_id: str, num_tokens: int) -> None:
+        """Note where the null blocks end in front of windows that were loaded.
+
+        Nobody has to walk through them then.
+        """
+        record, null_block = self.ledger.record(request_id), self.block_pool.null_block
+        for group in self.groups.retained:
+            table = group.manager.req_to_blocks[request_id]
+            skipped = group.manager.get_num_skipped_tokens(num_tokens) // group.block_tokens
+            if 0 < skipped <= len(table) and table[skipped - 1] is null_block:
+                record.freed[group.id] = Ordinal(skipped)
 
     @cached_property
     def _no_blocks(self) -> tuple[list[KVCacheBlock], ...]:

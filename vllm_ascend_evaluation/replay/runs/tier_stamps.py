@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from vllm_ascend.tier.host_memory import Place, pages_in
 from vllm_ascend.tier.orders import Orders, Rows, Run, Segment, blocks_by_group
 from vllm_ascend_evaluation.oracle import OracleOptions
 from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
@@ -56,7 +57,7 @@ class StampedTierWorker(ConnectedWorker):
                 np.where(moved, plane[blocks, rows], np.uint64(LOST))
                 for plane, blocks, rows, moved in self._rows(segments)
             ]
-            self._pages |= dict.fromkeys(place, stamps)
+            self._pages |= dict.fromkeys(pages_in(place), stamps)
 
     def get_finished(self, _: set[str]) -> tuple[None, None]:
         """Leave it to the replay to tell what was done, as below."""
@@ -69,9 +70,9 @@ class StampedTierWorker(ConnectedWorker):
     def build_connector_worker_meta(self) -> None:
         """Leave it to the replay to tell what was done."""
 
-    def _stored_in(self, place: tuple[int, ...]) -> list[Stamps]:
+    def _stored_in(self, place: Place) -> list[Stamps]:
         """Return what an object's pages hold; nothing if another has got one of them."""
-        objects = [self._pages.get(page) for page in place]
+        objects = [self._pages.get(page) for page in pages_in(place)]
         first = objects[0]
         return first if first is not None and all(o is first for o in objects) else []
 
@@ -82,7 +83,7 @@ class StampedTierWorker(ConnectedWorker):
                 yield plane, *segment.places()
 
 
-def _objects(runs: Iterable[Run]) -> Iterator[tuple[tuple[int, ...], tuple[Segment, ...]]]:
+def _objects(runs: Iterable[Run]) -> Iterator[tuple[Place, tuple[Segment, ...]]]:
     """Return place and rows of every object."""
     for run in runs:
         for ordinal in range(len(run.keys)):
