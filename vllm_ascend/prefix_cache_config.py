@@ -336,6 +336,11 @@ def _vllm_reads_retention() -> bool:
     return release is not None and release.reads_retention_variable
 
 
+def block_hashes_are_seeded() -> bool:
+    """Whether vLLM names equal blocks alike in every process, by ``PYTHONHASHSEED``."""
+    return os.environ.get("PYTHONHASHSEED") is not None
+
+
 def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a child process in which only ``overrides`` switch us on.
 

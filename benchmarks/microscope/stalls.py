@@ -45,12 +45,20 @@ class Stalls:
         side: What is switched on.
         tier_gib: Host memory of a tier below; ``None``: there is none.
         at_most: p99 of ``schedule()`` by its p50; ``None``: it is shown beside the others.
+        most_collections: So often the garbage collector may run within. That depends on no machine.
     """
 
     name: str
     side: Side
     tier_gib: float | None
     at_most: float | None
+    most_collections: int = 0
+
+    def is_kept(self, steps: Steps) -> bool:
+        """Whether a run is within the limits."""
+        if self.at_most is None:
+            return True
+        return steps.ratio <= self.at_most and steps.num_collections <= self.most_collections
 
 
 @dataclass(frozen=True)
@@ -80,8 +88,8 @@ class Steps:
 
 ALL_STALLS = (
     Stalls("as upstream", SIDES["upstream-128"], None, None),
-    Stalls("best", SIDES["best-128"], None, 8.0),
-    Stalls("best, with a tier", SIDES["best-128"], 256, 20.0),
+    Stalls("best", SIDES["best-128"], None, 8.0, 20),
+    Stalls("best, with a tier", SIDES["best-128"], 256, 40.0, 90),
 )
 
 
@@ -176,9 +184,9 @@ class _Watch:
 
 
 def ratios_of(stalls: Stalls, run: Callable[[Stalls], Steps] = measure) -> list[Steps]:
-    """Return runs until one is within the limit, ``REPEATS`` at most."""
+    """Return runs until one is within the limits, ``REPEATS`` at most."""
     runs = [run(stalls)]
-    while stalls.at_most is not None and runs[-1].ratio > stalls.at_most and len(runs) < REPEATS:
+    while not stalls.is_kept(runs[-1]) and len(runs) < REPEATS:
         runs.append(run(stalls))
     return runs
 
@@ -201,7 +209,7 @@ def main() -> int:
     for stalls in ALL_STALLS:
         runs = ratios_of(stalls)
         best = min(runs, key=lambda steps: steps.ratio)
-        kept = stalls.at_most is None or best.ratio <= stalls.at_most
+        kept = any(map(stalls.is_kept, runs))
         is_kept = is_kept and kept
         p50, p99 = best.percentiles
         table.add_row(

@@ -60,7 +60,8 @@ class Passage:
         self.manager.new_step_starts()
         assert self.manager.reset_prefix_cache()
         self.request = self.new_request(self.prompt)
-        self._hit, num_hit_tokens = self.manager.get_computed_blocks(self.request)
+        # Later releases return a third number.
+        self._hit, num_hit_tokens, *_ = self.manager.get_computed_blocks(self.request)
         assert num_hit_tokens == 0
         self._chunk = CHUNK_TOKENS
 

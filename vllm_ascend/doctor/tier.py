@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from vllm_ascend.prefix_cache_config import block_hashes_are_seeded
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    from vllm_ascend.tier.settings import TierSettings
+    from vllm_ascend.tier.settings import DiskSettings, TierSettings
 
 _GIB = 1 << 30
 _MASTER_SECONDS = 2.0
@@ -49,6 +53,8 @@ def _what_is_missing(settings: TierSettings) -> Iterator[str]:
                 f'the tier\'s "gib": {settings.gib:g} is more than the {available / _GIB:.0f} GiB '
                 "of memory that are available here"
             )
+        if settings.disk is not None:
+            yield from _what_the_disk_lacks(settings.disk)
         return
     try:
         mooncake.store_class()
@@ -62,6 +68,25 @@ def _what_is_missing(settings: TierSettings) -> Iterator[str]:
         yield (
             f"the tier's Mooncake master does not answer at {address} ({error}): an engine does "
             "not start before mooncake_master runs there"
+        )
+
+
+def _what_the_disk_lacks(disk: DiskSettings) -> Iterator[str]:
+    if not block_hashes_are_seeded():
+        yield (
+            'the tier\'s "disk" needs PYTHONHASHSEED: without it an engine does not start, for the '
+            "next one would find nothing"
+        )
+    if not os.path.isdir(disk.path):
+        yield f'the tier\'s "disk": {disk.path} is no folder here'
+        return
+    if not os.access(disk.path, os.W_OK | os.X_OK):
+        yield f'the tier\'s "disk": this user cannot write to {disk.path}'
+    total = shutil.disk_usage(disk.path).total
+    if disk.gib * _GIB > total:
+        yield (
+            f'the tier\'s "disk": {disk.gib:g} GiB are more than the {total / _GIB:.0f} GiB of the '
+            f"file system at {disk.path}"
         )
 
 

@@ -18,6 +18,7 @@ module              what it does
 ``orders``          what a step's workers are told to move
 ``objects``         the header of an object, and its checksum
 ``host_memory``     backend ``host``: pages of shared memory, least recently used out
+``disk/``           files below that memory, which outlive the engine
 ``mooncake``        backend ``mooncake``
 ``progress``        what the scheduler's half knows of one request
 ``scheduler_side``  the scheduler's half

@@ -5,12 +5,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from vllm_ascend.prefix_cache_config import block_hashes_are_seeded
+from vllm_ascend.tier.disk.files import DiskError, DiskFiles
+from vllm_ascend.tier.disk.level import DiskLevel
 from vllm_ascend.tier.host_index import HostIndex
 from vllm_ascend.tier.host_memory import HostMemory, HostStore, MemoryAddress
 from vllm_ascend.tier.layout import TierLayout
+from vllm_ascend.tier.memory_over_disk import MemoryOverDisk
 from vllm_ascend.tier.mooncake import MooncakeIndex, MooncakeKeys, MooncakeStore, connect
 from vllm_ascend.tier.objects import HEADER_BYTES
-from vllm_ascend.tier.settings import TierSettings, check_staging
+from vllm_ascend.tier.settings import DiskSettings, TierSettings, check_staging
+
+# Of the memory, one part in so many may wait for being written to the disk.
+_WAITING_SHARE = 4
 
 
 class SchedulerBackend(NamedTuple):
@@ -33,7 +40,7 @@ def for_scheduler(settings: TierSettings, layout: TierLayout, num_parts: int) ->
         num_parts: Workers that store a part of every object.
 
     Raises:
-        ValueError: The memory is too small.
+        ValueError: The memory is too small, or the disk cannot be used.
         MooncakeError: The store cannot be reached.
     """
     if settings.backend == "mooncake":
@@ -42,7 +49,30 @@ def for_scheduler(settings: TierSettings, layout: TierLayout, num_parts: int) ->
         return SchedulerBackend(index, None, None)
     host = _host_index(settings, layout, num_parts)
     memory, address = HostMemory.make(host.num_pages, host.page_bytes)
+    if settings.disk is not None:
+        assert isinstance(host, MemoryOverDisk), "there is a disk"
+        host.disk = _disk_level(settings.disk, layout, host, memory)
     return SchedulerBackend(host, memory, address)
+
+
+def _disk_level(
+    settings: DiskSettings, layout: TierLayout, host: MemoryOverDisk, memory: HostMemory
+) -> DiskLevel:
+    if not block_hashes_are_seeded():
+        raise ValueError(
+            '--kv-transfer-config: "disk" needs PYTHONHASHSEED (PYTHONHASHSEED=0, as for all that '
+            "share rows): without it names start at random, and the next engine finds nothing"
+        )
+    sizes = host.file_bytes
+    # Files are whole pages of all parts, so those of other sizes are of another layout.
+    name = "-".join(map(str, (layout.digest, host.page_bytes, *sizes.values())))
+    try:
+        files = DiskFiles(settings.path, name)
+    except DiskError as error:
+        raise ValueError(f'--kv-transfer-config: "disk": {error}') from error
+    most_pages = max(host.num_pages // _WAITING_SHARE, 1)
+    num_bytes = int(settings.gib * (1 << 30))
+    return DiskLevel(files, num_bytes, sizes, memory.buffers, most_pages)
 
 
 def in_words(settings: TierSettings, layout: TierLayout, index: Any, num_parts: int) -> str:
@@ -55,7 +85,13 @@ def in_words(settings: TierSettings, layout: TierLayout, index: Any, num_parts: 
         return f"Mooncake Store at {settings.mooncake.master_server_address}; {sizes}"
     units = index.num_pages // index.pages_of(layout.unit_bytes, num_parts)
     tokens = units * layout.unit
-    return f"{settings.gib:g} GiB of host memory for {tokens:,} tokens without tails; {sizes}"
+    said = f"{settings.gib:g} GiB of host memory for {tokens:,} tokens without tails; {sizes}"
+    if settings.disk is None:
+        return said
+    return (
+        f"{said}; {settings.disk.gib:g} GiB on the disk at {settings.disk.path}, which holds "
+        f"{index.disk.num_objects:,} objects of {index.disk.used_bytes / (1 << 30):.1f} GiB"
+    )
 
 
 def check_sizes(settings: TierSettings, layout: TierLayout, num_parts: int = 1) -> None:
@@ -71,7 +107,8 @@ def check_sizes(settings: TierSettings, layout: TierLayout, num_parts: int = 1) 
 
 def _host_index(settings: TierSettings, layout: TierLayout, num_parts: int) -> HostIndex:
     num_bytes = int(settings.gib * (1 << 30))
-    return HostIndex(num_bytes, (layout.unit_bytes, layout.tail_bytes), num_parts)
+    made = HostIndex if settings.disk is None else MemoryOverDisk
+    return made(num_bytes, (layout.unit_bytes, layout.tail_bytes), num_parts)
 
 
 def for_worker(settings: TierSettings, layout: TierLayout, part: int, num_parts: int) -> Any:

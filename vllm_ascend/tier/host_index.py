@@ -146,10 +146,13 @@ class HostIndex:
             if len(self._free) >= num_pages * num_objects:
                 break
             self._remove(key)
-            self.num_evicted[key[:1]] += 1
-            self._num_evicted += 1
-            self._gone.append(key)
+            self._given_up(key)
         return num_objects
+
+    def _given_up(self, key: bytes) -> None:
+        self.num_evicted[key[:1]] += 1
+        self._num_evicted += 1
+        self._gone.append(key)
 
     def _remove(self, key: bytes) -> None:
         del self._queues[self._ranks.pop(key)][key]

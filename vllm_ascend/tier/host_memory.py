@@ -100,6 +100,10 @@ class HostMemory:
         finally:
             os.close(opened)
 
+    def buffers(self, place: Place) -> list[memoryview]:
+        """Return the pages of an object, in order."""
+        return [self._pages[page].data for page in pages_in(place)]
+
     def write(self, place: Place, data: Bytes) -> None:
         """Write an object into its pages; the first one, with its header, last."""
         size, pages = self._pages.shape[1], pages_in(place)

@@ -69,6 +69,19 @@ METRICS = (
         UNUSABLE,
     ),
     Metric(Counter, "pauses", "pauses", "Times that a slow or dead tier was left alone for 30 s."),
+    Metric(Counter, "disk_written_bytes", "disk_written_bytes", "Bytes written to the disk below."),
+    Metric(Counter, "disk_read_bytes", "disk_read_bytes", "Bytes that came up from the disk."),
+    Metric(Counter, "disk_evicted", "disk_evictions", "Objects on the disk given up for others."),
+    Metric(
+        Counter,
+        "disk_not_written",
+        "disk_not_written",
+        "Objects that the disk did not take: it is slow, full or fails.",
+    ),
+    Metric(Counter, "disk_not_read", "disk_not_read", "Objects that the disk could not give."),
+    Metric(
+        Counter, "disk_pauses", "disk_pauses", "Times that a slow or failing disk was left alone."
+    ),
     Metric(Histogram, "load_seconds", "load_seconds", "Time of a load, in seconds."),
     Metric(Histogram, "look_up_seconds", "lookup_seconds", "Time of a look-up, in seconds."),
 )

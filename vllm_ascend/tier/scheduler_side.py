@@ -15,6 +15,7 @@ from vllm_ascend.core.connectors.connector_rules import Answer, look_up_limit
 from vllm_ascend.core.policy.boundaries import align_down
 from vllm_ascend.tier.layout import TierLayout
 from vllm_ascend.tier.look_up import StoredHit
+from vllm_ascend.tier.memory_over_disk import MemoryOverDisk
 from vllm_ascend.tier.orders import Load, Orders, Report, Run, blocks_by_group
 from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_segments
 from vllm_ascend.tier.remote_look_up import RemoteLookUps, longest_stored
@@ -79,6 +80,11 @@ class TierScheduler:
             self._reset = SharedReset(remote, self._thread, load_seconds)
         self._load_ids = count(1)
         self._loads: dict[int, tuple[Load, int]] = {}
+        self._disk = index if isinstance(index, MemoryOverDisk) else None
+        if self._disk is not None:
+            self._disk.disk.counts = self.counts
+        self._load_seconds = load_seconds
+        self._waiting: list[tuple[Load, float]] = []  # for the disk, until then at most
         self._orders = Orders()
         self._sync_bytes = 0
 
@@ -128,7 +134,7 @@ class TierScheduler:
             return _NOT_YET
         num_tokens = hit.end * unit - num_local
         num_bytes = (hit.end - first) * self._layout.unit_bytes + self._layout.tail_bytes
-        is_async = self._is_async(num_bytes)
+        is_async = self._is_async(num_bytes) or self._reads_disk(request, first, hit.end)
         self._hits[request.request_id] = hit, num_local, is_async
         return (num_tokens, is_async) if hit.end > first else _NOTHING
 
@@ -152,6 +158,16 @@ class TierScheduler:
         if self._index.is_remote:
             return True  # no step waits for another machine
         return num_bytes > self._async_above or self._sync_bytes + num_bytes > self._staging_bytes
+
+    def _reads_disk(self, request: Request, first: int, end: int) -> bool:
+        """Whether a hit is not all in memory: no step waits for a disk."""
+        if self._disk is None or end <= first:
+            return False
+        layout, hashes = self._layout, request.block_hashes
+        keys = layout.row_keys(hashes, first, end)
+        if layout.tails and (tail := layout.tail_key(hashes, end * layout.unit)):
+            keys.append(tail)
+        return not self._disk.are_in_memory(keys)
 
     def _is_paused(self) -> bool:
         """Whether the tier is left alone for now."""
@@ -220,7 +236,10 @@ class TierScheduler:
         written = frozenset(chain.from_iterable(blocks_by_group(runs).values()))
         load = Load(request.request_id, load_id, is_async, tuple(runs), written, num_tokens)
         self._loads[load_id] = load, 0
-        self._orders.loads.append(load)
+        if self._disk is None or self._disk.are_read(all_keys):
+            self._orders.loads.append(load)
+        else:
+            self._waiting.append((load, self._clock() + self._load_seconds))
         progress.load_id = load_id
         num_bytes = len(keys) * layout.unit_bytes + layout.tail_bytes * bool(layout.tails)
         self._sync_bytes += 0 if is_async else num_bytes
@@ -245,11 +264,30 @@ class TierScheduler:
         Args:
             scheduled: Request id -> tokens of the step.
         """
+        if self._disk is not None:
+            self._disk.settle()
+            self._order_what_was_read()
         orders, self._orders, self._sync_bytes = self._orders, Orders(), 0
         self._store_again()
         orders.stores = self._stores.orders(scheduled, self._live, is_paused=self._is_paused())
         self._thread.step_ends()
         return orders
+
+    def _order_what_was_read(self) -> None:
+        """Order the loads that waited for the disk.
+
+        One that has waited too long is ordered as well: its workers find that it cannot be used.
+        """
+        assert self._disk is not None, "loads wait for a disk"
+        waiting, self._waiting = self._waiting, []
+        for load, until in waiting:
+            if self._disk.are_read(load.keys):
+                self._orders.loads.append(load)
+            elif self._clock() >= until:
+                self._disk.disk.late()
+                self._orders.loads.append(load)
+            else:
+                self._waiting.append((load, until))
 
     def _store_again(self) -> None:
         """Let requests store what a shared store has lost of what they hit here."""
@@ -322,11 +360,13 @@ class TierScheduler:
             self._pause(why)
 
     def close(self) -> None:
-        """Leave a store that is shared, if it does not hang."""
+        """Leave a store that is shared, or a disk, if it does not hang."""
         if self._look_ups is not None:
             self._look_ups.forget_all()
             leave: Any = self._index
             self._thread.close(leave.close)
+        if self._disk is not None:
+            self._disk.close(self._load_seconds)
 
     def is_idle(self) -> bool:
         """Whether no load and no store is under way. For tests."""

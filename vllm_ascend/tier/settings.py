@@ -17,6 +17,19 @@ _OTHER_KEYS = frozenset({"least_gain_tokens"})
 
 
 @dataclass(frozen=True)
+class DiskSettings:
+    """A disk below the tier's memory.
+
+    Attributes:
+        path: A folder, in which the tier makes one of its own.
+        gib: What all files there may take, in GiB.
+    """
+
+    path: str
+    gib: float
+
+
+@dataclass(frozen=True)
 class TierSettings:
     """How an engine's tier is set up.
 
@@ -28,6 +41,7 @@ class TierSettings:
         load_seconds: A load that takes longer is given up, and its request computed.
         pool: Engines share what is stored under one name; the model's by default.
         mooncake: Of backend ``mooncake``.
+        disk: Below the memory of backend ``host``; ``None``: there is none.
     """
 
     backend: str
@@ -37,6 +51,7 @@ class TierSettings:
     load_seconds: float = 10.0
     pool: str = ""
     mooncake: MooncakeSettings = field(default_factory=MooncakeSettings)
+    disk: DiskSettings | None = None
 
 
 def _positive(value: Any) -> bool:
@@ -61,7 +76,7 @@ def read_settings(extra: Mapping[str, Any]) -> TierSettings:
     Raises:
         ValueError: A key is unknown or missing, or a value is not allowed; names both.
     """
-    known = {"backend", "pool", "mooncake", *_NUMBERS}
+    known = {"backend", "pool", "mooncake", "disk", *_NUMBERS}
     if unknown := sorted(set(extra) - known - _OTHER_KEYS):
         raise _invalid(unknown[0], extra[unknown[0]], f"keys are {', '.join(sorted(known))}")
     backend = extra.get("backend")
@@ -83,8 +98,22 @@ def read_settings(extra: Mapping[str, Any]) -> TierSettings:
         raise ValueError(f'{_OPTION}: "mooncake" is only for backend mooncake')
     if not isinstance(told, Mapping):
         raise _invalid("mooncake", told, "are JSON objects")
+    if backend != "host" and "disk" in extra:
+        raise ValueError(f'{_OPTION}: "disk" is only for backend host')
     settings = mooncake_settings(told) if backend == "mooncake" else MooncakeSettings()
-    return TierSettings(backend=backend, pool=pool, mooncake=settings, **numbers)
+    disk = _disk(extra["disk"]) if "disk" in extra else None
+    return TierSettings(backend=backend, pool=pool, mooncake=settings, disk=disk, **numbers)
+
+
+def _disk(told: Any) -> DiskSettings:
+    if not isinstance(told, Mapping) or set(told) != {"path", "gib"}:
+        raise _invalid("disk", told, 'are JSON objects with "path" and "gib"')
+    path, gib = told["path"], told["gib"]
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise _invalid("disk path", path, "are absolute paths of folders")
+    if not _positive(gib):
+        raise _invalid("disk gib", gib, "are numbers of GiB above 0")
+    return DiskSettings(path, gib)
 
 
 def check_nodes(settings: TierSettings, num_nodes: int) -> None:

@@ -33,6 +33,12 @@ class TierCounts:
         evicted: Objects given up for others.
         not_stored: Why, of :data:`NOT_STORED` -> so many objects were not stored.
         pauses: How often the tier was left alone for a while.
+        disk_written_bytes: Bytes written to a disk below.
+        disk_read_bytes: Bytes that came up from it.
+        disk_evicted: Objects on it given up for others.
+        disk_not_written: Objects that it did not take: it is slow, full or fails.
+        disk_not_read: Objects that it could not give.
+        disk_pauses: How often it was left alone for a while.
         look_up_seconds: Of every look-up.
         load_seconds: Of every load that has ended.
         unusable: Why, of :data:`UNUSABLE` -> so many could not be loaded.
@@ -48,6 +54,12 @@ class TierCounts:
     evicted: int = 0
     not_stored: Counter[str] = field(default_factory=Counter)
     pauses: int = 0
+    disk_written_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_evicted: int = 0
+    disk_not_written: int = 0
+    disk_not_read: int = 0
+    disk_pauses: int = 0
     look_up_seconds: list[float] = field(default_factory=list)
     load_seconds: list[float] = field(default_factory=list)
     unusable: Counter[str] = field(default_factory=Counter)

@@ -21,19 +21,23 @@ if TYPE_CHECKING:
 
 
 def check_integrity(
-    kv_cache_manager: KVCacheManager, freed_later: Iterable[KVCacheBlock] = ()
+    kv_cache_manager: KVCacheManager,
+    freed_later: Iterable[KVCacheBlock] = (),
+    given_up: Iterable[int] = (),
 ) -> None:
     """Check that pool, free queue, indexes and block tables agree. Changes nothing.
 
     Args:
         freed_later: Blocks of no request any more that wait to be freed.
+        given_up: Ids of blocks whose requests start over as soon as their loads have ended: until
+            then several may hold one without a name, for none of them writes it.
 
     Raises:
         IntegrityError: naming the block and what is wrong with it.
     """
     pool = kv_cache_manager.block_pool
     free = _check_free_queue(pool)
-    sources = {block.block_id for block in _copy_sources(kv_cache_manager)}
+    sources = {block.block_id for block in _copy_sources(kv_cache_manager)} | set(given_up)
     references = _count_references(kv_cache_manager)
     references.update(block.block_id for block in freed_later if not block.is_null)
     _check_reference_counts(pool, free, references, sources)

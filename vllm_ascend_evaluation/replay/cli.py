@@ -107,6 +107,14 @@ _Arrivals = Annotated[
     str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
 ]
 _ModelTtft = Annotated[bool, typer.Option(help="Model times to first token in a closed loop, too.")]
+_MemoryUse = Annotated[
+    bool,
+    typer.Option(
+        "--memory-use",
+        help="Also show what the KV cache's memory is for, which hits were lost to what, and the "
+        "bounds in the memory that live requests leave.",
+    ),
+]
 
 
 def replay(
@@ -131,6 +139,7 @@ def replay(
     max_output_tokens: MaxOutputTokens = None,
     tokenizer: Tokenizer = None,
     model_ttft: _ModelTtft = False,
+    memory_use: _MemoryUse = False,
     step_ms: StepMs = 20.0,
     token_us: TokenUs = 60.0,
     seed: Seed = 0,
@@ -179,6 +188,7 @@ def replay(
         tier_gib_per_second=tier_gib_per_second,
         draft_method=draft_method,
         speed=speed,
+        watches_memory=memory_use,
     )
     with bad_input_ends():
         variants = with_evictions(variant or default_variants(layout), eviction or ())

@@ -17,7 +17,7 @@ from vllm_ascend.deployment import vllm_distribution
 from vllm_ascend.releases import describe_supported, find_release
 from vllm_ascend.server_access.access import without_secrets
 from vllm_ascend_evaluation.replay.bounds import survey
-from vllm_ascend_evaluation.replay.curves.lines import policy_rates
+from vllm_ascend_evaluation.replay.curves.lines import policy_rates, with_rest_rates
 from vllm_ascend_evaluation.replay.outputs import spare_finished
 from vllm_ascend_evaluation.replay.results import ReplayReport, RunResult, WorkloadReport
 from vllm_ascend_evaluation.replay.runs.job import DRAFT_METHODS, CostModel, Job, RunSettings
@@ -227,8 +227,9 @@ def _workload_report(
 ) -> WorkloadReport:
     surveyed = survey(workload, sorted({run.alignment_tokens for run in runs}))
     description = workload.in_words(is_timed=is_timed)
+    known = with_rest_rates(workload, runs)
     return WorkloadReport(
-        *(workload.name, description, surveyed.digest, surveyed.bounds, tuple(runs)),
+        *(workload.name, description, surveyed.digest, surveyed.bounds, known),
         policy_rates(workload, runs) if with_policies else {},
         workload.num_left_out,
     )

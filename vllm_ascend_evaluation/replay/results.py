@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Any
 
+from vllm_ascend_evaluation.replay.memory_use import MemoryUse
+
 SCHEMA_VERSION = 1
 
 
@@ -134,6 +136,8 @@ class DataParallelResult:
         live_imbalance: Most live requests of a rank over the mean of all, on average of all steps.
         choice_us: Time of a choice, hashing included.
         num_predicted: Requests whose hit was what the choice by cache expected.
+        num_sessions: Sessions, where the workload has any.
+        num_moves: Turns that went to another rank than the one before in their session.
     """
 
     num_ranks: int
@@ -144,6 +148,8 @@ class DataParallelResult:
     live_imbalance: float
     choice_us: Percentiles
     num_predicted: int
+    num_sessions: int = 0
+    num_moves: int = 0
 
     @property
     def work_imbalance(self) -> float:
@@ -244,6 +250,7 @@ class RunResult(HitRates):
         modelled_seconds: Time of the whole run by the cost model.
         arrivals_per_second: Requests that came in a second; ``None`` in a closed loop.
         kept_percent: Requests that were served as an SLO promises; ``None`` without one.
+        memory: Where memory went; ``None``: nobody asked.
     """
 
     variant: str
@@ -285,6 +292,7 @@ class RunResult(HitRates):
     modelled_seconds: float | None = None
     arrivals_per_second: float | None = None
     kept_percent: float | None = None
+    memory: MemoryUse | None = None
 
     @property
     def drafts(self) -> str:
@@ -311,6 +319,7 @@ class RunResult(HitRates):
         for kind in ("ttft", "ttft_hit", "ttft_cold", "tpot"):
             times = data[f"modelled_{kind}_ms"]
             values[f"modelled_{kind}_ms"] = None if times is None else Percentiles(**times)
+        values["memory"] = None if data["memory"] is None else MemoryUse(**data["memory"])
         values["samples"] = tuple(Sample(**sample) for sample in data["samples"])
         values["buckets"] = tuple(LengthBucket(**bucket) for bucket in data["buckets"])
         values["violations"] = tuple(data["violations"])
@@ -369,6 +378,13 @@ class ReplayReport:
         for workload, report in zip(data["workloads"], self.workloads, strict=True):
             for run, result in zip(workload["runs"], report.runs, strict=True):
                 run.update(result.rates_in_json())
+        return data
+
+    def to_dict_of_many(self) -> dict[str, Any]:
+        """Return the JSON form of hundreds of runs, none of which anybody plots by itself."""
+        data = self.to_dict()
+        for run in (run for workload in data["workloads"] for run in workload["runs"]):
+            del run["samples"], run["buckets"]
         return data
 
     @property

@@ -144,7 +144,10 @@ class Workload:
         """
         for request in self.requests():
             if request.arrival_ms is None and request.think_ms is None:
-                raise BadInputError(f"{self.name} has no timestamps: use --arrivals closed")
+                raise BadInputError(
+                    f"{self.name} has no timestamps: take other traffic, or replay it in a "
+                    "closed loop"
+                )
 
 
 def count_assumed(assumed: Iterable[tuple[str, ...]]) -> Mapping[str, int]:

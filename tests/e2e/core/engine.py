@@ -172,9 +172,22 @@ class Engine:
         """Check the invariants of pool, queue, index and tables, and what the index holds."""
         # Beside a connector, later releases free blocks once no step in flight can write them.
         waiting = getattr(self.scheduler, "deferred_frees", ())
-        check_integrity(self.manager, [block for _, blocks in waiting for block in blocks])
+        freed_later = [block for _, blocks in waiting for block in blocks]
+        check_integrity(self.manager, freed_later, self._given_up())
         if isinstance(self.manager.coordinator, AscendHybridKVCacheCoordinator):
             self.worker.check_index()  # vLLM's own enters what it may have to compute again
+
+    def _given_up(self) -> set[int]:
+        """Return the blocks of requests that start over when their loads have ended."""
+        scheduler = self.scheduler
+        names = getattr(scheduler, "failed_recving_kv_req_ids", ())
+        given_up = [r for name in names if (r := scheduler.requests.get(name)) is not None]
+        tables = [
+            self.manager.get_block_ids(request.request_id)
+            for request in given_up
+            if not request.num_computed_tokens
+        ]
+        return {block_id for table in tables for group in table for block_id in group}
 
     def drain(self) -> None:
         """Let all requests end, reset, and check that nothing is left."""

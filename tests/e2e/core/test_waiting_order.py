@@ -218,8 +218,8 @@ def test_while_prompts_are_lost_those_that_run_leave_half_of_the_memory_to_the_c
     """Steps are small, so what is let in grows for long."""
     sizes = {"max_num_seqs": 20, "num_blocks": num_blocks, "max_num_batched_tokens": 64}
     engine = make_bench(make_engine, layout, is_on=is_on, **sizes).engine
-    for number in range(48):
-        engine.add(f"r{number}", random_prompt(number % 12, LENGTH), 40)
+    for number in range(96):
+        engine.add(f"r{number}", random_prompt(number % 24, LENGTH), 40)
     coordinator, pool = engine.manager.coordinator, engine.manager.block_pool
     most_running, most_used, started = 0, 0, 0
     while engine.scheduler.has_requests():

@@ -139,7 +139,7 @@ def test_hugging_face_config_and_stock_with_trace_timestamps(tmp_path):
             ("--max-model-len", "9000"),
             "W1: every request is too long: with their answers they have 9216",
         ),
-        (("--arrivals", "timestamps"), "W1 has no timestamps: use --arrivals closed"),
+        (("--arrivals", "timestamps"), "W1 has no timestamps: take other traffic, or"),
         (("--arrivals", "sometimes"), "--arrivals sometimes: allowed are closed and timestamps"),
     ],
 )

@@ -48,6 +48,27 @@ def test_sessions_hit_more_where_they_are(tmp_path):
     assert by_vllm.data_parallel.num_predicted == 0
 
 
+def test_turns_are_counted_that_leave_the_rank_of_their_session(tmp_path):
+    lines = [
+        {
+            "input_length": 512 * (turn + 3),
+            "output_length": 4,
+            "hash_ids": [1000 * session + block for block in range(turn + 3)],
+            "session": session,
+        }
+        for turn in range(6)
+        for session in range(3)
+    ]
+    trace = tmp_path / "sessions.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    by_vllm, by_cache = (
+        replayed(tmp_path, routing, str(trace), "--concurrency", "2").data_parallel
+        for routing in ("vllm", "cache")
+    )
+    assert (by_vllm.num_sessions, by_cache.num_sessions) == (3, 3)
+    assert 0 == by_cache.num_moves < by_vllm.num_moves <= 15
+
+
 def test_the_memory_curve_has_ranks_too(tmp_path):
     """Two prefixes in turn, as above."""
     rates = {}

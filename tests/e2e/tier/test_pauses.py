@@ -13,9 +13,13 @@ import pytest
 
 from tests.e2e.core.engine import check_drained
 from tests.e2e.tier.engine_core import Core
+from tests.e2e.tier.test_disk import settle
 from tests.e2e.tier.test_faults import BOUNDARY, PROMPT, answer, host
 from tests.e2e.tier.test_random_traffic import small_units
+from vllm_ascend.tier.disk import level
+from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.host_memory import HostStore
+from vllm_ascend.tier.memory_over_disk import MemoryOverDisk
 
 __all__ = ["small_units"]
 
@@ -26,21 +30,33 @@ class Load(threading.Event):
     """Loads wait until it is set."""
 
 
+@pytest.fixture(params=["from memory", "from a disk"])
+def source(request) -> str:
+    return request.param
+
+
 @pytest.fixture
-def load(monkeypatch) -> Iterator[Load]:
-    waits, read = Load(), HostStore.read
+def load(monkeypatch, source) -> Iterator[Load]:
+    reader = HostStore if source == "from memory" else DiskFiles
+    waits, read = Load(), reader.read
     waits.set()
-    monkeypatch.setattr(HostStore, "read", lambda *args: waits.wait(300) and read(*args))
+    monkeypatch.setattr(reader, "read", lambda *args: waits.wait(300) and read(*args))
     yield waits
     waits.set()
 
 
 @pytest.fixture
-def core(switch, load) -> Core:
+def core(switch, load, source, tmp_path, monkeypatch) -> Core:
     """An engine of which one request runs and another one loads."""
-    engine = host(switch, async_above_mib=0)
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    monkeypatch.setattr(level, "SETTLE_S", 0.0)
+    over = {} if source == "from memory" else {"disk": {"path": str(tmp_path), "gib": 1}}
+    engine = host(switch, async_above_mib=0, pool="p", **over)
     answer(engine, "stores")
     answer(engine, "end", [1, 2, 3])
+    if over:  # what an engine before it has left
+        settle(engine)
+        engine = host(switch, async_above_mib=0, pool="p", **over)
     assert engine.reset()
     load.clear()
     engine.add(RUNS, [7, *PROMPT[:40]], 8)
@@ -67,6 +83,9 @@ def test_an_engine_is_paused_and_its_cache_is_empty(mode, when, core, load):
     engine = core.engine
     if when == "when the load has ended":
         load.set()
+        if isinstance(engine.index, MemoryOverDisk):
+            settle(engine)
+            engine.step()
         engine.worker.connector.worker_half._reader.submit(int).result()
     paused = core.pause_scheduler(mode=mode, clear_cache=True)
     go_on(core, load)

@@ -63,6 +63,12 @@ OUR_COUNTERS = {
         "why": {"gone", "torn", "foreign", "changed", "late", "error"}
     },
     "vllm_ascend:tier_pauses_total": {},
+    "vllm_ascend:tier_disk_written_bytes_total": {},
+    "vllm_ascend:tier_disk_read_bytes_total": {},
+    "vllm_ascend:tier_disk_evictions_total": {},
+    "vllm_ascend:tier_disk_not_written_total": {},
+    "vllm_ascend:tier_disk_not_read_total": {},
+    "vllm_ascend:tier_disk_pauses_total": {},
 }
 OUR_HISTOGRAMS = (
     "vllm_ascend:prefix_hit_tokens",

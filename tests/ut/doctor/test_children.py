@@ -42,6 +42,14 @@ def is_running(process: int) -> bool:
     return state != "Z"
 
 
+def command_of(process: int) -> bytes:
+    """Return a process's command line; nothing of one that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def children_of(process: int) -> list[int]:
     tasks = Path(f"/proc/{process}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
@@ -77,7 +85,7 @@ def test_an_interrupt_of_the_command_alone_ends_it_soon_with_one_line(number):
 
     def are_started() -> bool:
         started[:] = children_of(process.pid)
-        return any(b"serving_child" in Path(f"/proc/{c}/cmdline").read_bytes() for c in started)
+        return any(b"serving_child" in command_of(child) for child in started)
 
     wait_for(are_started)
     begin = time.monotonic()

@@ -45,6 +45,21 @@ def test_more_memory_than_is_available_is_a_warning(warnings, monkeypatch):
     assert warning.startswith('the tier\'s "gib": 256 is more than the 40 GiB')
 
 
+def test_a_disk_that_is_there_is_right_and_what_it_lacks_is_a_warning(
+    warnings, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    path = str(tmp_path)
+    assert not warnings(told("host", gib=0.1, disk={"path": path, "gib": 0.1}))
+    (warning,) = warnings(told("host", gib=0.1, disk={"path": f"{path}/x", "gib": 1}))
+    assert warning == f'the tier\'s "disk": {path}/x is no folder here'
+    (warning,) = warnings(told("host", gib=0.1, disk={"path": path, "gib": 1e9}))
+    assert warning.startswith('the tier\'s "disk": 1e+09 GiB are more than the ')
+    monkeypatch.delenv("PYTHONHASHSEED")
+    (warning,) = warnings(told("host", gib=0.1, disk={"path": path, "gib": 0.1}))
+    assert warning.startswith('the tier\'s "disk" needs PYTHONHASHSEED: without it an engine does')
+
+
 @pytest.mark.parametrize(
     ("transfer", "message"),
     [

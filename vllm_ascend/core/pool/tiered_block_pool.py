@@ -176,6 +176,10 @@ class AscendBlockPool(BlockPool):
         uses = self._uses[block.block_id]
         self._uses[block.block_id] = 2 if uses or is_shared else 1
 
+    def was_used(self, block: KVCacheBlock) -> bool:
+        """Whether a request went on there since the block was cached."""
+        return self._uses[block.block_id] > 0
+
     def is_shared(self, block: KVCacheBlock) -> bool:
         """Whether several requests went on there since the block was cached."""
         return self._uses[block.block_id] > 1

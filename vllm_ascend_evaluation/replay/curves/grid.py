@@ -142,11 +142,7 @@ class SweepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: cells and runs, which share the name ``variant``."""
-        data = self.replay.to_dict()
-        for workload in data["workloads"]:
-            for run in workload["runs"]:
-                # A sweep has hundreds of runs, and nobody plots each of them.
-                del run["samples"], run["buckets"]
+        data = self.replay.to_dict_of_many()
         data["cells"] = [
             {
                 "variant": cell.name,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vllm_ascend_evaluation.replay.curves.policies import PrefixTrace, belady, knows_whether, lru
@@ -171,6 +171,26 @@ def policy_rates(workload: Workload, runs: Sequence[RunResult]) -> dict[str, flo
     memory = runs[0].kv_memory_bytes
     lines = policy_lines(prefix_trace(workload), [memory], block_bytes)
     return {line.name: line.rates[memory] for line in lines}
+
+
+def with_rest_rates(workload: Workload, runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
+    """Return runs with what the policies would hit in the memory that live requests leave.
+
+    Where nobody has looked at the memory, or the layout is another one than A3's, runs stay as they
+    are.
+    """
+    block_bytes = bytes_per_block(runs)
+    if block_bytes is None or not any(run.memory for run in runs):
+        return tuple(runs)
+    trace, known = prefix_trace(workload), []
+    for run in runs:
+        if run.memory is not None:
+            left = int(run.kv_memory_bytes * (1 - run.memory.share("live") / 100))
+            lines = policy_lines(trace, [left], block_bytes)
+            rates = {line.name: line.rates[left] for line in lines}
+            run = replace(run, memory=replace(run.memory, rest_rates=rates))
+        known.append(run)
+    return tuple(known)
 
 
 def policy_lines(

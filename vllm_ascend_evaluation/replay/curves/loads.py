@@ -55,9 +55,7 @@ class GoodputReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: all runs, and a line per load."""
-        data = self.replay.to_dict()
-        for run in (run for workload in data["workloads"] for run in workload["runs"]):
-            del run["samples"], run["buckets"]
+        data = self.replay.to_dict_of_many()
         data["slo"] = str(self.slo)
         data["goodput"] = {
             variant: None if (best := self.best(variant)) is None else best.rate

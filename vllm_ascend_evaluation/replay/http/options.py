@@ -117,7 +117,8 @@ def check_together(context: typer.Context, *, arrivals: str) -> None:
         raise BadInputError(f"{', '.join(wrong)}: only with --url")
     if arrivals == TIMESTAMPS and "concurrency" in given:
         raise BadInputError("--concurrency goes without timestamps: they say when requests arrive")
+    speed = context.params["speed"]
+    if not 0 < speed < float("inf"):
+        raise BadInputError(f"--speed {speed:g}: expected a factor above 0")
     if arrivals != TIMESTAMPS and "speed" in given:
-        raise BadInputError("--speed: only with --timestamps")
-    if not 0 < context.params["speed"] < float("inf"):
-        raise BadInputError(f"--speed {context.params['speed']:g}: expected more than 0")
+        raise BadInputError(f"--speed {speed:g}: only with --timestamps")

@@ -92,9 +92,13 @@ def goodput_png(report: GoodputReport, path: Path) -> None:
     percentile = "p90" if report.slo.percent <= 90 else "p99"
     with picture(path) as figure:
         axes = figure.subplots()
-        for name, colour in colours_of(report.loads).items():
-            # One by one is so slow that all others would be drawn in a corner.
-            loads = [load for load in report.loads[name] if load.speed > SLOWEST]
+        # One by one is so slow that all others would be drawn in a corner.
+        drawn = {
+            name: [load for load in loads if load.speed > SLOWEST]
+            for name, loads in report.loads.items()
+        }
+        for name, colour in colours_of(drawn).items():
+            loads = drawn[name]
             times = [
                 load.run.modelled_ttft_ms if is_ttft else load.run.modelled_tpot_ms
                 for load in loads
@@ -120,8 +124,9 @@ def goodput_png(report: GoodputReport, path: Path) -> None:
             fontsize=8,
             color=FAINT,
         )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        if any(drawn.values()):  # nothing was measured if it was interrupted early
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(StrMethodFormatter("{x:.3g}"))
         what = "time to first token" if is_ttft else "time per token"

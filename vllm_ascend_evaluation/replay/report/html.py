@@ -16,6 +16,8 @@ from vllm_ascend_evaluation.replay.report.rows import (
     CHECKED,
     COSTS,
     HITS,
+    LOST,
+    MEMORY,
     MODELLED,
     NAME,
     PREFIX_BLOCKS_ALONE,
@@ -57,6 +59,8 @@ def _section(workload: WorkloadReport, colours: Mapping[str, str]) -> dict[str, 
     if any(run.data_parallel for run in workload.runs):
         tables.append((NAME, *RANKS))
         by_rank = Markup(plots.hit_rate_by_rank(workload, colours))
+    if any(run.memory for run in workload.runs):
+        tables.append((NAME, *MEMORY, *LOST))
     return {
         "workload": workload,
         "tables": [that_tell(columns, workload.runs) for columns in tables],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from vllm_ascend_evaluation.replay.memory_use import MemoryUse
 from vllm_ascend_evaluation.replay.results import (
     Bounds,
     DataParallelResult,
@@ -77,6 +78,21 @@ def _checked(run: RunResult) -> str:
     return "ok" if run.verified else "-"
 
 
+def _of_memory(heading: str, cell: Callable[[RunResult, MemoryUse], str]) -> Column[RunResult]:
+    """Return a column that only runs fill whose memory was looked at."""
+    return Column(heading, lambda run: cell(run, run.memory) if run.memory else "-")
+
+
+def _percent(run: RunResult, tokens: int | None) -> str:
+    if tokens is None:
+        return "-"
+    return f"{100 * tokens / max(run.prompt_tokens, 1):.2f}"
+
+
+def _rest_rate(use: MemoryUse, place: int) -> str:
+    return "-" if use.rest_rates is None else f"{list(use.rest_rates.values())[place]:.2f}"
+
+
 def _of_ranks(heading: str, cell: Callable[[DataParallelResult], str]) -> Column[RunResult]:
     """Return a column that only runs of several data-parallel ranks fill."""
     return Column(heading, lambda run: cell(run.data_parallel) if run.data_parallel else "-")
@@ -84,6 +100,10 @@ def _of_ranks(heading: str, cell: Callable[[DataParallelResult], str]) -> Column
 
 def _range_of_hits(ranks: DataParallelResult) -> str:
     return f"{min(ranks.hit_rates):.1f} to {max(ranks.hit_rates):.1f}"
+
+
+def _moves(ranks: DataParallelResult) -> str:
+    return f"{ranks.num_moves:,} / {ranks.num_sessions:,}" if ranks.num_sessions else "-"
 
 
 NAME = Column("", name_of)
@@ -103,6 +123,23 @@ TIER: tuple[Column[RunResult], ...] = (
     Column("tier MB\nper request", lambda run: _of_tier(run, _megabytes)),
     Column("tier ms\nper request", lambda run: _of_tier(run, _milliseconds)),
 )
+MEMORY: tuple[Column[RunResult], ...] = (
+    _of_memory("live\n%", lambda run, use: f"{use.share('live'):.1f}"),
+    _of_memory("rows\n%", lambda run, use: f"{use.share('rows'):.1f}"),
+    _of_memory("kept\ntails %", lambda run, use: f"{use.share('kept_tails'):.1f}"),
+    _of_memory("mar-\nginal %", lambda run, use: f"{use.share('marginal'):.1f}"),
+    _of_memory("super-\nseded %", lambda run, use: f"{use.share('superseded'):.1f}"),
+    _of_memory("spares\n%", lambda run, use: f"{use.share('spares'):.1f}"),
+    _of_memory("frag-\nments %", lambda run, use: f"{use.share('fragments'):.1f}"),
+    _of_memory("empty\n%", lambda run, use: f"{use.share('empty'):.1f}"),
+)
+LOST: tuple[Column[RunResult], ...] = (
+    _of_memory("lost: no tail\n% tokens", lambda run, use: _percent(run, use.no_tail_tokens)),
+    _of_memory("lost: no rows\n% tokens", lambda run, use: _percent(run, use.no_rows_tokens)),
+    _of_memory("waited\nreqs", lambda run, use: f"{use.num_waited:,}"),
+    _of_memory("without live:\nLRU", lambda run, use: _rest_rate(use, 0)),
+    _of_memory("\nBelady", lambda run, use: _rest_rate(use, -1)),
+)
 COSTS: tuple[Column[RunResult], ...] = (
     Column("work\nsaved %", lambda run: f"{run.saved_work:.2f}"),
     Column("pre-\nempted", lambda run: f"{run.num_preemptions:,}"),
@@ -116,6 +153,7 @@ RANKS: tuple[Column[RunResult], ...] = (
     _of_ranks("computed\ntokens", lambda ranks: f"{sum(ranks.computed_tokens):,}"),
     _of_ranks("work\nmax / mean", lambda ranks: f"{ranks.work_imbalance:.2f}"),
     _of_ranks("live\nmax / mean", lambda ranks: f"{ranks.live_imbalance:.2f}"),
+    _of_ranks("moves /\nsessions", _moves),
     _of_ranks("choice µs\np50 / p99", lambda ranks: _pair(ranks.choice_us)),
 )
 MODELLED: tuple[Column[RunResult], ...] = (

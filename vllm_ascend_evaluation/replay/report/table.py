@@ -15,6 +15,8 @@ from vllm_ascend_evaluation.replay.report.rows import (
     CHECKED,
     COSTS,
     HITS,
+    LOST,
+    MEMORY,
     MODELLED,
     NAME,
     PREFIX_BLOCKS_ALONE,
@@ -40,6 +42,8 @@ def print_report(report: ReplayReport, console: Console) -> None:
         tables.append((NAME, *RANKS))
     if any(run.tier for workload in report.workloads for run in workload.runs):
         tables.append((NAME, *TIER))
+    if any(run.memory for workload in report.workloads for run in workload.runs):
+        tables += [(NAME, *MEMORY), (NAME, *LOST)]
     if report.cost_model:
         tables.append((NAME, *MODELLED))
     print_variants(report, console)

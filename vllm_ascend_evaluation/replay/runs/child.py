@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm_ascend_evaluation.replay.results import RunResult
     from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
     from vllm_ascend_evaluation.replay.runs.engine import ReplayLoop
+    from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 
 # From vLLM's message: what one request of the longest length takes.
 _NEEDED_GIB = re.compile(r"\(([\d.]+) GiB KV cache is needed")
@@ -46,12 +47,11 @@ def run_job(job: Job, on_progress: Callable[[int], None] = lambda done: None) ->
     if job.patched:
         import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
     from vllm_ascend_evaluation.replay.runs.engine import ReplayEngine
-    from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 
     if job.num_ranks > 1:
         return run_ranks(job, workload, on_progress)
     scheduler = build_job_scheduler(job)
-    recorder = Recorder(scheduler, workload.num_requests)
+    recorder = _recorder(job, scheduler, workload)
     worker = make_worker(job, scheduler)
     arrivals = _arrivals(job, workload)
     engine = ReplayEngine(scheduler, worker, arrivals, recorder, job.cost_model)
@@ -67,7 +67,7 @@ def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) 
     from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 
     schedulers = [build_job_scheduler(job) for _ in range(job.num_ranks)]
-    ranks = [Rank(s, make_worker(job, s), Recorder(s, workload.num_requests)) for s in schedulers]
+    ranks = [Rank(s, make_worker(job, s), _recorder(job, s, workload)) for s in schedulers]
     balancer = Balancer(schedulers, by_cache=job.dp_routing == CACHE_ROUTING)
     arrivals, cost_model = _arrivals(job, workload), job.cost_model or CostModel()
     engine = DataParallelEngine(ranks, balancer, arrivals, cost_model)
@@ -77,6 +77,12 @@ def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) 
     tier = _use_of_tiers(job, [rank.worker for rank in ranks])
     result = whole.result(job, complete=complete, violations=violations)
     return replace(result, data_parallel=of_ranks, tier=tier)
+
+
+def _recorder(job: Job, scheduler: Scheduler, workload: Workload) -> Recorder:
+    from vllm_ascend_evaluation.replay.runs.recorder import Recorder
+
+    return Recorder(scheduler, workload.num_requests, watches_memory=job.watches_memory)
 
 
 def _arrivals(job: Job, workload: Workload) -> Arrivals:

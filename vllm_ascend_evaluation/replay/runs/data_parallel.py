@@ -49,6 +49,8 @@ class DataParallelEngine(ReplayLoop):
         # By name: what came in, and the rank
         self._requests: dict[str, tuple[TraceRequest, Rank]] = {}
         self._imbalances: list[float] = []
+        self._rank_of_session: dict[int, Rank] = {}
+        self._num_moves = 0
 
     @property
     def _live(self) -> Collection[str]:
@@ -70,6 +72,8 @@ class DataParallelEngine(ReplayLoop):
             live_imbalance=float(np.mean(self._imbalances or [1.0])),
             choice_us=percentiles(self._balancer.choice_us),
             num_predicted=self._balancer.num_predicted,
+            num_sessions=len(self._rank_of_session),
+            num_moves=self._num_moves,
         )
 
     def _add(self, request: TraceRequest) -> None:
@@ -80,6 +84,10 @@ class DataParallelEngine(ReplayLoop):
         )
         hashed = time.perf_counter() - start
         rank = self._ranks[self._balancer.choose(made)]
+        if request.session is not None:
+            before = self._rank_of_session.get(request.session, rank)
+            self._num_moves += before is not rank
+            self._rank_of_session[request.session] = rank
         start = time.perf_counter()
         rank.scheduler.add_request(made)
         elapsed = hashed + time.perf_counter() - start

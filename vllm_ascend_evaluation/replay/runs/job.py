@@ -61,6 +61,7 @@ class RunSettings:
         tier_gib_per_second: How fast it is loaded from, for the modelled clock and the report.
         speed: Requests arrive so many times as fast as their timestamps say.
         slo: What is promised to requests, if how many are served so is to be counted.
+        watches_memory: Look where memory goes.
     """
 
     layout: str
@@ -81,6 +82,7 @@ class RunSettings:
     draft_method: str = "mtp"
     speed: float = 1.0
     slo: Slo | None = None
+    watches_memory: bool = False
 
     @property
     def environment_of_ranks(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
@@ -13,11 +14,15 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 
+from vllm_ascend_evaluation.replay.memory_use import MemoryUse
 from vllm_ascend_evaluation.replay.prefill_work import prefill_work
 from vllm_ascend_evaluation.replay.results import Percentiles, RunResult, Sample, length_buckets
 from vllm_ascend_evaluation.replay.runs.job import TIMESTAMPS, Job
 from vllm_ascend_evaluation.replay.runs.sampling import SamplingPlan
 from vllm_ascend_evaluation.replay.slo import Slo
+
+if TYPE_CHECKING:
+    from vllm_ascend_evaluation.replay.runs.memory_watch import MemoryWatch
 
 _BUCKET_EDGES = (0, 1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 40)
 
@@ -45,7 +50,9 @@ class Recorder:
     Counting evictions shadows one method of the pool instance; nothing else is touched.
     """
 
-    def __init__(self, scheduler: Scheduler, num_requests: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, num_requests: int, *, watches_memory: bool = False
+    ) -> None:
         self._scheduler = scheduler
         self._pool: BlockPool = scheduler.kv_cache_manager.block_pool
         self._requests: dict[str, _Seen] = {}
@@ -63,6 +70,7 @@ class Recorder:
         self._hit_tokens = 0
         self._started = time.perf_counter()
         self._count_evictions()
+        self._watches = [_watch(scheduler)] if watches_memory else []
 
     def _count_evictions(self) -> None:
         evict = self._pool._maybe_evict_cached_block
@@ -78,11 +86,15 @@ class Recorder:
         """Note that a request was hashed and enqueued."""
         self._add_request_us.append(seconds * 1e6)
         self._requests[name] = _Seen(prompt_tokens, arrival_ms)
+        for watch in self._watches:
+            watch.added(name)
 
     def step(self, output: SchedulerOutput, seconds: float, now_ms: float) -> None:
         """Note what one ``schedule()`` decided."""
         self._schedule_us.append(seconds * 1e6)
         self._now_ms = now_ms
+        for watch in self._watches:
+            watch.step(output)
         self._num_preemptions += len(output.preempted_req_ids or ())
         self._peak_used = max(self._peak_used, self._num_used)
         for request in output.scheduled_new_reqs:
@@ -152,6 +164,7 @@ class Recorder:
             whole.num_requests += other.num_requests
             whole._prompt_tokens += other._prompt_tokens
             whole._hit_tokens += other._hit_tokens
+            whole._watches += other._watches
         whole._samples = []
         whole._last = Sample(*map(sum, zip(*map(astuple, samples), strict=True)))
         return whole
@@ -203,6 +216,7 @@ class Recorder:
             violations=tuple(violations),
             verified=job.verify,
             description=job.description,
+            memory=self._memory_use(),
         )
 
     def _arrivals_per_second(self) -> float:
@@ -210,9 +224,20 @@ class Recorder:
         times = [seen.arrival_ms for seen in self._requests.values()]
         return 1e3 * (len(times) - 1) / max(max(times) - min(times), 1.0)
 
+    def _memory_use(self) -> MemoryUse | None:
+        uses = [watch.use() for watch in self._watches]
+        return MemoryUse.of_ranks(uses) if uses else None
+
     def _bytes_per_block(self) -> int:
         config = self._scheduler.kv_cache_config
         return sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+
+
+def _watch(scheduler: Scheduler) -> MemoryWatch:
+    # Not before: what it asks about is not there for stock vLLM.
+    from vllm_ascend_evaluation.replay.runs.memory_watch import MemoryWatch
+
+    return MemoryWatch(scheduler)
 
 
 def _ttft(requests: list[_Seen]) -> Percentiles:

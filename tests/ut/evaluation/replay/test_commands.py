@@ -29,6 +29,7 @@ class StandIn:
     jobs = []
     refused = ()
     outcome = {"interrupted": False}
+    is_complete = True
     too_fast = {}  # variant: the speed at which a promise is broken
 
     def __init__(self, num_parallel, watcher, on_refusal=None):
@@ -48,6 +49,7 @@ class StandIn:
                 kv_memory_bytes=job.kv_memory_bytes,
                 block_size=job.block_size,
                 description=job.description,
+                complete=self.is_complete,
                 **(self.times(job) if job.slo else {}),
             )
             self._watcher.finish(index, run)

@@ -78,3 +78,15 @@ def test_a_promise_that_nobody_keeps_is_refused(runner, tmp_path):
     error = "error: --slo tpot=1ms: no variant keeps it at any load; of requests that come one by "
     assert error in " ".join(result.output.split())
     assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_search_that_is_interrupted_in_its_first_run_leaves_what_there_is(
+    runner, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(runner, "is_complete", False)
+    runner.outcome = {"interrupted": True}
+    result = invoke("goodput", *CHAT, *FILES)
+    assert result.exit_code == 130, result.output
+    report = json.loads((tmp_path / "out" / "g.json").read_text())
+    assert report["goodput"] == {"upstream-like": None, "best": None} and not report["complete"]
+    assert (tmp_path / "out" / "summary.png").read_bytes().startswith(b"\x89PNG")

@@ -99,7 +99,7 @@ def test_every_request_comes_once_and_turns_in_their_order(turns, concurrency):
 
 def test_a_workload_without_times_cannot_be_replayed_by_them():
     make_workload(0.0, 5.0).check_arrivals()
-    with pytest.raises(BadInputError, match="x has no timestamps: use --arrivals closed"):
+    with pytest.raises(BadInputError, match="x has no timestamps: take other traffic, or"):
         make_workload(None, None).check_arrivals()
 
 

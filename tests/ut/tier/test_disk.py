@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is given up first on a disk, and names that tell nobody what was asked."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from vllm_ascend.tier.disk.index import DiskIndex
+from vllm_ascend.tier.disk.names import SECRET_BYTES, FileNames
+from vllm_ascend.tier.layout import ROWS, TAIL
+from vllm_ascend.tier.settings import DiskSettings, read_settings
+
+SIZES = {ROWS: 10, TAIL: 80}
+KEYS = st.builds(
+    lambda kind, n: kind + bytes([n]), st.sampled_from((ROWS, TAIL)), st.integers(0, 9)
+)
+
+
+@given(st.sampled_from((ROWS, TAIL)), st.binary(min_size=0, max_size=40))
+def test_a_name_is_its_keys_and_nobody_elses(kind, digest):
+    names, others = (FileNames(bytes([i]) * SECRET_BYTES) for i in (1, 2))
+    key = kind + digest
+    name = names.name(key)
+    assert names.key(name) == key
+    if len(digest) > 8:
+        assert others.key(name) != key
+        assert name[1:] != digest.hex()
+
+
+@pytest.mark.parametrize("name", ["", "r", "rxyz", "lock", "t00.part"])
+def test_other_files_have_no_key(name):
+    assert FileNames(bytes(SECRET_BYTES)).key(name) in (None, b"", b"r")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "touch", "first", "remove"]), KEYS)))
+def test_what_is_given_up_first(steps):
+    index, order = DiskIndex(10**9, SIZES), []
+    for step, key in steps:
+        is_there = key in order
+        if is_there:
+            order.remove(key)
+        if step == "add":
+            index.add(key, "g")
+            order.append(key)
+        elif step == "touch":
+            index.touch([key])
+            order += [key] * is_there
+        elif step == "first":
+            index.forget_first(key)
+            order[:0] = [key] * is_there
+        else:
+            assert index.remove(key) == ("g" if is_there else None)
+        assert index.used_bytes == sum(SIZES[key[:1]] for key in order)
+    index.num_bytes = 100
+    given_up = [key for key, _ in index.victims()]
+    assert given_up == order[: len(given_up)]
+    left = order[len(given_up) :]
+    assert sum(SIZES[key[:1]] for key in left) <= 100
+    if given_up:
+        assert sum(SIZES[key[:1]] for key in (given_up[-1], *left)) > 100
+    assert all((key in index) == (key in left) for key in order)
+
+
+def test_the_setting():
+    told = {"backend": "host", "gib": 1, "disk": {"path": "/mnt/nvme", "gib": 2000}}
+    assert read_settings(told).disk == DiskSettings("/mnt/nvme", 2000)
+
+
+@pytest.mark.parametrize(
+    ("disk", "complaint"),
+    [
+        ("/mnt", r'"disk": "/mnt" is invalid: allowed are JSON objects with "path" and "gib"'),
+        ({"path": "/mnt"}, r'"disk": .* is invalid'),
+        ({"path": "/mnt", "gib": 1, "gb": 1}, r'"disk": .* is invalid'),
+        ({"path": "mnt", "gib": 1}, r'"disk path": "mnt" is invalid: allowed are absolute paths'),
+        ({"path": "/mnt", "gib": 0}, r'"disk gib": 0 is invalid: allowed are numbers of GiB above'),
+    ],
+)
+def test_bad_settings_are_refused_by_one_sentence(disk, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        read_settings({"backend": "host", "gib": 1, "disk": disk})
+
+
+def test_a_mooncake_store_has_no_disk_of_ours():
+    told = {"backend": "mooncake", "disk": {"path": "/mnt", "gib": 1}}
+    with pytest.raises(ValueError, match='"disk" is only for backend host'):
+        read_settings(told)
