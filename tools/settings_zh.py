@@ -75,12 +75,12 @@ EFFECTS = {
     ),
     "VLLM_ASCEND_ADMISSION": Translation(
         "Who is let in where memory is short. fcfs: whoever came first. cached: whoever has "
-        "the most of its prompt cached, but 50 that came later at most before anybody; while "
-        "prompts return whose rows are gone, those that run leave half of the memory to the "
-        "cache.",
+        "the most of its prompt cached, but 50 that came later at most before anybody; after a "
+        "prompt returns whose rows are gone, those that run leave up to half of the memory to "
+        "the cache.",
         "内存不足时放行谁。fcfs：先到先得。cached：提示词缓存比例最高的请求先行，每个请求"
         "最多被 50 个后到的请求超过；"
-        "当再次到来的提示词已被淘汰时，运行中的请求把一半内存留给缓存。",
+        "再次到来的提示词已被淘汰后，运行中的请求把至多一半内存留给缓存。",
     ),
     "VLLM_ASCEND_DP_ROUTING": Translation(
         "Which data-parallel rank gets a request: `cache` weighs what each rank has cached "

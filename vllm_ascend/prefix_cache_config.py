@@ -218,9 +218,9 @@ VARIABLES: tuple[Variable, ...] = (
         values="fcfs, cached",
         effect=(
             "Who is let in where memory is short. fcfs: whoever came first. cached: whoever has "
-            "the most of its prompt cached, but 50 that came later at most before anybody; while "
-            "prompts return whose rows are gone, those that run leave half of the memory to the "
-            "cache."
+            "the most of its prompt cached, but 50 that came later at most before anybody; after a "
+            "prompt returns whose rows are gone, those that run leave up to half of the memory to "
+            "the cache."
         ),
     ),
     Variable(

@@ -17,6 +17,7 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
 from vllm_ascend.core.admission import waiting_order
+from vllm_ascend.core.policy.admission import FADING_TURNS
 
 CACHED = {ADMISSION: "cached"}
 LENGTH, LONG, SHORT, STEP = 320, 900, 70, 64
@@ -88,6 +89,14 @@ def test_they_go_as_they_came_where_memory_is_not_short(
     assert started == ["runs", "cold-1", "cold-2", "warm-1", "warm-2"]
 
 
+def test_few_seats_go_to_cached_ones_where_prompts_were_lost(make_engine: MakeEngine) -> None:
+    bench = make_bench(make_engine, "dsv4-rows", max_num_seqs=2, num_blocks=6000)
+    add_cold_and_warm(bench)
+    lose_a_prompt(bench.engine.scheduler)
+    started = order_of_starts(bench.engine)[-5:]
+    assert started == ["runs", "warm-1", "warm-2", "cold-1", "cold-2"]
+
+
 def test_they_go_as_they_came_again_when_memory_is_no_longer_short(
     make_engine: MakeEngine,
 ) -> None:
@@ -97,7 +106,8 @@ def test_they_go_as_they_came_again_when_memory_is_no_longer_short(
     order.put(bench.engine.scheduler)
     names = [request.request_id for request in bench.engine.scheduler.waiting]
     assert names == ["warm-1", "warm-2", "cold-1", "cold-2"]
-    bench.engine.scheduler.max_num_running_reqs = 2  # one seat: whoever takes it fits
+    most_running = bench.engine.manager.coordinator.plan.terms.most_running
+    setattr(bench.engine.scheduler, most_running, 2)  # one seat: whoever takes it fits
     bench.engine.add("last", random_prompt(1, LENGTH), 2)
     order.put(bench.engine.scheduler)
     names = [request.request_id for request in bench.engine.scheduler.waiting]
@@ -212,7 +222,7 @@ class _Balancing(AsyncScheduler):
     ("layout", "num_blocks"), [("dsv4-rows-partial", 600), ("dsv4-rows-sparse", 300)]
 )
 @pytest.mark.parametrize("is_on", [True, False])
-def test_while_prompts_are_lost_those_that_run_leave_half_of_the_memory_to_the_cache(
+def test_while_prompts_are_lost_those_that_run_leave_the_cache_its_share(
     layout: str, num_blocks: int, make_engine: MakeEngine, *, is_on: bool
 ) -> None:
     """Steps are small, so what is let in grows for long."""
@@ -221,17 +231,21 @@ def test_while_prompts_are_lost_those_that_run_leave_half_of_the_memory_to_the_c
     for number in range(96):
         engine.add(f"r{number}", random_prompt(number % 24, LENGTH), 40)
     coordinator, pool = engine.manager.coordinator, engine.manager.block_pool
-    most_running, most_used, started = 0, 0, 0
+    most_running, most_used, most_kept, started = 0, 0, 0, 0
+    share = coordinator.waiting_order.share if is_on else None
     while engine.scheduler.has_requests():
         engine.step()
         running, before, started = len(engine.scheduler.running), started, len(engine.hits)
         if running > 1 and started > before and coordinator.stats.lost_prompts:
-            if is_on and not coordinator.waiting_order.share.is_in_force:
-                continue
             most_running = max(most_running, running)
-            most_used = max(most_used, pool.num_gpu_blocks - pool.get_num_free_blocks())
+            used = pool.num_gpu_blocks - pool.get_num_free_blocks()
+            most_used = max(most_used, used)
+            if share is not None:
+                most_kept = max(most_kept, share.blocks_kept())  # nobody is about to be let in
+                assert used + share.blocks_kept() <= num_blocks
     assert most_running > 1, "nobody was let in beside others, so this proves nothing"
-    assert (most_used <= num_blocks // 2) == is_on
+    assert most_used > num_blocks // 2 or is_on
+    assert (most_kept > num_blocks // 3) == is_on
     assert bool(coordinator.stats.held_steps) == is_on
     engine.check()
 
@@ -273,9 +287,7 @@ def test_who_was_preempted_is_not_held_back(make_engine: MakeEngine) -> None:
     assert share.blocks_to_leave("cold-2", 1) == 0
 
 
-def test_a_loss_counts_until_as_many_blocks_as_there_are_have_been_handed_out(
-    make_engine: MakeEngine,
-) -> None:
+def test_the_caches_share_falls_after_a_loss_until_the_next(make_engine: MakeEngine) -> None:
     bench = make_bench(make_engine, "dsv4-rows")
     add_cold_and_warm(bench)
     scheduler, pool = bench.engine.scheduler, bench.engine.manager.block_pool
@@ -283,11 +295,15 @@ def test_a_loss_counts_until_as_many_blocks_as_there_are_have_been_handed_out(
     share.step_starts(scheduler.running)
     assert not share.is_in_force
     lose_a_prompt(scheduler)
-    handed_out = pool.free_block_queue.num_handed_out
-    handed_out[0] += pool.num_gpu_blocks - 1
+    handed_out, num_blocks = pool.free_block_queue.num_handed_out, pool.num_gpu_blocks
+    half = share.blocks_kept()
+    assert half == num_blocks - num_blocks // 2
+    handed_out[0] += FADING_TURNS * num_blocks // 2
     share.step_starts(scheduler.running)
-    assert share.is_in_force
-    handed_out[0] += 1
+    assert share.blocks_kept() == half // 2
+    lose_a_prompt(scheduler)
+    assert share.blocks_kept() == half
+    handed_out[0] += FADING_TURNS * num_blocks
     share.step_starts(scheduler.running)
     assert not share.is_in_force
     assert share.blocks_to_leave("cold-2", 1) == 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many run: where prompts are lost, requests are let in beside others up to a share of memory.
 
-A prompt is lost that returns when too much of it has been given up. While that happens, those that
-run hold half of the memory at most, and the cache keeps the rest. Where nothing is lost, as many
-run as fit.
+A prompt is lost that returns when too much of it has been given up. Then those that run hold half
+of the memory at most, and the cache keeps the rest. Its share falls from there on, until the next
+loss. Where nothing is lost, as many run as fit.
 """
 
 from __future__ import annotations
@@ -35,12 +35,8 @@ def owns_nothing(request: Request) -> bool:
 class RunningShare:
     """The blocks that stay free for what is cached when one more request is let in.
 
-    A loss counts until as many blocks as there are have been handed out since. What running
-    requests will take for the rest of their prompts counts as theirs. Nobody is held back where
-    nothing runs, nor if he owns something or was promised it.
-
-    Attributes:
-        is_in_force: Whether a prompt was lost lately.
+    What running requests will take for the rest of their prompts counts as theirs. Nobody is held
+    back where nothing runs, nor if he owns something or was promised it.
     """
 
     def __init__(
@@ -53,10 +49,16 @@ class RunningShare:
         """Read a scheduler's ``requests``, by name, and the lost prompts that are counted."""
         self._pool, self._requests, self._stats = pool, requests, stats
         self._running: Sequence[Request] = ()
-        self.is_in_force = False
-        self._num_lost = self._end = 0
+        # What is cached has so many blocks since the prompt that was lost last, and before it
+        # so many had been handed out.
+        self._cached = self._num_lost = self._handed_out_before = 0
         # Of the other groups a prompt takes no more than it gives back.
         self._growing = [group for group in groups if group.is_downward_closed]
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether a prompt was lost lately."""
+        return self._cached > 0
 
     def step_starts(self, running: Sequence[Request]) -> None:
         """A step is being scheduled: who is let in joins ``running``."""
@@ -66,9 +68,9 @@ class RunningShare:
             queue: Any = self._pool.free_block_queue  # by rank, or nothing would be lost
             handed_out = sum(queue.num_handed_out)
             if is_lost:
-                self._num_lost = self._stats.lost_prompts
-                self._end = handed_out + self._pool.num_gpu_blocks
-            self.is_in_force = handed_out < self._end
+                self._num_lost, self._handed_out_before = self._stats.lost_prompts, handed_out
+            since = handed_out - self._handed_out_before
+            self._cached = cached_share(self._pool.num_gpu_blocks, since)
 
     def step_ends(self) -> None:
         """The step has been scheduled.
@@ -87,8 +89,7 @@ class RunningShare:
 
     def blocks_kept(self) -> int:
         """Return how many blocks are not for those that wait."""
-        cached = cached_share(self._pool.num_gpu_blocks) if self.is_in_force else 0
-        return cached + sum(map(self._yet_to_take, self._running))
+        return self._cached + sum(map(self._yet_to_take, self._running))
 
     def _yet_to_take(self, request: Request) -> int:
         num_tokens = request.num_tokens

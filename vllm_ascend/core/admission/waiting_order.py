@@ -2,8 +2,9 @@
 """The order of the waiting queue where memory is short: see ``policy.admission`` for the rule.
 
 It is short if those that came first do not fit into it, as many as there are seats. Where seats
-alone are short, they go as they came: nothing is won by letting cold ones wait. Beside a connector
-that is a cache, what memory gives up is loaded again, until prompts are lost there as well.
+alone are short, they go as they came: nothing is won by letting cold ones wait, unless prompts were
+lost lately. Beside a connector that is a cache, what memory gives up is loaded again, until prompts
+are lost there as well.
 
 Only requests that own nothing yet change places. Whoever was preempted, has loaded rows or is
 handed some keeps its place, and nobody crosses it.
@@ -143,11 +144,16 @@ class WaitingOrder:
                 place.passes += len(gone) - bisect_right(gone, place.number)
 
     def _memory_is_short(self, scheduler: Any, free: int) -> bool:
-        """Whether those that came first cannot all run, as many as there are seats."""
+        """Whether those that came first cannot all run, as many as there are seats.
+
+        Where prompts were lost, cold ones in the few seats would push out what the others hit.
+        """
+        num_seats = most_running(scheduler) - len(scheduler.running)
+        if self.share.is_in_force and len(self._places) > num_seats:
+            return True
         if self._has_tier and not self.share.is_in_force:
             return False
         coordinator, free = scheduler.kv_cache_manager.coordinator, free - self.share.blocks_kept()
-        num_seats = most_running(scheduler) - len(scheduler.running)
         for place in sorted(self._places.values(), key=_number)[:num_seats]:
             need = _most_blocks(coordinator, place.request.num_tokens)
             if need is None or need > free:

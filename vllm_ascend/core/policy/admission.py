@@ -8,7 +8,9 @@ from collections.abc import Sequence
 MOST_PASSES = 50
 """So many requests that came later are let in before a request at most."""
 RUNNING_PERCENT = 50
-"""So much of the memory is for requests that run, at most, while prompts are lost."""
+"""So much of the memory is for requests that run, at most, when a prompt has just been lost."""
+FADING_TURNS = 16
+"""A loss is forgotten when as many blocks as there are have been handed out so many times."""
 
 
 def cached_first(shares: Sequence[float], passes: Sequence[int], most: int) -> list[int]:
@@ -47,6 +49,15 @@ def cached_first(shares: Sequence[float], passes: Sequence[int], most: int) -> l
     return order
 
 
-def cached_share(num_blocks: int) -> int:
-    """Return how many of all blocks running requests leave to what is cached."""
-    return num_blocks - num_blocks * RUNNING_PERCENT // 100
+def cached_share(num_blocks: int, num_handed_out: int) -> int:
+    """Return how many of all blocks running requests leave to what is cached.
+
+    It falls evenly from one loss on until the next: so the memory is tried out little by little. If
+    it fell at once, many would be let in together, and what they push out would be lost again.
+
+    Args:
+        num_handed_out: Blocks that were handed out since a prompt was lost.
+    """
+    most = num_blocks - num_blocks * RUNNING_PERCENT // 100
+    all_turns = FADING_TURNS * num_blocks
+    return most * max(all_turns - num_handed_out, 0) // all_turns

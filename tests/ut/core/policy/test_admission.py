@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from vllm_ascend.core.policy.admission import MOST_PASSES, cached_first
+from vllm_ascend.core.policy.admission import (
+    FADING_TURNS,
+    MOST_PASSES,
+    cached_first,
+    cached_share,
+)
 
 
 def test_the_smallest_share_to_compute_goes_first() -> None:
@@ -45,6 +50,17 @@ def test_every_order_keeps_the_promise(requests: list[tuple[int, int]], most: in
         assert passes[request] + later <= most
     for first, second in combinations(order, 2):
         assert left[first] != left[second] or first < second
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 10**6), st.integers(0, 10**9), st.integers(0, 10**6))
+def test_the_caches_share_falls_from_half_to_nothing(
+    num_blocks: int, handed_out: int, more: int
+) -> None:
+    share = cached_share(num_blocks, handed_out)
+    assert cached_share(num_blocks, 0) == num_blocks - num_blocks // 2
+    assert 0 <= cached_share(num_blocks, handed_out + more) <= share <= (num_blocks + 1) // 2
+    assert cached_share(num_blocks, FADING_TURNS * num_blocks) == 0
 
 
 class Door(RuleBasedStateMachine):
