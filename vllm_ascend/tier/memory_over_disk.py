@@ -113,7 +113,7 @@ class MemoryOverDisk(HostIndex):
     def settle(self) -> None:
         """Take in what the disk has done since the last call."""
         done, given_up = self.disk.take_done()
-        for key, is_read, generation, _ in done:
+        for key, is_read, generation, *_ in done:
             if is_read:
                 self._reading.discard(key)
                 if generation is None:

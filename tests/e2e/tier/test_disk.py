@@ -53,13 +53,13 @@ def start(switch, tmp_path) -> Iterator[Start]:
 
     yield start_engine
     for engine in started:
-        engine.index.disk._closes.set()
+        engine.index.disk.work.closes.set()
 
 
 def settle(engine: TierEngine) -> None:
     """Wait until the disk has done everything that was asked of it."""
-    disk = engine.index.disk
-    for thread in (disk._rows, disk._tails, *disk._readers):
+    work = engine.index.disk.work
+    for thread in (work.rows, work.tails, *work.readers):
         thread.call(int).result(60)
     engine.index.settle()
 
@@ -212,7 +212,7 @@ def test_more_than_may_be_there_gives_up_what_was_used_least_recently(start, tmp
 def test_a_reset_reaches_the_disk_also_if_the_process_ends_at_once(start, tmp_path):
     engine = start()
     answered(engine, "a")
-    engine.index.disk._rows.call(lambda: time.sleep(0.5))  # nothing is removed yet
+    engine.index.disk.work.rows.call(lambda: time.sleep(0.5))  # nothing is removed yet
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)
     assert start().index.disk.num_objects == 0
     assert answer(start(), "b") == 0
