@@ -81,7 +81,7 @@ class MemoryOverDisk(HostIndex):
         if key in self._reading:
             self._dead.add(key)
             return
-        if not by_writer and key in self._places:
+        if not by_writer and self._places.get(key):  # without pages it says nothing of the disk
             self.disk.forget(key)
         super().drop(key, by_writer=by_writer)
 
@@ -94,21 +94,28 @@ class MemoryOverDisk(HostIndex):
         missing = [key for key in wanted if key not in self._places]
         # Those that are here first, or what comes up would take their place.
         here = iter(super().use(key for key in wanted if key in self._places))
-        below = {key: self._bring_up(key) for key in missing}
+        below = self._bring_up(missing)
         return [below[key] if key in below else next(here) for key in wanted]
 
-    def _bring_up(self, key: bytes) -> Place:
-        """Give an object pages, and have them filled. Without room its load finds nothing."""
-        if places := self.reserve((key,), self._sizes[key[:1]], self._num_parts):
-            self._writing.discard(key)
-            self._reading.add(key)
-            self._num_users[key] = 2  # the load, and the disk
-            self.disk.read(key, places[0])
-            return places[0]
-        self._places[key], self._ranks[key], self._num_users[key] = b"", KEPT, 1
-        self._queues[KEPT][key] = None
-        self._dead.add(key)
-        return b""
+    def _bring_up(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+        """Give objects pages, and have them filled. Without room a load finds nothing."""
+        found: dict[bytes, Place] = {}
+        for kind, size in self._sizes.items():
+            if not (own := [key for key in keys if key[:1] == kind]):
+                continue
+            places = self.reserve(own, size, self._num_parts)
+            for key, place in zip(own, places, strict=False):
+                self._writing.discard(key)
+                self._reading.add(key)
+                self._num_users[key] = 2  # the load, and the disk
+                self.disk.read(key, place)
+                found[key] = place
+            for key in own[len(places) :]:
+                found[key] = self._places[key] = b""
+                self._ranks[key], self._num_users[key] = KEPT, 1
+                self._queues[KEPT][key] = None
+                self._dead.add(key)
+        return found
 
     def settle(self) -> None:
         """Take in what the disk has done since the last call."""

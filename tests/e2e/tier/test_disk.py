@@ -23,6 +23,7 @@ from tests.e2e.tier.test_random_traffic import cell, small_units, with_resets
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
 from vllm_ascend.tier.disk import level
 from vllm_ascend.tier.disk.files import DiskFiles
+from vllm_ascend.tier.layout import ROWS
 
 __all__ = ["small_units"]
 
@@ -112,6 +113,18 @@ def test_random_traffic_over_restarts(configuration, start):
         engine.index.check_integrity()
         hits += engine.tier.counts.disk_read_bytes
     assert hits > 0
+
+
+def test_what_finds_no_room_in_memory_stays_on_the_disk(start):
+    answered(start(), "a")
+    index = start(gib=0.003).index
+    key = next(iter(index.disk._index._generations))
+    others = [ROWS + number.to_bytes(4) for number in range(index.num_pages)]
+    assert len(index.reserve(others, index._sizes[ROWS])) < len(others)
+    assert index.use([key]) == [b""]
+    index.drop(key)  # a worker of several has found nothing
+    index.release([key])
+    assert index.contains([key]) == [True]
 
 
 def spoil(path: Path, how: str) -> None:
