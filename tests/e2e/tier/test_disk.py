@@ -7,6 +7,7 @@ The disk is a real one, the bytes are the oracle's tags: what a hit reads is pro
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -255,6 +256,31 @@ def test_another_layout_waits_until_nobody_uses_the_folder(start, tmp_path):
     first.close()
     assert start(cell("dsv4-rows", "mtp3", "best")).index.disk.num_objects == 0
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("who_resets", [0, 1])
+def test_after_a_reset_all_that_share_a_folder_hold_the_new_one(who_resets, start, tmp_path):
+    engines = start(), start()
+    assert engines[who_resets].scheduler.reset_prefix_cache(reset_connector=True)
+    other = engines[1 - who_resets]
+    answered(other, "b")
+    engines[who_resets].close()
+    with pytest.raises(ValueError, match=r'"disk": .* is in use by an engine with another model'):
+        start(cell("dsv4-rows", "mtp3", "best"))
+    assert answer(start(), "c") == BOUNDARY
+    other.close()
+
+
+def test_a_folder_that_another_layout_empties_is_not_written_to(start, tmp_path, monkeypatch):
+    """Its own engine has ended meanwhile, so nobody holds it; this one comes back at that moment."""
+    first, second = start(), start()
+    assert first.scheduler.reset_prefix_cache(reset_connector=True)
+    first.close()
+    folder = next((tmp_path / "granule-tier").glob("*-*/lock")).parent
+    with open(folder / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert answered(second, "b") == 0
+        assert second.tier.counts.disk_pauses == 1 and not files(tmp_path)
 
 
 def test_files_are_the_users_own_and_their_names_tell_nothing(start, tmp_path):

@@ -76,10 +76,29 @@ class DiskFiles:
         self._generation, self._num_in_it = "", _PER_GENERATION
 
     def _locked(self) -> int:
-        self._layout.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self._layout / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return descriptor
+        """Make the folder if it is not there, and hold it, so that nobody else empties it.
+
+        Raises:
+            OSError: Somebody is emptying it, or the disk fails.
+        """
+        while True:
+            self._layout.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self._layout / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                raise
+            if self._is_held_by(descriptor):
+                return descriptor
+            os.close(descriptor)  # it was emptied in between
+
+    def _is_held_by(self, descriptor: int) -> bool:
+        """Whether a lock is that of the folder which is there now."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._layout / _LOCK))
+        except FileNotFoundError:
+            return False
 
     def objects(self) -> Iterator[tuple[bytes, str]]:
         """Return (key, generation) of all objects, those used least recently first.
@@ -165,9 +184,16 @@ class DiskFiles:
         return trash
 
     def _next_generation(self) -> str:
-        """Return the folder for one more file; a new one if the last is full or gone."""
+        """Return the folder for one more file; a new one if the last is full or gone.
+
+        It is gone if another engine was reset. What is there now is to be held as well.
+        """
         with self._guard:
             if self._num_in_it >= _PER_GENERATION or not (self._layout / self._generation).is_dir():
+                if not self._is_held_by(self._lock):
+                    held = self._locked()
+                    os.close(self._lock)
+                    self._lock = held
                 self._generation = f"{time.time_ns():016x}-{self._engine}"
                 (self._layout / self._generation).mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._num_in_it = 0
