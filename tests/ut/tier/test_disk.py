@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.disk.index import DiskIndex
 from vllm_ascend.tier.disk.names import SECRET_BYTES, FileNames
 from vllm_ascend.tier.layout import ROWS, TAIL
@@ -61,6 +62,19 @@ def test_what_is_given_up_first(steps):
     if given_up:
         assert sum(SIZES[key[:1]] for key in (given_up[-1], *left)) > 100
     assert all((key in index) == (key in left) for key in order)
+
+
+@pytest.mark.parametrize("num_pages", [1, 1024, 3000])
+def test_an_object_may_have_any_number_of_pages(num_pages, tmp_path):
+    pages = [bytearray(number.to_bytes(2)) for number in range(num_pages)]
+    files = DiskFiles(str(tmp_path), "layout")
+    generation = files.write(ROWS, [memoryview(page) for page in pages])
+    found = [bytearray(2) for _ in pages]
+    files.read(ROWS, generation, [memoryview(page) for page in found])
+    assert found == pages
+    with pytest.raises(OSError, match="too short"):
+        files.read(ROWS, files.write(ROWS, [memoryview(b"ab")]), [memoryview(bytearray(3))])
+    files.close()
 
 
 def test_the_setting():

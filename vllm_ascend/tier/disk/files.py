@@ -35,6 +35,7 @@ _ROOT = "granule-tier"
 _SECRET, _LOCK, _PART = "secret", "lock", ".part"
 _TRASH = "trash-"
 _PER_GENERATION = 512
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # many parts of a large object are more
 _UNFINISHED_S = 3600.0  # what is older is not being written any more
 
 
@@ -130,8 +131,9 @@ class DiskFiles:
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                if os.writev(descriptor, buffers) != sum(map(len, buffers)):
-                    raise OSError("the disk took only a part of an object")
+                for some in _in_calls(buffers):
+                    if os.writev(descriptor, some) != sum(map(len, some)):
+                        raise OSError("the disk took only a part of an object")
             finally:
                 os.close(descriptor)
             os.rename(part, name)
@@ -150,8 +152,9 @@ class DiskFiles:
         path = self._layout / generation / name
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            if os.readv(descriptor, buffers) != sum(map(len, buffers)):
-                raise OSError("a file is too short")
+            for some in _in_calls(buffers):
+                if os.readv(descriptor, some) != sum(map(len, some)):
+                    raise OSError("a file is too short")
         finally:
             os.close(descriptor)
         moved_to = self._next_generation()
@@ -264,6 +267,12 @@ def _remove_others(root: Path, layout: str) -> None:
                 ) from None
             finally:
                 os.close(descriptor)
+
+
+def _in_calls(buffers: Buffers) -> Iterator[Buffers]:
+    """Divide buffers into as many as a call takes."""
+    for start in range(0, len(buffers), _MOST_BUFFERS):
+        yield buffers[start : start + _MOST_BUFFERS]
 
 
 def _unlink(path: str | Path) -> None:
