@@ -272,7 +272,7 @@ def test_after_a_reset_all_that_share_a_folder_hold_the_new_one(who_resets, star
 
 
 def test_a_folder_that_another_layout_empties_is_not_written_to(start, tmp_path, monkeypatch):
-    """Its own engine has ended meanwhile, so nobody holds it; this one comes back at that moment."""
+    """Its engine has ended meanwhile, so nobody holds it; this one comes back at that moment."""
     first, second = start(), start()
     assert first.scheduler.reset_prefix_cache(reset_connector=True)
     first.close()
