@@ -120,7 +120,7 @@ def test_what_finds_no_room_in_memory_stays_on_the_disk(start):
     answered(start(), "a")
     index = start(gib=0.003).index
     key = next(iter(index.disk._index._generations))
-    others = [ROWS + number.to_bytes(4) for number in range(index.num_pages)]
+    others = [ROWS + number.to_bytes(4, "big") for number in range(index.num_pages)]
     assert len(index.reserve(others, index._sizes[ROWS])) < len(others)
     assert index.use([key]) == [b""]
     index.drop(key)  # a worker of several has found nothing

@@ -66,7 +66,7 @@ def test_what_is_given_up_first(steps):
 
 @pytest.mark.parametrize("num_pages", [1, 1024, 3000])
 def test_an_object_may_have_any_number_of_pages(num_pages, tmp_path):
-    pages = [bytearray(number.to_bytes(2)) for number in range(num_pages)]
+    pages = [bytearray(number.to_bytes(2, "big")) for number in range(num_pages)]
     files = DiskFiles(str(tmp_path), "layout")
     generation = files.write(ROWS, [memoryview(page) for page in pages])
     found = [bytearray(2) for _ in pages]

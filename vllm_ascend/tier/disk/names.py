@@ -43,4 +43,6 @@ class FileNames:
     def _hidden(self, part: bytes, by: bytes, number: int) -> bytes:
         mask = blake3(by, key=self._secrets[number]).digest(len(part))
         # As numbers: an engine that starts may read a million names.
-        return (int.from_bytes(part) ^ int.from_bytes(mask)).to_bytes(len(part))
+        return (int.from_bytes(part, "big") ^ int.from_bytes(mask, "big")).to_bytes(
+            len(part), "big"
+        )
