@@ -7,9 +7,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from vllm_ascend.tier.disk import level as level_module
 from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.disk.index import DiskIndex
+from vllm_ascend.tier.disk.level import DiskLevel
 from vllm_ascend.tier.disk.names import SECRET_BYTES, FileNames
+from vllm_ascend.tier.host_memory import place_of
 from vllm_ascend.tier.layout import ROWS, TAIL
 from vllm_ascend.tier.settings import DiskSettings, read_settings
 
@@ -75,6 +78,38 @@ def test_an_object_may_have_any_number_of_pages(num_pages, tmp_path):
     with pytest.raises(OSError, match="too short"):
         files.read(ROWS, files.write(ROWS, [memoryview(b"ab")]), [memoryview(bytearray(3))])
     files.close()
+
+
+class AtOnce:
+    """A disk that has done everything when it is asked."""
+
+    def objects(self):
+        return ()
+
+    def write(self, key, place, due, is_wanted, ended):
+        ended("g", "")
+
+    def remove(self, key, generation): ...
+
+
+def test_what_is_written_a_day_is_told(caplog, monkeypatch):
+    now = [100.0]
+    sizes = {ROWS: 10**9, TAIL: 8 * 10**9}
+    level = DiskLevel(AtOnce(), 10**12, sizes, 100, lambda: now[0])
+    monkeypatch.setattr(level_module.logger, "propagate", True)
+    caplog.set_level("INFO")
+    for _ in range(2):
+        now[0] += 3600
+        level.take_done()
+    assert not caplog.records
+    for number in range(10):
+        assert level.write(ROWS + bytes([number]), place_of([number]))
+    now[0] += 3599
+    level.take_done()
+    assert not caplog.records
+    now[0] += 3601
+    level.take_done()
+    assert "10.0 GB written in 2.0 h, 0.12 TB a day" in caplog.text
 
 
 def test_the_setting():

@@ -22,6 +22,7 @@ SETTLE_S = 5.0
 """So long a tail waits before it is written: the last one of an answer takes the place of the one
 before, so most never need to be."""
 _PAUSE_S = 30.0
+_WEAR_TOLD_EVERY_S = 3600.0
 
 
 class Done(NamedTuple):
@@ -74,6 +75,7 @@ class DiskLevel:
         self._superseded: set[bytes] = set()
         self._epoch = 0
         self._paused_until = 0.0
+        self._wear_told, self._written_bytes = clock(), 0  # since then
         for key, generation in work.objects():
             self._index.add(key, generation)
         self._give_up()
@@ -157,6 +159,7 @@ class DiskLevel:
             done = self._done.popleft()
             ended.append(done)
             self._take_in(done)
+        self._tell_wear()
         return ended, self._give_up() if ended else []
 
     def _take_in(self, done: Done) -> None:
@@ -176,10 +179,21 @@ class DiskLevel:
         if generation is not None:
             size = self._sizes[key[:1]]
             self.counts.disk_written_bytes += 0 if is_read else size
+            self._written_bytes += 0 if is_read else size
             self.counts.disk_read_bytes += size if is_read else 0
             self._index.add(key, generation)
         elif is_read:
             self.forget(key)
+
+    def _tell_wear(self) -> None:
+        """Tell now and then what is written: a disk is worn out by it."""
+        seconds = self._clock() - self._wear_told
+        if seconds < _WEAR_TOLD_EVERY_S:
+            return
+        if written := self._written_bytes:
+            words = "tier: disk: %.1f GB written in %.1f h, %.2f TB a day at this rate"
+            logger.info(words, written / 1e9, seconds / 3600, written / 1e12 * 86400 / seconds)
+        self._wear_told, self._written_bytes = self._clock(), 0
 
     def _give_up(self) -> list[bytes]:
         victims = self._index.victims()
