@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backend ``host`` with a disk below: what is stored goes there too, and comes up when it is used.
 
-So what falls out of memory is on the disk already. An object that comes up has pages at once and
-its bytes later: loads of it wait.
+So what falls out of memory is on the disk already. Spare tails, most of which nobody ever asks for,
+would wear it out: they go there once a hit has taken them. An object that comes up has pages at
+once and its bytes later: loads of it wait.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from vllm_ascend.tier.disk.level import DiskLevel
 from vllm_ascend.tier.host_index import HostIndex
 from vllm_ascend.tier.host_memory import Place
 from vllm_ascend.tier.layout import ROWS, TAIL
-from vllm_ascend.tier.tail_choice import KEPT
+from vllm_ascend.tier.tail_choice import KEPT, MARGINAL
 
 
 class MemoryOverDisk(HostIndex):
@@ -67,8 +68,9 @@ class MemoryOverDisk(HostIndex):
         return self._reading.isdisjoint(keys)
 
     def stored(self, key: bytes) -> None:
-        """An object was written: from now on it can be loaded. The disk takes it as well."""
-        if key in self._writing and self.disk.write(key, self.place(key)):
+        """An object was written: from now on it can be loaded. The disk takes it, if no spare."""
+        is_new = key in self._writing and self._ranks[key] >= MARGINAL
+        if is_new and self.disk.write(key, self.place(key)):
             self._writing.discard(key)  # it is held until the disk has it
         else:
             super().stored(key)
@@ -91,10 +93,14 @@ class MemoryOverDisk(HostIndex):
         See :meth:`HostIndex.use`.
         """
         wanted = list(keys)
+        spares = [key for key in wanted if self._ranks.get(key, KEPT) < MARGINAL]
         missing = [key for key in wanted if key not in self._places]
         # Those that are here first, or what comes up would take their place.
         here = iter(super().use(key for key in wanted if key in self._places))
         below = self._bring_up(missing)
+        for key in spares:
+            if self.disk.write(key, self._places[key]):
+                self._num_users[key] += 1  # the disk
         return [below[key] if key in below else next(here) for key in wanted]
 
     def _bring_up(self, keys: Sequence[bytes]) -> dict[bytes, Place]:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from vllm_ascend.tier.disk import level as level_module
 from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.disk.index import DiskIndex
 from vllm_ascend.tier.disk.level import DiskLevel
@@ -96,8 +97,8 @@ def test_what_is_written_a_day_is_told(caplog, monkeypatch):
     now = [100.0]
     sizes = {ROWS: 10**9, TAIL: 8 * 10**9}
     level = DiskLevel(AtOnce(), 10**12, sizes, 100, lambda: now[0])
-    monkeypatch.setattr(level_module.logger, "propagate", True)
-    caplog.set_level("INFO")
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level("INFO", logger="vllm.vllm_ascend.tier")
     for _ in range(2):
         now[0] += 3600
         level.take_done()
