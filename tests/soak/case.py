@@ -77,8 +77,9 @@ class Tier:
         seed: of what is late and what fails.
         backend: `host`, or `mooncake`, which all engines share.
         gib: host memory of `host`.
+        disk_gib: what a disk below the memory of `host` holds; 0: there is none.
         num_objects: what the shared store holds at most.
-        num_engines: engines that share it.
+        num_engines: engines that share it, or the folder of the disk.
         num_ranks: of tensor parallelism, each with a worker of its own.
         staging_mib: size of a buffer.
         async_above_mib: larger loads are waited for while others run.
@@ -89,6 +90,7 @@ class Tier:
     seed: int
     backend: str
     gib: float = 0.01
+    disk_gib: float = 0.0
     num_objects: int = 1 << 30
     num_engines: int = 1
     num_ranks: int = 1

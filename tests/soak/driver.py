@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
+from tempfile import TemporaryDirectory
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
@@ -62,6 +63,7 @@ class Driver:
         self.counts: Counter[str] = Counter()
         self.feature_steps: Counter[str] = Counter()
         self._pool = pool_of(case.tier) if case.tier else None
+        self._folder = TemporaryDirectory()
         self._num_engines_made = 0
         self._ended_engines: list[Engine] = []
         with environment(case.environment):
@@ -84,7 +86,9 @@ class Driver:
         case, layout = self.case, self.case.layout.build()
         engine: Engine
         if self._pool is not None:
-            engine = SoakTierEngine(case, self._pool, self._num_engines_made, self._oracle)
+            engine = SoakTierEngine(
+                case, self._pool, self._folder.name, self._num_engines_made, self._oracle
+            )
         elif case.connection is not None:
             transfer = transfer_config(**asdict(case.connection))
             engine = PatientEngine(layout, case.options, transfer, self._oracle)
@@ -181,6 +185,8 @@ class Driver:
     def _start_anew(self) -> None:
         """Put another engine in the place of this one, which ends with all its requests."""
         self._ended_engines.append(self.engine)
+        if isinstance(self.engine, SoakTierEngine):
+            self.engine.kill()
         with environment(self.case.environment):
             self._engines[self._current] = self._make_engine()
 
@@ -223,6 +229,7 @@ class Driver:
         if isinstance(engine, SoakTierEngine):
             counts["loads of the tier"] += engine.tier.counts.loads
             counts["failed loads of the tier"] += engine.tier.counts.failed_loads
+            counts["bytes from the disk"] += engine.tier.counts.disk_read_bytes
         elif isinstance(engine, PatientEngine):
             connector = engine.worker.connector
             counts["loads"] += connector.num_loaded

@@ -47,6 +47,7 @@ def features_of(case: Case) -> frozenset[str]:
         on |= {f"tier: {case.tier.backend}"}
         flags |= {
             "tier of several engines": case.tier.num_engines > 1,
+            "tier with a disk": case.tier.disk_gib > 0,
             "tier of two ranks": case.tier.num_ranks > 1,
             "tier that is late": case.tier.late > 0,
             "tier that fails": case.tier.failures > 0,

@@ -33,6 +33,6 @@ REQUESTS = (
 )
 TIER = (
     *("tier: host", "tier: mooncake", "tier of several engines", "tier of two ranks"),
-    *("tier that is late", "tier that fails"),
+    *("tier that is late", "tier that fails", "tier with a disk"),
 )
 FEATURES = (*LAYOUTS, *SWITCHES, *SCHEDULING, *REQUESTS, *TIER)

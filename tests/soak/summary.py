@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 _COMPLETE_STEPS = 200_000
 _COUNTS = (
     *("requests", "hits", "hit tokens", "preemptions", "aborts", "loads", "failed loads"),
-    *("loads of the tier", "failed loads of the tier", "starved", "resets", "sleeps"),
+    *(
+        "loads of the tier",
+        "failed loads of the tier",
+        "bytes from the disk",
+        "starved",
+        "resets",
+        "sleeps",
+    ),
 )
 
 

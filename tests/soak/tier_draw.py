@@ -49,15 +49,25 @@ def with_tier(case: Case, probe: Scheduler, rng: random.Random) -> Case:
     )
     if tier.backend == "mooncake":
         tier = replace(tier, num_engines=rng.choice((1, 2, 2, 3)))
+    else:
+        tier = _with_disk(tier, random.Random(f"{case.seed} disk"))
     habits = replace(
         case.habits,
         tier_reset=rng.choice((0.0, 0.0, 0.01)),
         lost_memory=rng.choice((0.0, 0.02, 0.05)),
         other_engine=0.08 if tier.num_engines > 1 else 0.0,
-        new_engine=rng.choice((0.0, 0.004)),
+        new_engine=0.02 if tier.disk_gib else rng.choice((0.0, 0.004)),
         num_steps=min(case.habits.num_steps, _MOST_STEPS),
     )
     return replace(case, tier=tier, habits=habits)
+
+
+def _with_disk(tier: Tier, rng: random.Random) -> Tier:
+    """The tier with a disk below, now and then; two engines may share it."""
+    if rng.random() < 0.4:
+        return tier
+    disk_gib = tier.gib * rng.choice((0.5, 3, 100))
+    return replace(tier, disk_gib=disk_gib, num_engines=rng.choice((1, 1, 2)))
 
 
 def _has_short_units(case: Case) -> bool:

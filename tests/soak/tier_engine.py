@@ -12,14 +12,17 @@ from tests.e2e.tier.engine_core import Core
 from tests.e2e.tier.memory_client import MemoryClient, MemoryPool
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
 from tests.soak.case import Case, Tier
+from tests.soak.disk import LateDisk
 from tests.soak.engines import PatientEngine
 from tests.soak.slow_store import LateStoreThread
 from tests.soak.tier_ranks import Ranks, SoakTierWorker
 from vllm_ascend.tier import backends, connector, layout
+from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.shared_reset import SharedReset
 
 # What the tier's scheduler takes for the seconds of a step: some, so that pauses end.
 _SECONDS_PER_STEP = 1.5
+_LOAD_SECONDS = 6.0  # some steps: loads wait in vain for a disk that is late
 _HOST = "host"
 
 
@@ -40,11 +43,14 @@ class _QuickReset(SharedReset):
 class SoakTierEngine(PatientEngine, TierEngine):
     """Drives a scheduler with a tier below, as vLLM's ``EngineCore`` does."""
 
-    def __init__(self, case: Case, pool: MemoryPool, number: int, oracle: Oracle) -> None:
+    def __init__(
+        self, case: Case, pool: MemoryPool, folder: str, number: int, oracle: Oracle
+    ) -> None:
         """Build it.
 
         Args:
             pool: Of backend ``mooncake``.
+            folder: Of the disk.
             number: Tells the engines of a case apart.
         """
         assert case.tier is not None
@@ -53,6 +59,8 @@ class SoakTierEngine(PatientEngine, TierEngine):
         tier, extra = case.tier, dict[str, Any]()
         if tier.backend == _HOST:
             extra["gib"] = tier.gib
+            if tier.disk_gib:
+                extra["disk"] = {"path": folder, "gib": tier.disk_gib}
         else:
             extra["mooncake"] = {"master_server_address": "memory:1"}
         transfer = transfer_config(
@@ -65,8 +73,18 @@ class SoakTierEngine(PatientEngine, TierEngine):
         # Objects hold no more tokens than a granule has.
         small_units = mock.patch.object(layout, "LEAST_UNIT_TOKENS", 1)
         connects = mock.patch.object(backends, "connect", lambda *a, **k: MemoryClient(pool))
-        with small_units, connects:
+        moves = mock.patch.object(backends, "DiskThreads", self._late_disk)
+        with small_units, connects, moves:
             super().__init__(case.layout.build(), case.options, transfer, oracle)
+
+    def _late_disk(self, files: DiskFiles, buffers: Any) -> LateDisk:
+        tier = self._tier_case
+        return LateDisk(files, buffers, self._seed, tier.late, tier.failures)
+
+    @property
+    def disk(self) -> LateDisk | None:
+        """What moves the files below, if there are any."""
+        return self.index.disk.work if self._tier_case.disk_gib else None
 
     def change_config(self, config: Any) -> None:
         """Set what the options have no word for."""
@@ -78,6 +96,9 @@ class SoakTierEngine(PatientEngine, TierEngine):
         thread = LateStoreThread(f"{self._seed} look-ups", tier.late)
         half._thread = thread
         half._clock = lambda: self._steps * _SECONDS_PER_STEP
+        if self.disk is not None:
+            self.index.disk._clock = half._clock
+            half._load_seconds = _LOAD_SECONDS
         for part in (half._look_ups, half._reset):
             if part is not None:
                 part._thread, part._clock = thread, half._clock
@@ -99,6 +120,8 @@ class SoakTierEngine(PatientEngine, TierEngine):
     def step(self, *args: Any) -> bool:
         """One turn of the engine; see the base class."""
         self._steps += 1
+        if self.disk is not None:
+            self.disk.step()
         return super().step(*args)
 
     def sleep(self, level: int, mode: str) -> None:
@@ -120,12 +143,19 @@ class SoakTierEngine(PatientEngine, TierEngine):
         self.worker.lose_memory()
         self.worker.connector.lose_memory()
 
+    def kill(self) -> None:
+        """End where it is; only what has a name on the disk is left."""
+        if self.disk is not None:
+            self.disk.kill()
+
     def settle(self) -> None:
         """Let everything be stored that was ordered, and check that nothing is remembered."""
         if self.tier._look_ups is not None:
             self.tier._thread.late_calls.be_quick()
         for worker in self.worker.connector.workers:
             worker.be_well()
+        if self.disk is not None:
+            self.disk.be_well()
         for number in range(3):  # reports come with steps
             self.add(f"end {number}", [number], 1)
             self.run()
@@ -137,4 +167,7 @@ class SoakTierEngine(PatientEngine, TierEngine):
             worker.check_idle()
         if self._tier_case.backend == _HOST:
             self.index.check_integrity()
+            if self.disk is not None:
+                left = self.index._reading, self.index.disk._pending, half._waiting
+                assert not any(left), f"the disk remembers {left} after the end"
             assert not self.stores_lost_rows(), "rows that rest on a lost load are stored"

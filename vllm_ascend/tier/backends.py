@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from vllm_ascend.prefix_cache_config import block_hashes_are_seeded
 from vllm_ascend.tier.disk.files import DiskError, DiskFiles
 from vllm_ascend.tier.disk.level import DiskLevel
+from vllm_ascend.tier.disk.threads import DiskThreads
 from vllm_ascend.tier.host_index import HostIndex
 from vllm_ascend.tier.host_memory import HostMemory, HostStore, MemoryAddress
 from vllm_ascend.tier.layout import TierLayout
@@ -70,9 +71,13 @@ def _disk_level(
         files = DiskFiles(settings.path, name)
     except DiskError as error:
         raise ValueError(f'--kv-transfer-config: "disk": {error}') from error
-    most_pages = max(host.num_pages // _WAITING_SHARE, 1)
     num_bytes = int(settings.gib * (1 << 30))
-    return DiskLevel(files, num_bytes, sizes, memory.buffers, most_pages)
+    return DiskLevel(DiskThreads(files, memory.buffers), num_bytes, sizes, most_waiting(host))
+
+
+def most_waiting(host: MemoryOverDisk) -> int:
+    """Return how many pages may wait for being written to the disk."""
+    return max(host.num_pages // _WAITING_SHARE, 1)
 
 
 def in_words(settings: TierSettings, layout: TierLayout, index: Any, num_parts: int) -> str:

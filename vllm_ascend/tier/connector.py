@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,14 +25,14 @@ from vllm.v1.request import Request
 
 from vllm_ascend.core.connectors.connector_rules import Answer
 from vllm_ascend.core.events.cache_news import CacheNewsQueue
-from vllm_ascend.tier.backends import for_scheduler, for_worker, in_words
+from vllm_ascend.tier.backends import SchedulerBackend, for_scheduler, for_worker, in_words
 from vllm_ascend.tier.kv_events import TierEvents
-from vllm_ascend.tier.layout import TierLayout, describe
+from vllm_ascend.tier.layout import describe
 from vllm_ascend.tier.orders import Orders, Report
 from vllm_ascend.tier.progress import Tables
 from vllm_ascend.tier.prometheus import TierPromMetrics
 from vllm_ascend.tier.scheduler_side import TierScheduler
-from vllm_ascend.tier.settings import TierSettings, check_nodes, read_settings
+from vllm_ascend.tier.settings import check_nodes, read_settings
 from vllm_ascend.tier.statistics import TierStats
 from vllm_ascend.tier.telling import TierTeller
 from vllm_ascend.tier.worker_side import NUM_BUFFERS, TierWorker
@@ -83,12 +84,10 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         num_ranks = vllm_config.parallel_config.tensor_parallel_size
         num_parts = 1 if self.layout.is_replicated else num_ranks
         if role == KVConnectorRole.SCHEDULER:
-            self._backend = for_scheduler(self._settings, self.layout, num_parts)
+            self._backend = self._open_backend(num_parts)
             words = in_words(self._settings, self.layout, self._backend.index, num_parts)
             logger.info("tier: %s; weights: %s", words, self.layout.weights)
-            self.scheduler_half = _scheduler_half(
-                self._settings, self.layout, self._backend.index, num_parts, num_ranks
-            )
+            self.scheduler_half = self._make_scheduler_half(num_parts, num_ranks)
         else:
             rank = _tensor_parallel_rank(num_ranks)
             part = 0 if self.layout.is_replicated else rank
@@ -114,6 +113,25 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         return NUM_BUFFERS * int(settings.staging_mib * _MIB)
 
     # The scheduler's half
+
+    def _open_backend(self, num_parts: int) -> SchedulerBackend:
+        """Return the scheduler's half of the backend; a replay has one of its own."""
+        return for_scheduler(self._settings, self.layout, num_parts)
+
+    def _make_scheduler_half(self, num_parts: int, num_ranks: int) -> TierScheduler:
+        return TierScheduler(
+            self.layout,
+            self._backend.index,
+            staging_bytes=int(self._settings.staging_mib * _MIB),
+            async_above_bytes=int(self._settings.async_above_mib * _MIB),
+            num_parts=num_parts,
+            num_workers=num_ranks,
+            load_seconds=self._settings.load_seconds,
+            clock=self._clock,
+        )
+
+    def _clock(self) -> float:
+        return time.monotonic()
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Read the blocks of requests where the KV cache manager has them.
@@ -298,20 +316,6 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
             self.worker_half.close()
         if self.scheduler_half is not None:
             self.scheduler_half.close()
-
-
-def _scheduler_half(
-    settings: TierSettings, layout: TierLayout, index: Any, num_parts: int, num_ranks: int
-) -> TierScheduler:
-    return TierScheduler(
-        layout,
-        index,
-        staging_bytes=int(settings.staging_mib * _MIB),
-        async_above_bytes=int(settings.async_above_mib * _MIB),
-        num_parts=num_parts,
-        num_workers=num_ranks,
-        load_seconds=settings.load_seconds,
-    )
 
 
 def _tensor_parallel_rank(num_ranks: int) -> int:

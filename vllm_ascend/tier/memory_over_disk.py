@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backend ``host`` with a disk below: what is stored goes there too, and comes up when it is used.
 
-So what falls out of memory is on the disk already. An object that comes up has pages at once and
-its bytes later: loads of it wait.
+So what falls out of memory is on the disk already. Spare tails, most of which nobody ever asks for,
+would wear it out: they go there once a hit has taken them. An object that comes up has pages at
+once and its bytes later: loads of it wait.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from vllm_ascend.tier.disk.level import DiskLevel
 from vllm_ascend.tier.host_index import HostIndex
 from vllm_ascend.tier.host_memory import Place
 from vllm_ascend.tier.layout import ROWS, TAIL
-from vllm_ascend.tier.tail_choice import KEPT
+from vllm_ascend.tier.tail_choice import KEPT, MARGINAL
 
 
 class MemoryOverDisk(HostIndex):
@@ -67,8 +68,9 @@ class MemoryOverDisk(HostIndex):
         return self._reading.isdisjoint(keys)
 
     def stored(self, key: bytes) -> None:
-        """An object was written: from now on it can be loaded. The disk takes it as well."""
-        if key in self._writing and self.disk.write(key, self.place(key)):
+        """An object was written: from now on it can be loaded. The disk takes it, if no spare."""
+        is_new = key in self._writing and self._ranks[key] >= MARGINAL
+        if is_new and self.disk.write(key, self.place(key)):
             self._writing.discard(key)  # it is held until the disk has it
         else:
             super().stored(key)
@@ -81,7 +83,7 @@ class MemoryOverDisk(HostIndex):
         if key in self._reading:
             self._dead.add(key)
             return
-        if not by_writer and key in self._places:
+        if not by_writer and self._places.get(key):  # without pages it says nothing of the disk
             self.disk.forget(key)
         super().drop(key, by_writer=by_writer)
 
@@ -91,29 +93,40 @@ class MemoryOverDisk(HostIndex):
         See :meth:`HostIndex.use`.
         """
         wanted = list(keys)
+        spares = [key for key in wanted if self._ranks.get(key, KEPT) < MARGINAL]
         missing = [key for key in wanted if key not in self._places]
         # Those that are here first, or what comes up would take their place.
         here = iter(super().use(key for key in wanted if key in self._places))
-        below = {key: self._bring_up(key) for key in missing}
+        below = self._bring_up(missing)
+        for key in spares:
+            if self.disk.write(key, self._places[key]):
+                self._num_users[key] += 1  # the disk
         return [below[key] if key in below else next(here) for key in wanted]
 
-    def _bring_up(self, key: bytes) -> Place:
-        """Give an object pages, and have them filled. Without room its load finds nothing."""
-        if places := self.reserve((key,), self._sizes[key[:1]], self._num_parts):
-            self._writing.discard(key)
-            self._reading.add(key)
-            self._num_users[key] = 2  # the load, and the disk
-            self.disk.read(key, places[0])
-            return places[0]
-        self._places[key], self._ranks[key], self._num_users[key] = b"", KEPT, 1
-        self._queues[KEPT][key] = None
-        self._dead.add(key)
-        return b""
+    def _bring_up(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+        """Give objects pages, and have them filled. Without room a load finds nothing."""
+        found: dict[bytes, Place] = {}
+        for kind, size in self._sizes.items():
+            if not (own := [key for key in keys if key[:1] == kind]):
+                continue
+            places = self.reserve(own, size, self._num_parts)
+            for key, place in zip(own, places, strict=False):
+                self._writing.discard(key)
+                self._reading.add(key)
+                self._num_users[key] = 2  # the load, and the disk
+                self.disk.read(key, place)
+                found[key] = place
+            for key in own[len(places) :]:
+                found[key] = self._places[key] = b""
+                self._ranks[key], self._num_users[key] = KEPT, 1
+                self._queues[KEPT][key] = None
+                self._dead.add(key)
+        return found
 
     def settle(self) -> None:
         """Take in what the disk has done since the last call."""
         done, given_up = self.disk.take_done()
-        for key, is_read, generation, _ in done:
+        for key, is_read, generation, *_ in done:
             if is_read:
                 self._reading.discard(key)
                 if generation is None:

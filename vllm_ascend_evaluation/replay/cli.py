@@ -43,6 +43,8 @@ from vllm_ascend_evaluation.replay.http.prompts import PromptShape
 from vllm_ascend_evaluation.replay.options import (
     Concurrency,
     DataParallel,
+    DiskGib,
+    DiskGibPerSecond,
     DpRouting,
     Drafts,
     Eviction,
@@ -56,6 +58,7 @@ from vllm_ascend_evaluation.replay.options import (
     MaxRequests,
     Mtp,
     Release,
+    RestartAt,
     Seed,
     StepMs,
     TierGib,
@@ -70,6 +73,7 @@ from vllm_ascend_evaluation.replay.report import print_report, summary_png, writ
 from vllm_ascend_evaluation.replay.results import ReplayReport
 from vllm_ascend_evaluation.replay.runs.job import (
     CLOSED_LOOP,
+    DEFAULT_DISK_GIB_PER_SECOND,
     DEFAULT_TIER_GIB_PER_SECOND,
     TIMESTAMPS,
     VLLM_ROUTING,
@@ -129,6 +133,9 @@ def replay(
     kv_gib: KvGib = 16.0,
     tier_gib: TierGib = None,
     tier_gib_per_second: TierGibPerSecond = DEFAULT_TIER_GIB_PER_SECOND,
+    disk_gib: DiskGib = None,
+    disk_gib_per_second: DiskGibPerSecond = DEFAULT_DISK_GIB_PER_SECOND,
+    restart_at: RestartAt = None,
     out: _Out = Path("replay-out"),
     png: _SummaryPng = None,
     verify: Verify = False,
@@ -178,10 +185,11 @@ def replay(
         return
     with bad_input_ends():
         draft_method, num_drafts = drafts_of(drafts, mtp)
+    is_timed = model_ttft or arrivals == TIMESTAMPS or disk_gib is not None
     settings = RunSettings(
         *(layout, max_num_seqs, max_num_batched_tokens, max_model_len, verify),
         *(block_size, num_drafts, int(kv_gib * GIB), arrivals),
-        CostModel(step_ms, token_us) if model_ttft or arrivals == TIMESTAMPS else None,
+        CostModel(step_ms, token_us) if is_timed else None,
         num_ranks=data_parallel,
         dp_routing=dp_routing,
         tier_gib=tier_gib,
@@ -189,6 +197,9 @@ def replay(
         draft_method=draft_method,
         speed=speed,
         watches_memory=memory_use,
+        disk_gib=disk_gib,
+        disk_gib_per_second=disk_gib_per_second,
+        restart_at=restart_at,
     )
     with bad_input_ends():
         variants = with_evictions(variant or default_variants(layout), eviction or ())
@@ -272,6 +283,8 @@ def _replay(
             needs_arrivals=settings.arrivals == TIMESTAMPS,
             max_model_len=settings.max_model_len,
         )
+        for loaded in workloads.values():
+            _check_restart(settings.restart_at, loaded)
         parsed = variants_of(variants, settings.layout)
         plan = [make_job(source, chosen, settings) for source in workloads for chosen in parsed]
         prepare_folder(out, {"--png": png})
@@ -280,6 +293,19 @@ def _replay(
         report = report_of(workloads, outcome)
         files = (out / "report.json", out / "report.html", png)
         write_and_end(report, files, partial(_write, report))
+
+
+def _check_restart(restart_at: int | None, workload: Workload) -> None:
+    """Check that there is a request before which the engine is to start anew.
+
+    Raises:
+        BadInputError: There is not.
+    """
+    if restart_at is not None and restart_at >= workload.num_requests:
+        raise BadInputError(
+            f"--restart-at {restart_at}: {workload.name} has {workload.num_requests:,} requests, "
+            "the first of which is 0"
+        )
 
 
 def _write(report: ReplayReport, json: Path, html: Path, png: Path | None) -> None:

@@ -104,6 +104,27 @@ TierGib = Annotated[
 TierGibPerSecond = Annotated[
     float, typer.Option(help="How fast the tier is loaded from, in GiB/s.", min=0.001)
 ]
+DiskGib = Annotated[
+    float | None,
+    typer.Option(
+        help="What a disk below the tier holds in GiB (docs/tier.md). Times are modelled then.",
+        min=0.001,
+        max=MAX_KV_GIB,
+        show_default="no disk",
+    ),
+]
+DiskGibPerSecond = Annotated[
+    float, typer.Option(help="How fast the disk is read and written, in GiB/s.", min=0.001)
+]
+RestartAt = Annotated[
+    int | None,
+    typer.Option(
+        help="End the engine before this request and start it anew: what it has in memory is gone.",
+        min=1,
+        metavar="REQUEST",
+        show_default="never",
+    ),
+]
 Variants = Annotated[
     list[str] | None,
     typer.Option(

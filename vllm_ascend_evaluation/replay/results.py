@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vllm_ascend_evaluation.replay.memory_use import MemoryUse
+from vllm_ascend_evaluation.replay.tier_use import DiskUse, TierUse
 
 SCHEMA_VERSION = 1
 
@@ -173,37 +174,6 @@ class DataParallelResult:
 
 
 @dataclass(frozen=True)
-class TierUse:
-    """What a tier below the KV cache did in a run; that of several ranks, summed over them.
-
-    Attributes:
-        gib: The memory of one rank's tier.
-        hit_tokens: Tokens of hits that it brought.
-        num_loads: Loads.
-        loaded_bytes: Bytes of all loads.
-        load_seconds: What they took, modelled.
-        stored_bytes: Bytes stored.
-        num_tails: Tails among what was stored.
-        num_evicted: Objects given up for others.
-    """
-
-    gib: float
-    hit_tokens: int
-    num_loads: int
-    loaded_bytes: int
-    load_seconds: float
-    stored_bytes: int
-    num_tails: int
-    num_evicted: int
-
-    @classmethod
-    def of_ranks(cls, uses: Sequence[TierUse]) -> TierUse:
-        """Return what the tiers of several ranks did, which have the same memory each."""
-        whole = cls(*map(sum, zip(*map(astuple, uses), strict=True)))
-        return replace(whole, gib=uses[0].gib)
-
-
-@dataclass(frozen=True)
 class RunResult(HitRates):
     """One workload on one variant.
 
@@ -242,6 +212,7 @@ class RunResult(HitRates):
         data_parallel: Of several data-parallel ranks; all other numbers are then summed over them,
             but for blocks and memory, which are one rank's.
         tier: What a tier below the KV cache did; ``None``: there was none.
+        disk: What a disk below the tier did; ``None``: there was none.
         draft_method: How drafts are made.
         modelled_ttft_hit_ms: As ``modelled_ttft_ms``, of requests that hit half of their prompts or
             more; ``None`` also if there are none.
@@ -293,6 +264,7 @@ class RunResult(HitRates):
     arrivals_per_second: float | None = None
     kept_percent: float | None = None
     memory: MemoryUse | None = None
+    disk: DiskUse | None = None
 
     @property
     def drafts(self) -> str:
@@ -326,6 +298,7 @@ class RunResult(HitRates):
         ranks = data["data_parallel"]
         values["data_parallel"] = None if ranks is None else DataParallelResult.from_dict(ranks)
         values["tier"] = None if data["tier"] is None else TierUse(**data["tier"])
+        values["disk"] = None if data["disk"] is None else DiskUse(**data["disk"])
         return cls(**values)
 
 

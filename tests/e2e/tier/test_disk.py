@@ -7,6 +7,7 @@ The disk is a real one, the bytes are the oracle's tags: what a hit reads is pro
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -23,6 +24,7 @@ from tests.e2e.tier.test_random_traffic import cell, small_units, with_resets
 from tests.e2e.tier.tier_engine import TierEngine, transfer_config
 from vllm_ascend.tier.disk import level
 from vllm_ascend.tier.disk.files import DiskFiles
+from vllm_ascend.tier.layout import ROWS
 
 __all__ = ["small_units"]
 
@@ -53,13 +55,13 @@ def start(switch, tmp_path) -> Iterator[Start]:
 
     yield start_engine
     for engine in started:
-        engine.index.disk._closes.set()
+        engine.index.disk.work.closes.set()
 
 
 def settle(engine: TierEngine) -> None:
     """Wait until the disk has done everything that was asked of it."""
-    disk = engine.index.disk
-    for thread in (disk._rows, disk._tails, *disk._readers):
+    work = engine.index.disk.work
+    for thread in (work.rows, work.tails, *work.readers):
         thread.call(int).result(60)
     engine.index.settle()
 
@@ -112,6 +114,18 @@ def test_random_traffic_over_restarts(configuration, start):
         engine.index.check_integrity()
         hits += engine.tier.counts.disk_read_bytes
     assert hits > 0
+
+
+def test_what_finds_no_room_in_memory_stays_on_the_disk(start):
+    answered(start(), "a")
+    index = start(gib=0.003).index
+    key = next(iter(index.disk._index._generations))
+    others = [ROWS + number.to_bytes(4, "big") for number in range(index.num_pages)]
+    assert len(index.reserve(others, index._sizes[ROWS])) < len(others)
+    assert index.use([key]) == [b""]
+    index.drop(key)  # a worker of several has found nothing
+    index.release([key])
+    assert index.contains([key]) == [True]
 
 
 def spoil(path: Path, how: str) -> None:
@@ -212,7 +226,7 @@ def test_more_than_may_be_there_gives_up_what_was_used_least_recently(start, tmp
 def test_a_reset_reaches_the_disk_also_if_the_process_ends_at_once(start, tmp_path):
     engine = start()
     answered(engine, "a")
-    engine.index.disk._rows.call(lambda: time.sleep(0.5))  # nothing is removed yet
+    engine.index.disk.work.rows.call(lambda: time.sleep(0.5))  # nothing is removed yet
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)
     assert start().index.disk.num_objects == 0
     assert answer(start(), "b") == 0
@@ -242,6 +256,31 @@ def test_another_layout_waits_until_nobody_uses_the_folder(start, tmp_path):
     first.close()
     assert start(cell("dsv4-rows", "mtp3", "best")).index.disk.num_objects == 0
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("who_resets", [0, 1])
+def test_after_a_reset_all_that_share_a_folder_hold_the_new_one(who_resets, start, tmp_path):
+    engines = start(), start()
+    assert engines[who_resets].scheduler.reset_prefix_cache(reset_connector=True)
+    other = engines[1 - who_resets]
+    answered(other, "b")
+    engines[who_resets].close()
+    with pytest.raises(ValueError, match=r'"disk": .* is in use by an engine with another model'):
+        start(cell("dsv4-rows", "mtp3", "best"))
+    assert answer(start(), "c") == BOUNDARY
+    other.close()
+
+
+def test_a_folder_that_another_layout_empties_is_not_written_to(start, tmp_path, monkeypatch):
+    """Its engine has ended meanwhile, so nobody holds it; this one comes back at that moment."""
+    first, second = start(), start()
+    assert first.scheduler.reset_prefix_cache(reset_connector=True)
+    first.close()
+    folder = next((tmp_path / "granule-tier").glob("*-*/lock")).parent
+    with open(folder / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert answered(second, "b") == 0
+        assert second.tier.counts.disk_pauses == 1 and not files(tmp_path)
 
 
 def test_files_are_the_users_own_and_their_names_tell_nothing(start, tmp_path):

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.disk.index import DiskIndex
+from vllm_ascend.tier.disk.level import DiskLevel
 from vllm_ascend.tier.disk.names import SECRET_BYTES, FileNames
+from vllm_ascend.tier.host_memory import place_of
 from vllm_ascend.tier.layout import ROWS, TAIL
 from vllm_ascend.tier.settings import DiskSettings, read_settings
 
@@ -61,6 +66,51 @@ def test_what_is_given_up_first(steps):
     if given_up:
         assert sum(SIZES[key[:1]] for key in (given_up[-1], *left)) > 100
     assert all((key in index) == (key in left) for key in order)
+
+
+@pytest.mark.parametrize("num_pages", [1, 1024, 3000])
+def test_an_object_may_have_any_number_of_pages(num_pages, tmp_path):
+    pages = [bytearray(number.to_bytes(2, "big")) for number in range(num_pages)]
+    files = DiskFiles(str(tmp_path), "layout")
+    generation = files.write(ROWS, [memoryview(page) for page in pages])
+    found = [bytearray(2) for _ in pages]
+    files.read(ROWS, generation, [memoryview(page) for page in found])
+    assert found == pages
+    with pytest.raises(OSError, match="too short"):
+        files.read(ROWS, files.write(ROWS, [memoryview(b"ab")]), [memoryview(bytearray(3))])
+    files.close()
+
+
+class AtOnce:
+    """A disk that has done everything when it is asked."""
+
+    def objects(self):
+        return ()
+
+    def write(self, key, place, due, is_wanted, ended):
+        ended("g", "")
+
+    def remove(self, key, generation): ...
+
+
+def test_what_is_written_a_day_is_told(caplog, monkeypatch):
+    now = [100.0]
+    sizes = {ROWS: 10**9, TAIL: 8 * 10**9}
+    level = DiskLevel(AtOnce(), 10**12, sizes, 100, lambda: now[0])
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level("INFO", logger="vllm.vllm_ascend.tier")
+    for _ in range(2):
+        now[0] += 3600
+        level.take_done()
+    assert not caplog.records
+    for number in range(10):
+        assert level.write(ROWS + bytes([number]), place_of([number]))
+    now[0] += 3599
+    level.take_done()
+    assert not caplog.records
+    now[0] += 3601
+    level.take_done()
+    assert "10.0 GB written in 2.0 h, 0.12 TB a day" in caplog.text
 
 
 def test_the_setting():

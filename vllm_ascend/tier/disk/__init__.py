@@ -5,12 +5,13 @@ Objects are files, written behind the steps and read in front of loads, by threa
 scheduler's process. Headers and checksums are the objects' own: a file that is torn or was changed
 is not loaded.
 
-==========  ===============================================================
-module      what it does
-==========  ===============================================================
-``names``   names of files, which tell nobody what was asked
-``files``   the files themselves
-``index``   what is on the disk, and what is given up first
-``level``   writes and reads beside the steps
-==========  ===============================================================
+===========  ===============================================================
+module       what it does
+===========  ===============================================================
+``names``    names of files, which tell nobody what was asked
+``files``    the files themselves
+``index``    what is on the disk, and what is given up first
+``threads``  writes and reads beside the steps
+``level``    what is asked of them, and what has become of it
+===========  ===============================================================
 """

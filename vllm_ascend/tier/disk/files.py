@@ -35,6 +35,7 @@ _ROOT = "granule-tier"
 _SECRET, _LOCK, _PART = "secret", "lock", ".part"
 _TRASH = "trash-"
 _PER_GENERATION = 512
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # many parts of a large object are more
 _UNFINISHED_S = 3600.0  # what is older is not being written any more
 
 
@@ -76,10 +77,29 @@ class DiskFiles:
         self._generation, self._num_in_it = "", _PER_GENERATION
 
     def _locked(self) -> int:
-        self._layout.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self._layout / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return descriptor
+        """Make the folder if it is not there, and hold it, so that nobody else empties it.
+
+        Raises:
+            OSError: Somebody is emptying it, or the disk fails.
+        """
+        while True:
+            self._layout.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self._layout / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                raise
+            if self._is_held_by(descriptor):
+                return descriptor
+            os.close(descriptor)  # it was emptied in between
+
+    def _is_held_by(self, descriptor: int) -> bool:
+        """Whether a lock is that of the folder which is there now."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._layout / _LOCK))
+        except FileNotFoundError:
+            return False
 
     def objects(self) -> Iterator[tuple[bytes, str]]:
         """Return (key, generation) of all objects, those used least recently first.
@@ -111,8 +131,9 @@ class DiskFiles:
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                if os.writev(descriptor, buffers) != sum(map(len, buffers)):
-                    raise OSError("the disk took only a part of an object")
+                for some in _in_calls(buffers):
+                    if os.writev(descriptor, some) != sum(map(len, some)):
+                        raise OSError("the disk took only a part of an object")
             finally:
                 os.close(descriptor)
             os.rename(part, name)
@@ -131,8 +152,9 @@ class DiskFiles:
         path = self._layout / generation / name
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            if os.readv(descriptor, buffers) != sum(map(len, buffers)):
-                raise OSError("a file is too short")
+            for some in _in_calls(buffers):
+                if os.readv(descriptor, some) != sum(map(len, some)):
+                    raise OSError("a file is too short")
         finally:
             os.close(descriptor)
         moved_to = self._next_generation()
@@ -165,9 +187,16 @@ class DiskFiles:
         return trash
 
     def _next_generation(self) -> str:
-        """Return the folder for one more file; a new one if the last is full or gone."""
+        """Return the folder for one more file; a new one if the last is full or gone.
+
+        It is gone if another engine was reset. What is there now is to be held as well.
+        """
         with self._guard:
             if self._num_in_it >= _PER_GENERATION or not (self._layout / self._generation).is_dir():
+                if not self._is_held_by(self._lock):
+                    held = self._locked()
+                    os.close(self._lock)
+                    self._lock = held
                 self._generation = f"{time.time_ns():016x}-{self._engine}"
                 (self._layout / self._generation).mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._num_in_it = 0
@@ -238,6 +267,12 @@ def _remove_others(root: Path, layout: str) -> None:
                 ) from None
             finally:
                 os.close(descriptor)
+
+
+def _in_calls(buffers: Buffers) -> Iterator[Buffers]:
+    """Divide buffers into as many as a call takes."""
+    for start in range(0, len(buffers), _MOST_BUFFERS):
+        yield buffers[start : start + _MOST_BUFFERS]
 
 
 def _unlink(path: str | Path) -> None:

@@ -47,6 +47,7 @@ _ONLY_REPLAY = (
         "verify",
         "release",
     ),
+    *("tier_gib", "tier_gib_per_second", "disk_gib", "disk_gib_per_second", "restart_at"),
     *("model_ttft", "step_ms", "token_us", "max_num_seqs", "max_num_batched_tokens"),
     *("max_model_len", "jobs"),
 )

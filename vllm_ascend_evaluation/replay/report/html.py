@@ -15,6 +15,7 @@ from vllm_ascend_evaluation.replay.report.rows import (
     BLOCK,
     CHECKED,
     COSTS,
+    DISK,
     HITS,
     LOST,
     MEMORY,
@@ -53,7 +54,7 @@ def write_html(report: ReplayReport, path: Path) -> None:
 def _section(workload: WorkloadReport, colours: Mapping[str, str]) -> dict[str, object]:
     tables: list[tuple[Column[RunResult], ...]] = [
         (NAME, BLOCK, *HITS, CHECKED),
-        (NAME, *COSTS, *MODELLED, *TIER),
+        (NAME, *COSTS, *MODELLED, *TIER, *DISK),
     ]
     by_rank = None
     if any(run.data_parallel for run in workload.runs):

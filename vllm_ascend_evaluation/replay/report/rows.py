@@ -15,9 +15,9 @@ from vllm_ascend_evaluation.replay.results import (
     Percentiles,
     ReplayReport,
     RunResult,
-    TierUse,
     WorkloadReport,
 )
+from vllm_ascend_evaluation.replay.tier_use import DiskUse, TierUse
 
 if TYPE_CHECKING:  # the client in there costs every command its start
     from vllm_ascend_evaluation.replay.http.results import HttpRun
@@ -66,6 +66,11 @@ def _megabytes(run: RunResult, tier: TierUse) -> str:
 
 def _milliseconds(run: RunResult, tier: TierUse) -> str:
     return f"{1e3 * tier.load_seconds / max(run.num_requests, 1):,.1f}"
+
+
+def _of_disk(heading: str, cell: Callable[[RunResult, DiskUse], str]) -> Column[RunResult]:
+    """Return a column that only runs with a disk fill."""
+    return Column(heading, lambda run: cell(run, run.disk) if run.disk else "-")
 
 
 def _seconds(seconds: float | None) -> str:
@@ -122,6 +127,13 @@ TIER: tuple[Column[RunResult], ...] = (
     Column("tier hits\n% tokens", lambda run: _of_tier(run, _share_of_tier)),
     Column("tier MB\nper request", lambda run: _of_tier(run, _megabytes)),
     Column("tier ms\nper request", lambda run: _of_tier(run, _milliseconds)),
+)
+DISK: tuple[Column[RunResult], ...] = (
+    _of_disk("of these from\nits disk", lambda run, disk: _percent(run, disk.hit_tokens)),
+    _of_disk("GB written\nto the disk", lambda run, disk: f"{disk.written_bytes / 1e9:,.1f}"),
+    _of_disk("GB read\nfrom it", lambda run, disk: f"{disk.read_bytes / 1e9:,.1f}"),
+    _of_disk("not\nwritten", lambda run, disk: f"{disk.num_not_written:,}"),
+    _of_disk("failed\nloads", lambda run, disk: f"{disk.num_failed_loads:,}"),
 )
 MEMORY: tuple[Column[RunResult], ...] = (
     _of_memory("live\n%", lambda run, use: f"{use.share('live'):.1f}"),

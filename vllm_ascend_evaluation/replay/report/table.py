@@ -14,6 +14,7 @@ from vllm_ascend_evaluation.replay.report.rows import (
     BLOCK,
     CHECKED,
     COSTS,
+    DISK,
     HITS,
     LOST,
     MEMORY,
@@ -42,6 +43,8 @@ def print_report(report: ReplayReport, console: Console) -> None:
         tables.append((NAME, *RANKS))
     if any(run.tier for workload in report.workloads for run in workload.runs):
         tables.append((NAME, *TIER))
+    if any(run.disk for workload in report.workloads for run in workload.runs):
+        tables.append((NAME, *DISK))
     if any(run.memory for workload in report.workloads for run in workload.runs):
         tables += [(NAME, *MEMORY), (NAME, *LOST)]
     if report.cost_model:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_ascend.command_line.bad_input import BadInputError
-from vllm_ascend_evaluation.replay.results import TierUse
 from vllm_ascend_evaluation.replay.runs.job import CACHE_ROUTING, TIMESTAMPS, CostModel, Job
+from vllm_ascend_evaluation.replay.tier_use import DiskUse, TierUse
 from vllm_ascend_evaluation.replay.trace import Workload
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vllm_ascend.dry_run.worker import Worker
     from vllm_ascend_evaluation.replay.results import RunResult
     from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
+    from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
     from vllm_ascend_evaluation.replay.runs.engine import ReplayLoop
     from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 
@@ -46,18 +47,27 @@ def run_job(job: Job, on_progress: Callable[[int], None] = lambda done: None) ->
         job = replace(job, kv_memory_bytes=_memory(job, job.kv_tokens))
     if job.patched:
         import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend_evaluation.replay.runs.engine import ReplayEngine
+    from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
+    from vllm_ascend_evaluation.replay.runs.engine import ReplayEngine, Restart
 
     if job.num_ranks > 1:
         return run_ranks(job, workload, on_progress)
-    scheduler = build_job_scheduler(job)
+    clock = VirtualClock()
+    _set_up_disk(job, clock)
+
+    def start() -> tuple[Scheduler, Worker]:
+        scheduler = build_job_scheduler(job)
+        return scheduler, make_worker(job, scheduler)
+
+    scheduler, worker = start()
     recorder = _recorder(job, scheduler, workload)
-    worker = make_worker(job, scheduler)
+    restart = None if job.restart_at is None else Restart(job.restart_at, start)
     arrivals = _arrivals(job, workload)
-    engine = ReplayEngine(scheduler, worker, arrivals, recorder, job.cost_model)
-    complete, violations = _run_checked(engine, [scheduler], on_progress)
+    engine = ReplayEngine(scheduler, worker, arrivals, recorder, job.cost_model, clock, restart)
+    complete, violations = _run_checked(engine, lambda: [engine.scheduler], on_progress)
     result = recorder.result(job, complete=complete, violations=violations)
-    return replace(result, tier=_use_of_tiers(job, [worker]))
+    tier, disk = _use_of_tiers(job, engine.workers), _use_of_disk(job, engine.workers)
+    return replace(result, tier=tier, disk=disk)
 
 
 def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) -> RunResult:
@@ -71,7 +81,7 @@ def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) 
     balancer = Balancer(schedulers, by_cache=job.dp_routing == CACHE_ROUTING)
     arrivals, cost_model = _arrivals(job, workload), job.cost_model or CostModel()
     engine = DataParallelEngine(ranks, balancer, arrivals, cost_model)
-    complete, violations = _run_checked(engine, schedulers, on_progress)
+    complete, violations = _run_checked(engine, lambda: schedulers, on_progress)
     of_ranks = engine.result(job.dp_routing)
     whole = Recorder.of_ranks([rank.recorder for rank in ranks])
     tier = _use_of_tiers(job, [rank.worker for rank in ranks])
@@ -94,9 +104,11 @@ def _arrivals(job: Job, workload: Workload) -> Arrivals:
 
 
 def _run_checked(
-    loop: ReplayLoop, schedulers: Sequence[Scheduler], on_progress: Callable[[int], None]
+    loop: ReplayLoop,
+    schedulers: Callable[[], Sequence[Scheduler]],
+    on_progress: Callable[[int], None],
 ) -> tuple[bool, list[str]]:
-    """Run a loop, and check its schedulers if it comes to its end.
+    """Run a loop, and check the schedulers that it then has if it comes to its end.
 
     Returns:
         Whether it did, and what is wrong.
@@ -111,7 +123,7 @@ def _run_checked(
     except (ContentViolation, StalledError) as violation:
         return False, [str(violation)]
     try:
-        for scheduler in schedulers:
+        for scheduler in schedulers():
             check_integrity(scheduler.kv_cache_manager)
     except IntegrityError as violation:
         return True, [str(violation)]
@@ -164,14 +176,30 @@ def _transfer_config(job: Job) -> KVTransferConfig | None:
 
 
 def _use_of_tiers(job: Job, workers: Sequence[Worker]) -> TierUse | None:
-    """Return what the tiers of all ranks did."""
+    """Return what the tiers of all ranks, or of all engines in turn, did."""
     if job.tier_gib is None:
         return None
     from vllm_ascend_evaluation.replay.runs.tier import TierReplayWorker
 
-    return TierUse.of_ranks(
+    return TierUse.of_many(
         [worker.use() for worker in workers if isinstance(worker, TierReplayWorker)]
     )
+
+
+def _set_up_disk(job: Job, clock: VirtualClock) -> None:
+    """Make the disk of a job, which outlives its engines."""
+    if job.disk_gib is not None:
+        from vllm_ascend_evaluation.replay.runs.disk import ModelledDisk, ReplayTierConnector
+
+        ReplayTierConnector.disk = ModelledDisk(clock, job.disk_gib, job.disk_gib_per_second)
+
+
+def _use_of_disk(job: Job, workers: Sequence[Worker]) -> DiskUse | None:
+    if job.disk_gib is None:
+        return None
+    from vllm_ascend_evaluation.replay.runs.tier import disk_use
+
+    return disk_use(workers)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,14 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm_ascend.dry_run.scheduler import make_request
 from vllm_ascend.dry_run.worker import Worker
 from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
+from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
 from vllm_ascend_evaluation.replay.runs.job import CostModel
 from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 from vllm_ascend_evaluation.replay.trace import TraceRequest
 
 # A scheduler that runs nothing so many steps in a row will never run anything again.
 _MAX_IDLE_STEPS = 100
+_WAITING_STEP_MS = 1.0
 
 
 class StalledError(RuntimeError):
@@ -30,10 +32,18 @@ class StalledError(RuntimeError):
 class ReplayLoop(ABC):
     """Lets requests in when they are due, and steps until all have been answered."""
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: Arrivals, clock: VirtualClock | None = None) -> None:
         self._arrivals = arrivals
-        self._now_ms = 0.0
+        self._clock = clock or VirtualClock()
         self._num_added = 0
+
+    @property
+    def _now_ms(self) -> float:
+        return self._clock.now_ms
+
+    @_now_ms.setter
+    def _now_ms(self, now_ms: float) -> None:
+        self._clock.move_to(now_ms)
 
     def run(self, on_progress: Callable[[int], None]) -> None:
         """Replay everything.
@@ -74,10 +84,17 @@ class ReplayLoop(ABC):
     def _let_in(self) -> bool:
         """Enqueue every request that is due; return whether there was one."""
         let_in = False
-        while (request := self._arrivals.due(len(self._live), self._now_ms)) is not None:
+        while (
+            self._may_let_in()
+            and (request := self._arrivals.due(len(self._live), self._now_ms)) is not None
+        ):
             self._add(request)
             let_in = True
         return let_in
+
+    def _may_let_in(self) -> bool:
+        """Whether the next request may be enqueued as soon as it is due."""
+        return True
 
     def _wait(self) -> bool:
         """With nothing to do, move the clock to the next arrival, if there is one."""
@@ -131,8 +148,25 @@ def run_step(
     return Step(output.total_num_scheduled_tokens, ends_ms, outputs)
 
 
+class Restart(NamedTuple):
+    """An engine ends in the middle, and another one takes its place.
+
+    Attributes:
+        at: Before this request, when all earlier ones have been answered.
+        start: Returns the other one.
+    """
+
+    at: int
+    start: Callable[[], tuple[Scheduler, Worker]]
+
+
 class ReplayEngine(ReplayLoop):
-    """The loop of an engine: let requests in, schedule, execute, update."""
+    """The loop of an engine: let requests in, schedule, execute, update.
+
+    Attributes:
+        scheduler: The one that runs.
+        workers: Those of all engines that ran, the last one's last.
+    """
 
     def __init__(
         self,
@@ -141,10 +175,13 @@ class ReplayEngine(ReplayLoop):
         arrivals: Arrivals,
         recorder: Recorder,
         cost_model: CostModel | None = None,
+        clock: VirtualClock | None = None,
+        restart: Restart | None = None,
     ) -> None:
-        super().__init__(arrivals)
-        self._scheduler = scheduler
-        self._worker = worker
+        super().__init__(arrivals, clock)
+        self.scheduler = scheduler
+        self.workers = [worker]
+        self._restart = restart
         self._recorder = recorder
         self._cost_model = cost_model
         # Live requests of sessions, by name.
@@ -152,20 +189,32 @@ class ReplayEngine(ReplayLoop):
 
     @property
     def _live(self) -> Collection[str]:
-        return self._scheduler.requests
+        return self.scheduler.requests
 
     @property
     def _num_scheduled(self) -> int:
         return self._recorder.num_requests
 
     def _step(self) -> int:
-        step = run_step(self._scheduler, self._worker, self._recorder, self._advance_clock)
+        step = run_step(self.scheduler, self.workers[-1], self._recorder, self._advance_clock)
         self._tell_finished()
-        return step.num_tokens
+        return step.num_tokens or self._clock.num_awaited
+
+    def _may_let_in(self) -> bool:
+        if self._restart is None or self._num_added < self._restart.at:
+            return True
+        if self._live:
+            return False
+        self.scheduler.shutdown()
+        self.scheduler, worker = self._restart.start()
+        self.workers.append(worker)
+        self._recorder.restarted(self.scheduler)
+        self._restart = None
+        return True
 
     def _tell_finished(self) -> None:
         """Tell the arrivals which requests were answered: others of their sessions may wait."""
-        live = self._scheduler.requests
+        live = self.scheduler.requests
         for name in [name for name in self._of_sessions if name not in live]:
             self._arrivals.finished(self._of_sessions.pop(name), self._now_ms)
 
@@ -173,9 +222,9 @@ class ReplayEngine(ReplayLoop):
         name = self._next_name()
         start = time.perf_counter()
         vllm_request = make_request(
-            self._scheduler, name, request.prompt_token_ids, request.output_tokens
+            self.scheduler, name, request.prompt_token_ids, request.output_tokens
         )
-        self._scheduler.add_request(vllm_request)
+        self.scheduler.add_request(vllm_request)
         if request.session is not None:
             self._of_sessions[name] = request
         elapsed = time.perf_counter() - start
@@ -185,6 +234,9 @@ class ReplayEngine(ReplayLoop):
     def _advance_clock(self, output: SchedulerOutput) -> float:
         """Move the clock to the end of a step; return it."""
         if self._cost_model is not None:
-            self._now_ms += self._cost_model.step_duration_ms(output.total_num_scheduled_tokens)
-            self._now_ms += getattr(self._worker, "step_load_ms", 0.0)
+            num_tokens = output.total_num_scheduled_tokens
+            step_ms = self._cost_model.step_duration_ms(num_tokens)
+            # In a step that only waits, time passes as well.
+            step_ms = step_ms if num_tokens else max(step_ms, _WAITING_STEP_MS)
+            self._now_ms += step_ms + getattr(self.workers[-1], "step_load_ms", 0.0)
         return self._now_ms

@@ -12,6 +12,7 @@ from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 CLOSED_LOOP = "closed"
 DEFAULT_TIER_GIB_PER_SECOND = 20.0
+DEFAULT_DISK_GIB_PER_SECOND = 2.0
 TIMESTAMPS = "timestamps"
 VLLM_ROUTING = "vllm"
 CACHE_ROUTING = "cache"
@@ -62,6 +63,10 @@ class RunSettings:
         speed: Requests arrive so many times as fast as their timestamps say.
         slo: What is promised to requests, if how many are served so is to be counted.
         watches_memory: Look where memory goes.
+        disk_gib: What a disk below the tier holds in GiB; ``None``: there is none.
+        disk_gib_per_second: How fast it is read and written.
+        restart_at: Before this request the engine ends, once all earlier ones have been answered,
+            and starts anew; counted from 0, ``None``: it does not.
     """
 
     layout: str
@@ -83,6 +88,9 @@ class RunSettings:
     speed: float = 1.0
     slo: Slo | None = None
     watches_memory: bool = False
+    disk_gib: float | None = None
+    disk_gib_per_second: float = DEFAULT_DISK_GIB_PER_SECOND
+    restart_at: int | None = None
 
     @property
     def environment_of_ranks(self) -> dict[str, str]:
@@ -105,6 +113,14 @@ class RunSettings:
             raise BadInputError(f"--dp-routing {self.dp_routing}: allowed are vllm and cache")
         if self.num_ranks == 1 and self.dp_routing == CACHE_ROUTING:
             raise BadInputError("--dp-routing cache: needs --data-parallel of at least 2")
+        if self.disk_gib is not None and self.tier_gib is None:
+            raise BadInputError(
+                f"--disk-gib {self.disk_gib:g}: needs --tier-gib, which is above it"
+            )
+        if self.num_ranks > 1 and self.disk_gib is not None:
+            raise BadInputError("--disk-gib goes without --data-parallel: no ranks share it here")
+        if self.restart_at is not None and (self.num_ranks > 1 or self.watches_memory):
+            raise BadInputError("--restart-at goes without --data-parallel and --memory-use")
 
 
 @dataclass(frozen=True, kw_only=True)

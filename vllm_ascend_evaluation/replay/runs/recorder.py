@@ -82,6 +82,11 @@ class Recorder:
 
         self._pool._maybe_evict_cached_block = count_and_evict
 
+    def restarted(self, scheduler: Scheduler) -> None:
+        """Go on with the engine that has taken the place of the one before."""
+        self._scheduler, self._pool = scheduler, scheduler.kv_cache_manager.block_pool
+        self._count_evictions()
+
     def added(self, name: str, prompt_tokens: int, seconds: float, arrival_ms: float) -> None:
         """Note that a request was hashed and enqueued."""
         self._add_request_us.append(seconds * 1e6)

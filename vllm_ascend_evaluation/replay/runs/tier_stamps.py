@@ -10,10 +10,12 @@ import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ascend.tier.host_memory import Place, pages_in
-from vllm_ascend.tier.orders import Orders, Rows, Run, Segment, blocks_by_group
+from vllm_ascend.tier.memory_over_disk import MemoryOverDisk
+from vllm_ascend.tier.orders import Load, Orders, Rows, Run, Segment, blocks_by_group
 from vllm_ascend_evaluation.oracle import OracleOptions
 from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
 from vllm_ascend_evaluation.oracle.digests import LOST, Stamps
+from vllm_ascend_evaluation.replay.runs.disk import ReplayTierConnector, cannot_be_loaded
 
 
 class StampedTierWorker(ConnectedWorker):
@@ -27,6 +29,10 @@ class StampedTierWorker(ConnectedWorker):
         self.connector = self
         self._orders = Orders()
         self._pages: dict[int, list[Stamps]] = {}
+        self._invalid: set[int] = set()
+        self._index = scheduler.connector.index
+        if isinstance(self._index, MemoryOverDisk):
+            ReplayTierConnector.disk.pages = self
 
     # The part of a connector that ``ConnectedWorker`` calls.
 
@@ -43,12 +49,24 @@ class StampedTierWorker(ConnectedWorker):
         for load in self._orders.loads:
             for group_id, ids in blocks_by_group(load.runs).items():
                 self.expect(load.request_id, group_id, ids, runs_now=not load.is_async)
+            if isinstance(self._index, MemoryOverDisk) and cannot_be_loaded(load, self._index):
+                self._fail(load)
+                continue
             for place, segments in _objects(load.runs):
-                stored = iter(self._stored_in(place))
+                stored = iter(self.contents(place))
                 for plane, blocks, rows, moved in self._rows(segments):
                     stamps = next(stored, None)
                     plane[blocks[moved], rows[moved]] = LOST if stamps is None else stamps[moved]
             self.has_loaded(load.block_ids)
+
+    def _fail(self, load: Load) -> None:
+        for group_id, ids in blocks_by_group(load.runs).items():
+            for block_id in ids:
+                self.memory.mark(block_id, group_id, slice(0, None), LOST)
+        self._invalid |= load.block_ids
+        self.has_loaded(load.block_ids)
+        if not load.is_async:
+            self.lose(load.request_id)
 
     def wait_for_save(self) -> None:
         """Store what the step is to store."""
@@ -64,17 +82,22 @@ class StampedTierWorker(ConnectedWorker):
         return None, None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return no block: no load fails."""
-        return set()
+        """Return the blocks of loads that failed."""
+        invalid, self._invalid = self._invalid, set()
+        return invalid
 
     def build_connector_worker_meta(self) -> None:
         """Leave it to the replay to tell what was done."""
 
-    def _stored_in(self, place: Place) -> list[Stamps]:
+    def contents(self, place: Place) -> list[Stamps]:
         """Return what an object's pages hold; nothing if another has got one of them."""
         objects = [self._pages.get(page) for page in pages_in(place)]
         first = objects[0]
         return first if first is not None and all(o is first for o in objects) else []
+
+    def fill(self, place: Place, contents: list[Stamps]) -> None:
+        """Put what an object holds into its pages."""
+        self._pages |= dict.fromkeys(pages_in(place), contents)
 
     def _rows(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Stamps, Rows, Rows, Any]]:
         """Return planes of the shadow memory, the rows of an object in each, and which move."""
