@@ -17,6 +17,7 @@ from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.engine import Engine
 from tests.e2e.core.test_kept_boundaries import LAYOUTS, Bench, random_prompt
 from vllm_ascend.core.admission import waiting_order
+from vllm_ascend.releases import running_release
 
 CACHED = {ADMISSION: "cached"}
 LENGTH, LONG, SHORT, STEP = 320, 900, 70, 64
@@ -97,7 +98,8 @@ def test_they_go_as_they_came_again_when_memory_is_no_longer_short(
     order.put(bench.engine.scheduler)
     names = [request.request_id for request in bench.engine.scheduler.waiting]
     assert names == ["warm-1", "warm-2", "cold-1", "cold-2"]
-    bench.engine.scheduler.max_num_running_reqs = 2  # one seat: whoever takes it fits
+    # One seat: whoever takes it fits.
+    setattr(bench.engine.scheduler, running_release().most_running, 2)
     bench.engine.add("last", random_prompt(1, LENGTH), 2)
     order.put(bench.engine.scheduler)
     names = [request.request_id for request in bench.engine.scheduler.waiting]
