@@ -109,7 +109,9 @@ RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/u
     tests/e2e/core tests/e2e/connectors tests/ut/tier tests/e2e/tier tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py \
     tests/ut/evaluation/oracle/test_worker.py tests/upstream
 # Those of them that need an engine.
-ENGINE_TESTS := tests/ut/deploy/test_serve_flags.py tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py
+ENGINE_TESTS := tests/ut/deploy/test_serve_flags.py tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py \
+    tests/e2e/connectors/test_disaggregation.py
+NOT_HERE := $(if $(filter $(VLLM),$(SCHEDULER_ONLY)),$(ENGINE_TESTS))
 # Whether there is a vllm-ascend for a release, to put the overlay over.
 HAS_OVERLAY := $(wildcard requirements/upstream/$(VLLM)*.txt)
 # A server with one request, and random traffic through the oracle.
@@ -131,8 +133,8 @@ test: setup other-vllm upstream-sources lint  ## Before a commit: lint, types, t
 	$(BIN)/python -m pytest -n $(JOBS) --quick --steps $(STEPS) tests $(SERVER_TESTS:%=--ignore=%) $(REAL_TESTS:%=--ignore=%)
 else
 test: setup upstream-sources
-	$(BIN)/python -m pytest -n $(JOBS) --every $(EVERY) $(filter-out $(if $(HAS_OVERLAY),,tests/upstream) \
-	    $(if $(filter $(VLLM),$(SCHEDULER_ONLY)),$(ENGINE_TESTS)),$(RELEASE_TESTS)) $(REAL_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -n $(JOBS) --every $(EVERY) $(filter-out $(if $(HAS_OVERLAY),,tests/upstream) $(NOT_HERE),$(RELEASE_TESTS)) \
+	    $(addprefix --ignore=,$(REAL_TESTS) $(NOT_HERE))
 endif
 
 test-all: setup other-vllm upstream-sources lint  ## Before a change is called done: all tests on all releases, soak, speed (hours).
