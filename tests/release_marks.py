@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from vllm.config import SpeculativeConfig
 from vllm.distributed.kv_events import BlockStored
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
@@ -53,6 +54,14 @@ WHERE_BLOCKS_ARE_FREED_AT_ONCE = pytest.mark.skipif(
 )
 WHERE_VLLM_HAS_DSPARK = pytest.mark.skipif(
     not running_release().has_dspark, reason="this vLLM has no DSpark"
+)
+WHERE_VLLM_DROPS_A_BLOCK_FOR_DSPARK = pytest.mark.skipif(
+    hasattr(SpeculativeConfig, "needs_eagle_block_drop"),
+    reason="vLLM drops nothing for DSpark",
+)
+WHERE_SESSIONS_MAY_BE_IN_NO_QUEUE = pytest.mark.skipif(
+    hasattr(Scheduler, "_drain_deferred_loads"),
+    reason="vLLM puts sessions that go on into a queue when those that ended have left theirs",
 )
 # From 0.23 on vLLM refuses its second model runner itself where there is no Triton.
 WHERE_THE_SECOND_RUNNER_RUNS = pytest.mark.skipif(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm_own.runs import CARRIERS
+
 REPOSITORY = Path(__file__).parents[2]
 # What a test file says, or asks for, that needs more than `make setup`.
 _NEEDS_MORE = re.compile(r"run `make (?:other-vllm|upstream-sources)`|: make other-vllm")
@@ -41,11 +43,12 @@ def test_every_target_for_people_is_listed() -> None:
     assert set(phony.replace("\\", "").split()) - listed == {"free-port"}
 
 
-@pytest.mark.parametrize("vllm", ["", "0.23.0", "0.30.0", "0.31.0", "0.32.0"])
+@pytest.mark.parametrize("vllm", ["", "0.23.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"])
 def test_every_environment_gets_its_own_requirements(vllm: str) -> None:
     """As in a fresh clone, whatever release is asked for first."""
+    goal = "replay" if vllm in CARRIERS else "serve-real"
     everything = make(
-        "--dry-run", "--always-make", "serve-real", "other-vllm", f"VLLM={vllm}", "UV=uv"
+        "--dry-run", "--always-make", goal, "other-vllm", f"VLLM={vllm}", "UV=uv"
     ).replace("\\\n", " ")
     filled = re.findall(r"^uv pip sync .*--python (\S+)/bin/python (\S+)$", everything, re.M)
     places = {
@@ -54,9 +57,19 @@ def test_every_environment_gets_its_own_requirements(vllm: str) -> None:
         if requirements.startswith(("requirements/dev", "requirements/engine"))
     }
     expected = {"requirements/dev.txt": ".venv"}
-    if vllm in ("0.30.0", "0.31.0", "0.32.0"):
-        expected[f"requirements/engine/{vllm}/requirements.txt"] = f".venv-engine/{vllm}"
+    engine = CARRIERS.get(vllm, vllm)
+    if engine in ("0.30.0", "0.31.0", "0.32.0"):
+        expected[f"requirements/engine/{engine}/requirements.txt"] = f".venv-engine/{engine}"
     assert places == expected
+
+
+@pytest.mark.parametrize("goal", ["serve", "serve-real", "test-servers", "test-real"])
+def test_where_only_the_scheduler_runs_no_server_is_started(goal: str) -> None:
+    for vllm, engine in CARRIERS.items():
+        with pytest.raises(subprocess.CalledProcessError) as ended:
+            make("--dry-run", goal, f"VLLM={vllm}")
+        assert f"vLLM {vllm} has no build for the CPU" in ended.value.stderr
+        assert f"use VLLM={engine}." in ended.value.stderr
 
 
 def test_the_fast_tests_need_nothing_but_the_environment() -> None:

@@ -20,6 +20,8 @@ SOURCES = REPOSITORY / ".vllm-tests"
 _HUB = SOURCES / "hub"
 _CACHE = SOURCES / "cache"
 _CHILD = Path(__file__).with_name("child.py")
+# Releases whose Python runs in the environment of another one: theirs has no build for the CPU.
+CARRIERS = {"0.33.0": "0.32.0"}
 # pytest's: all passed, some failed.
 _RAN = (0, 1)
 # What a test of theirs makes up.
@@ -95,14 +97,15 @@ def run(
 
 
 def _python(release: str) -> str:
-    own = REPOSITORY / ".venv-engine" / release / "bin" / "python"
+    carrier = CARRIERS.get(release, release)
+    own = REPOSITORY / ".venv-engine" / carrier / "bin" / "python"
     return str(own) if own.exists() else sys.executable
 
 
 def _environment(release: str, switches: dict[str, str] | None) -> dict[str, str]:
     unpacked = REPOSITORY / ".venv-vllm" / release
-    has_own_python = _python(release) != sys.executable
-    path = [str(REPOSITORY)] if has_own_python else [str(unpacked), str(REPOSITORY)]
+    is_installed = _python(release) != sys.executable and release not in CARRIERS
+    path = [str(REPOSITORY)] if is_installed else [str(unpacked), str(REPOSITORY)]
     environment = child_environment(
         {
             "PYTHONPATH": os.pathsep.join(path),

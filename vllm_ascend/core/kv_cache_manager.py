@@ -25,10 +25,10 @@ class CachingKVCacheManager(KVCacheManager):
 
     coordinator: AscendHybridKVCacheCoordinator
 
-    def get_computed_blocks(self, request: Request) -> tuple:
+    def get_computed_blocks(self, request: Request, *args: Any, **kwargs: Any) -> tuple:
         """A request must remember where it leaves a cached prefix."""
         with self.coordinator.looking_up(request):
-            return super().get_computed_blocks(request)
+            return super().get_computed_blocks(request, *args, **kwargs)
 
     def take_kv_cache_block_copies(self) -> Any:
         """A hit inside a block needs a private copy before the step.

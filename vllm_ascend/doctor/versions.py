@@ -11,7 +11,7 @@ from pathlib import Path
 from vllm_ascend.deployment import VERSION, is_over_checkout, own_package, vllm_distribution
 from vllm_ascend.doctor.findings import Finding, Severity, Version
 from vllm_ascend.overlay.release import read_release
-from vllm_ascend.releases import describe_supported, find_release
+from vllm_ascend.releases import describe_supported, find_release, why_no_engine
 
 _PROBE = "versions"
 _OURS = "vllm-ascend-backport"
@@ -116,13 +116,16 @@ def check_versions(found: Iterable[Version], *, over_checkout: bool) -> Iterator
             "run the doctor with the Python that serves, or install vLLM "
             f"{describe_supported('or')} there",
         )
-    elif find_release(vllm) is None:
+    elif (release := find_release(vllm)) is None:
         yield Finding(
             _PROBE,
             Severity.WARNING,
             f"vLLM is {vllm}; the patches are written for {describe_supported()}",
             "see what became of the patches",
         )
+    elif why := why_no_engine(release):
+        what, _, advice = why.partition(": ")
+        yield Finding(_PROBE, Severity.WARNING, what, f"{advice} to serve")
     if not over_checkout:
         return
     for name in ("torch_npu", "CANN"):

@@ -149,8 +149,9 @@ def kv_memory_for(layout: KVLayout, num_tokens: int, options: SchedulerOptions) 
     vllm_config = _vllm_config(layout, options)
     specs = copy.deepcopy(layout.specs)
     memory = 1 << 50
-    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, specs)
-    kv_cache_config = kv_cache_utils.get_kv_cache_config_from_groups(vllm_config, groups, memory)
+    release = running_release()
+    groups = release.groups_of_model(vllm_config, specs)
+    kv_cache_config = release.planning.get_kv_cache_config_from_groups(vllm_config, groups, memory)
     num_requests = kv_cache_utils.get_max_concurrency_for_kv_cache_config(
         vllm_config, kv_cache_config
     )
@@ -185,9 +186,12 @@ def make_request(
 
 def block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHash]]:
     """Return what hashes the requests of a scheduler, as its engine would."""
+    # In later releases hashes may cover what drafts read behind a block.
+    lookahead = getattr(scheduler, "num_hash_lookahead_tokens", 0)
     return kv_cache_utils.get_request_block_hasher(
         scheduler.kv_cache_manager.block_pool.hash_block_size,
         get_hash_fn_by_name(_HASH_ALGORITHM),
+        *([lookahead] if lookahead else []),
     )
 
 
@@ -268,13 +272,15 @@ def _kv_cache_config(
 ) -> KVCacheConfig:
     vllm_config.cache_config.num_gpu_blocks_override = options.num_blocks
     # Grouping pads specs in place; the layout stays as declared.
-    specs = copy.deepcopy(layout.specs)
+    specs, release = copy.deepcopy(layout.specs), running_release()
     memory = options.kv_memory_bytes
     if memory is None:
         # A pool given in blocks may be smaller than one longest request: tests want the
         # preemption that comes of it, which the start-up check of get_kv_cache_configs forbids.
-        groups = kv_cache_utils.get_kv_cache_groups(vllm_config, specs)
-        config = kv_cache_utils.get_kv_cache_config_from_groups(vllm_config, groups, 1 << 40)
-        return kv_cache_utils.generate_scheduler_kv_cache_config([config])
-    configs = kv_cache_utils.get_kv_cache_configs(vllm_config, [specs], [memory])
+        groups = release.groups_of_model(vllm_config, specs)
+        plan = release.planning.get_kv_cache_config_from_groups
+        return kv_cache_utils.generate_scheduler_kv_cache_config(
+            [plan(vllm_config, groups, 1 << 40)]
+        )
+    configs = release.plan_pool(vllm_config, specs, memory)
     return kv_cache_utils.generate_scheduler_kv_cache_config(configs)

@@ -13,6 +13,7 @@ from vllm_ascend.releases.supported import (
     describe_supported,
     find_release,
     running_release,
+    why_no_engine,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "describe_supported",
     "find_release",
     "running_release",
+    "why_no_engine",
 ]

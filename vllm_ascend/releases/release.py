@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the overlay and the doctor read releases where there is no vLLM
@@ -58,6 +59,8 @@ class Release(VllmTerms):
         left_to_wrappers: Target -> the source digest of what vllm-ascend has put in its place; that
             needs nothing of ours.
         digests: Module -> name in it -> the source digests that a patched original may have.
+        moved: Target -> where the original stands in this release, as a target.
+        scheduler_only: Whether only its scheduler is tested, and no engine.
         native: Target -> why nothing has to be patched there: the release has it itself, or
             another patch of the table does it.
         absent: Target, or alias of one -> why nothing can be patched there: the release has no such
@@ -78,6 +81,8 @@ class Release(VllmTerms):
     hooks: ClassVar[Mapping[str, str]] = {}
     wrappers: ClassVar[frozenset[str]] = frozenset()
     left_to_wrappers: ClassVar[Mapping[str, str]] = {}
+    moved: ClassVar[Mapping[str, str]] = {}
+    scheduler_only: ClassVar[bool] = False
     native: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, str]] = {}
     layout_patches: ClassVar[Mapping[Side, tuple[str, ...]]] = {}
@@ -102,12 +107,13 @@ class Release(VllmTerms):
         return tuple(self._as_here(patch) for patch in patches if patch.target not in left)
 
     def _as_here(self, patch: Patch) -> Patch:
-        """Return a patch with the digests that its original has here, and with who holds it."""
+        """Return a patch with its original's place and digests here, and with who holds it."""
         if isinstance(patch, Wrap):
             holders = tuple(alias for alias in patch.aliases if alias not in self.absent)
             patch = replace(patch, aliases=holders)
         digests = self.digests_of(patch.target) or patch.upstream_sha256
-        return replace(patch, upstream_sha256=digests)
+        target = self.moved.get(patch.target, patch.target)
+        return replace(patch, target=target, upstream_sha256=digests)
 
     def digests_of(self, target: str) -> tuple[str, ...]:
         """Return the digests that the original of ``"module:name"`` may have; none: unknown."""
@@ -139,12 +145,43 @@ class Release(VllmTerms):
     def page_bytes(self, kv_cache_config: KVCacheConfig) -> dict[str, int]:
         """Return the bytes of a block of every layer, padding included."""
 
+    @property
+    def planning(self) -> ModuleType:
+        """The module of vLLM's that makes groups of layers and plans their pool."""
+        from vllm.v1.core import kv_cache_utils
+
+        return kv_cache_utils
+
+    def groups_of_model(
+        self, vllm_config: VllmConfig, specs: dict[str, KVCacheSpec]
+    ) -> list[KVCacheGroupSpec]:
+        """Return the groups that vLLM makes of a model's layers; it may change ``specs``."""
+        return self.planning.get_kv_cache_groups(vllm_config, specs)
+
+    def plan_pool(
+        self, vllm_config: VllmConfig, specs: dict[str, KVCacheSpec], memory: int
+    ) -> list[KVCacheConfig]:
+        """Return what vLLM plans for a single worker with so many bytes."""
+        return self.planning.get_kv_cache_configs(vllm_config, [specs], [memory])
+
+    def flag_draft_groups(
+        self,
+        vllm_config: VllmConfig,
+        specs: dict[str, KVCacheSpec],
+        groups: list[KVCacheGroupSpec],
+    ) -> None:
+        """Flag the group that holds the last layer as the one of the drafts, if there are any."""
+        # Whatever the model is called. Releases name this differently.
+        is_last_layer_drafting = True
+        self.planning._annotate_eagle_groups(vllm_config, specs, groups, is_last_layer_drafting)
+
     def pool_bytes_per_block(
         self, vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
     ) -> int:
-        from vllm.v1.core import kv_cache_utils
+        return self.planning._pool_bytes_per_block(list(groups))
 
-        return kv_cache_utils._pool_bytes_per_block(list(groups))
+    def hash_own_tokens_alone(self, vllm_config: VllmConfig) -> None:
+        """Let a block's hash cover nothing behind the block. In most releases none does."""
 
     def zero_what_is_loaded(self, scheduler: Scheduler) -> None:
         """Do nothing: no such block is left out, or the connector is asked for which groups."""

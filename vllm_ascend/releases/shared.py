@@ -342,6 +342,15 @@ class _StaysEmpty(set):
         """Take nothing in."""
 
 
+class LayoutOfConfig(Release):
+    """The bytes of a pool's block are asked for with the configuration."""
+
+    def pool_bytes_per_block(
+        self, vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
+    ) -> int:
+        return self.planning._pool_bytes_per_block(vllm_config, list(groups))
+
+
 class HoldersWaitApart(Release):
     """Waiting requests that hold blocks have a queue of their own, which goes first."""
 

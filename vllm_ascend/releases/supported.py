@@ -39,6 +39,17 @@ def _release_of(vllm_version: str) -> Release:
     return find_release(vllm_version) or SUPPORTED[0]
 
 
+def why_no_engine(release: Release) -> str:
+    """Return why no engine of a release is to cache with a switch on; else nothing."""
+    if not release.scheduler_only:
+        return ""
+    newest = [other.vllm for other in SUPPORTED if not other.scheduler_only][-1]
+    return (
+        f"of vLLM {release.vllm} only the scheduler is tested with this prefix cache, and no "
+        f"engine: use vLLM {newest}"
+    )
+
+
 def describe_supported(conjunction: str = "and") -> str:
     """Return the supported versions of vLLM, for messages."""
     *others, last = (release.vllm for release in SUPPORTED)

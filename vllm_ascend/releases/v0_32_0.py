@@ -7,21 +7,18 @@ No vllm-ascend for it is known, so the overlay goes over none. Source: vLLM 0.32
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from vllm_ascend.releases import shared
 from vllm_ascend.releases.release import Digests
 from vllm_ascend.releases.shared import (
     BlocksOfTokens,
     HoldersWaitApart,
+    LayoutOfConfig,
     RoomForPrefills,
     SpecRegistry,
 )
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 _DIGESTS: dict[str, dict[str, Digests]] = {
     "vllm.config.vllm": {"VllmConfig.validate_block_size": "ab1070875739f68a"},
@@ -80,7 +77,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
 }
 
 
-class Vllm0320(BlocksOfTokens, SpecRegistry, RoomForPrefills, HoldersWaitApart):
+class Vllm0320(BlocksOfTokens, SpecRegistry, RoomForPrefills, HoldersWaitApart, LayoutOfConfig):
     """Who holds blocks runs while new requests are paused; loads say which groups they write."""
 
     vllm = "0.32.0"
@@ -94,10 +91,3 @@ class Vllm0320(BlocksOfTokens, SpecRegistry, RoomForPrefills, HoldersWaitApart):
         **shared.KERNELS_ARE_GIVEN,
     }
     absent: ClassVar[Mapping[str, str]] = {**shared.NO_CHOICE_OF_QUEUE, **shared.NO_VLLM_ASCEND}
-
-    def pool_bytes_per_block(
-        self, vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
-    ) -> int:
-        from vllm.v1.core import kv_cache_utils
-
-        return kv_cache_utils._pool_bytes_per_block(vllm_config, list(groups))

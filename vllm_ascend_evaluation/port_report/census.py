@@ -243,10 +243,12 @@ def _undecided(
     entries: Iterable[ListedPatch], modules: Modules, release: Release | None
 ) -> Iterator[str]:
     left_out = {*release.native, *release.absent} if release is not None else ()
+    moved = release.moved if release is not None else {}
     for entry in entries:
-        found = modules.look_up(entry.target)
+        place = moved.get(entry.target, entry.target)
+        found = modules.look_up(place)
         if found.how == IMPORTED:
-            found = modules.resolve(entry.target)
+            found = modules.resolve(place)
         is_free = entry.adds and found.how == GONE  # nothing stands where it is added
         is_known = found.how == BOUND and _by_digest(found, entry.digests) == SAME
         if not (entry.target in left_out or is_free or is_known):

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.core.configurations import DSV4, PROFILE
 from tests.e2e.core.conftest import MakeEngine
 from tests.e2e.core.test_cases import BLOCK_SIZES, GRANULE, Server, prompt
-from tests.release_marks import WHERE_VLLM_HAS_DSPARK
+from tests.release_marks import WHERE_VLLM_DROPS_A_BLOCK_FOR_DSPARK, WHERE_VLLM_HAS_DSPARK
 from vllm_ascend.core.checks import drafts
 from vllm_ascend.core.checks.drafts import DSPARK
 from vllm_ascend.dry_run import scheduler as dry_run
@@ -57,6 +57,7 @@ def test_a_prompt_that_comes_again_hits_all_but_its_end(serve, block_size):
         assert [server.hit(tokens) for _ in range(2)] == [0, (length - 1) // GRANULE * GRANULE]
 
 
+@WHERE_VLLM_DROPS_A_BLOCK_FOR_DSPARK
 @pytest.mark.parametrize(("block_size", "whole_block_tokens"), [(32, 4096), (128, 16_384)])
 def test_as_upstream_a_hit_ends_where_all_blocks_end_and_needs_one_more(
     serve, block_size, whole_block_tokens
@@ -73,6 +74,7 @@ def test_as_upstream_a_hit_ends_where_all_blocks_end_and_needs_one_more(
         assert server.hit(tokens) == expected
 
 
+@WHERE_VLLM_DROPS_A_BLOCK_FOR_DSPARK
 def test_where_the_drop_is_left_on_a_granule_is_lost(serve, monkeypatch):
     """Planted: the test of the smallest prefix fails if the drop is on."""
     for module in (drafts, dry_run):

@@ -13,6 +13,7 @@ from tests.e2e.core import layouts
 from tests.e2e.core.configurations import DSV4, PROFILE, RETENTION
 from tests.e2e.core.conftest import MakeEngine, skip_if_left_to_vllm
 from tests.e2e.core.engine import Engine
+from tests.release_marks import WHERE_SESSIONS_MAY_BE_IN_NO_QUEUE
 from vllm_ascend.core import scheduler as caching_scheduler
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.pool.successors import SuccessorHashes
@@ -117,6 +118,7 @@ def test_a_session_that_is_preempted_as_its_turn_ends_goes_on(make_engine: MakeE
     assert len(engine.outputs["session"]) == 2
 
 
+@WHERE_SESSIONS_MAY_BE_IN_NO_QUEUE
 def test_without_our_cure_it_is_in_no_queue(make_engine: MakeEngine, monkeypatch) -> None:
     monkeypatch.setattr(caching_scheduler, "_let_wait", lambda *args: None)
     engine = preempt_as_the_turn_ends(make_engine)

@@ -48,3 +48,11 @@ def test_everything_that_takes_part_has_a_row():
 def test_what_does_not_fit_is_told(version, over_checkout, severities):
     found = check_versions([Version("vLLM", version)], over_checkout=over_checkout)
     assert [finding.severity for finding in found] == severities
+
+
+def test_a_vllm_of_which_only_the_scheduler_is_tested_is_told():
+    (found,) = check_versions([Version("vLLM", "0.33.0+cpu")], over_checkout=False)
+    assert found.severity is Severity.WARNING
+    assert "only the scheduler is tested" in found.text
+    assert found.text.startswith("of vLLM 0.33.0 only the scheduler is tested")
+    assert found.remedy == "use vLLM 0.32.0 to serve"

@@ -12,6 +12,7 @@ from vllm_ascend.releases import (
     Release,
     describe_supported,
     find_release,
+    why_no_engine,
 )
 from vllm_ascend_evaluation.models import patches as cpu_patches
 
@@ -45,8 +46,14 @@ def test_the_table_has_what_is_taken_with_its_digests(release):
     table = {patch.target: patch for patch in release.table(PATCHES)}
     assert not table.keys() & {*release.native, *release.absent}
     for target in named_originals(release):
-        assert table[target].upstream_sha256
+        assert table[release.moved.get(target, target)].upstream_sha256
     assert all(patch.upstream_sha256 == () for patch in table.values() if isinstance(patch, Add))
+
+
+@each_release
+def test_what_has_moved_is_changed_where_it_is(release):
+    assert release.moved.keys() <= set(named_originals(release))
+    assert not release.moved.keys() & {patch.target for patch in release.table(PATCHES)}
 
 
 @each_release
@@ -73,3 +80,11 @@ def test_a_build_is_the_release_that_it_is_built_from():
         assert release.vllm in describe_supported()
     for other in ("0.20.20", "0.20.2.post1", "0.20.2rc1", "0.24.0"):
         assert find_release(other) is None
+
+
+def test_a_release_of_which_only_the_scheduler_is_tested_names_one_that_serves():
+    told = {release.vllm: why for release in SUPPORTED if (why := why_no_engine(release))}
+    assert told == {
+        "0.33.0": "of vLLM 0.33.0 only the scheduler is tested with this prefix cache, and no "
+        "engine: use vLLM 0.32.0"
+    }

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from vllm.config import VllmConfig
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
@@ -74,7 +73,7 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
     nearest page size of any compressed group.
     """
     num_layers = [max(Counter(_page_bytes(kind)).values()) for kind in kinds]
-    layers_per_group = kv_cache_utils._approximate_gcd(num_layers, lower_bound=num_layers[0])
+    layers_per_group = least_padding(num_layers)
     compressed = [
         kind
         for kind in kinds
@@ -90,6 +89,22 @@ def split_into_groups(kinds: Sequence[UniformTypeKVCacheSpecs]) -> list[KVCacheG
             padded = {name: _pad_page(spec, page_sizes) for name, spec in specs.items()}
             parts += _split_windowed(padded, layers_per_group)
     return [KVCacheGroupSpec(list(specs), _uniform(specs)) for specs in parts]
+
+
+def least_padding(num_layers: Sequence[int]) -> int:
+    """Return the layers per group that leave the fewest places empty; of equals, the most.
+
+    Args:
+        num_layers: Of each kind, positive. The first stays whole, and no group is smaller.
+
+    Source: vLLM 0.20.2 ``_approximate_gcd``.
+    """
+
+    def num_empty(size: int) -> int:
+        return sum(-count % size for count in num_layers)
+
+    sizes = range(max(num_layers), num_layers[0] - 1, -1)
+    return min(sizes, key=num_empty)
 
 
 def plan_tensors(groups: Sequence[KVCacheGroupSpec]) -> list[tuple[int, tuple[str, ...]]]:

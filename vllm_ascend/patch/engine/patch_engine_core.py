@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -64,8 +65,9 @@ def wrap_get_kv_cache_configs(
     vllm_config: VllmConfig,
     kv_cache_specs: list[dict[str, KVCacheSpec]],
     available_memory: list[int],
-    *,
+    *args: Any,
     original: Callable,
+    **kwargs: Any,
 ) -> list[KVCacheConfig]:
     """vLLM measures memory before connectors take theirs.
 
@@ -75,7 +77,7 @@ def wrap_get_kv_cache_configs(
     if taken and vllm_config.cache_config.kv_cache_memory_bytes is None:
         logger.info("%.2f GiB of each device are left to the KV connector's buffers", taken / _GIB)
         available_memory = [memory - taken for memory in available_memory]
-    return original(vllm_config, kv_cache_specs, available_memory)
+    return original(vllm_config, kv_cache_specs, available_memory, *args, **kwargs)
 
 
 _RESET = "vllm.v1.engine.core:EngineCore._reset_caches"

@@ -74,6 +74,7 @@ def get_kv_cache_coordinator(
             _logger.warning("prefix cache: it is off, so none of its switches has an effect")
         return _without_cache(arguments)
     _check_lookahead(arguments.pop("num_prefill_lookahead", 0))
+    _check_hashes(arguments.pop("num_hash_lookahead_tokens", 0))
     arguments["max_num_batched_tokens"] = release.tokens_of_step(
         arguments.pop(release.step_tokens), scheduler_facts().num_in_flight_tokens
     )
@@ -110,6 +111,14 @@ def _check_lookahead(num_modules: int) -> None:
         )
 
 
+def _check_hashes(num_lookahead_tokens: int) -> None:
+    if num_lookahead_tokens:
+        raise ValueError(
+            f"num_hash_lookahead_tokens ({num_lookahead_tokens}) must be 0 with this prefix cache, "
+            "whose names cover a block's own tokens alone"
+        )
+
+
 def _check_interval_is_ours(specs: list[KVCacheSpec]) -> None:
     if is_left_to_vllm():
         what = "a layout that counts rows" if has_row_layout(specs) else "the tier"
@@ -128,15 +137,15 @@ def _without_cache(arguments: dict[str, Any]) -> KVCacheCoordinator:
     return KVCacheCoordinatorNoPrefixCache(**arguments)
 
 
-def _serves(specs: list[KVCacheSpec]) -> bool:
-    """Whether Ascend's coordinator serves a model. Logs why it does not, if it was asked for.
+def serves(specs: list[KVCacheSpec]) -> bool:
+    """Whether Ascend's coordinator serves a model of the scheduler that is being built.
 
     Raises:
         ValueError: The KV connector needs it, and vLLM's own must serve this model.
     """
     if has_row_layout(specs):
         return True
-    config, release = load_config(), running_release()
+    release = running_release()
     if scheduler_facts().connector_takes(NEEDS_COORDINATOR):
         if why := release.why_left_to_vllm(specs):
             raise ValueError(
@@ -145,18 +154,22 @@ def _serves(specs: list[KVCacheSpec]) -> bool:
                 "--kv-transfer-config out"
             )
         return True
-    has_windows = any(map(is_windowed, specs))
-    is_asked = (
+    return _is_asked_for(specs) and not _why_left(specs)
+
+
+def _is_asked_for(specs: list[KVCacheSpec]) -> bool:
+    config = load_config()
+    return (
         (config.retention is not None and not config.retention_from_profile)
-        or config.pin_swa_tokens
-        or (config.changes_caching and has_windows)
-        or (config.apply_dsv4_patch and release.counts_rows and len(specs) > 1)
+        or bool(config.pin_swa_tokens)
+        or (config.changes_caching and any(map(is_windowed, specs)))
+        or (config.apply_dsv4_patch and running_release().counts_rows and len(specs) > 1)
     )
+
+
+def _why_left(specs: list[KVCacheSpec]) -> str:
     # Without windows the switches have nothing to work on, and the coordinator says so.
-    if is_asked and has_windows and (why := release.why_left_to_vllm(specs)):
-        _logger.warning("prefix cache: this model is left to vLLM %s: %s", release.vllm, why)
-        return False
-    return is_asked
+    return running_release().why_left_to_vllm(specs) if any(map(is_windowed, specs)) else ""
 
 
 @changes(
@@ -175,11 +188,14 @@ def wrap_get_kv_cache_coordinator(
     vLLM's choice stays unless a feature is on or the layout counts rows.
     """
     specs = group_specs(kv_cache_config)
-    if _serves(specs):
+    if serves(specs):
         _check_interval_is_ours(specs)
         arguments = inspect.signature(original).bind(kv_cache_config, *args, **kwargs).arguments
         coordinator = get_kv_cache_coordinator(**arguments)
     else:
+        if _is_asked_for(specs):
+            why = (running_release().vllm, _why_left(specs))
+            _logger.warning("prefix cache: this model is left to vLLM %s: %s", *why)
         coordinator = original(kv_cache_config, *args, **kwargs)
     is_ours = isinstance(coordinator, AscendHybridKVCacheCoordinator)
     if not is_ours:  # what means nothing to a model must not change the order of its blocks

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm/v1/core/kv_cache_utils.py``: the free queue's front, and Ascend's layouts."""
+"""``vllm/v1/core/kv_cache_utils.py``: the free queue's front, and Ascend's layouts.
+
+In later releases the functions that plan a pool stand in ``kv_cache_planning.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -109,8 +111,9 @@ def plan_tensors(
 ) -> tuple[int, list[KVCacheTensor]]:
     """Return the blocks that fit into so many bytes, and the tensors of as many."""
     num_blocks = available_memory // ascend_layout.bytes_per_block(groups)
-    num_blocks = kv_cache_utils.may_override_num_blocks(vllm_config, num_blocks)
-    return num_blocks, running_release().tensors(ascend_layout.plan_tensors(groups), num_blocks)
+    release = running_release()
+    num_blocks = release.planning.may_override_num_blocks(vllm_config, num_blocks)
+    return num_blocks, release.tensors(ascend_layout.plan_tensors(groups), num_blocks)
 
 
 def _group_packed(
@@ -118,11 +121,7 @@ def _group_packed(
 ) -> list[KVCacheGroupSpec]:
     kinds = ascend_layout.group_specs_by_kind(kv_cache_spec)
     groups = ascend_layout.split_into_groups(kinds)
-    # The draft layer is the last one, whatever the model is called. Releases name this differently.
-    is_last_layer_drafting = True
-    kv_cache_utils._annotate_eagle_groups(
-        vllm_config, kv_cache_spec, groups, is_last_layer_drafting
-    )
+    running_release().flag_draft_groups(vllm_config, kv_cache_spec, groups)
     return groups
 
 
@@ -135,11 +134,11 @@ def _plan_config(
 
 
 @_change("_max_memory_usage_bytes_from_groups", ROW_LAYOUT)
-def wrap_max_memory_usage_bytes_from_groups(
-    vllm_config: VllmConfig, kv_cache_groups: list[KVCacheGroupSpec], *, original: Callable
-) -> int:
+def wrap_max_memory_usage_bytes_from_groups(*args: Any, original: Callable, **kwargs: Any) -> int:
     """The bytes counted must be those of the planned tensors."""
-    groups = kv_cache_groups
+    # Later releases tell who plans, in front of all else.
+    told = inspect.signature(original).bind(*args, **kwargs).arguments
+    vllm_config, groups = told["vllm_config"], told["kv_cache_groups"]
     in_force = request_footprint.max_memory_usage_bytes(
         vllm_config, groups, load_config(), running_release()
     )
@@ -147,7 +146,7 @@ def wrap_max_memory_usage_bytes_from_groups(
         return in_force
     if ascend_layout.is_ascend_layout(specs_of(groups)):
         return ascend_layout.max_memory_usage_bytes(vllm_config, groups)
-    return original(vllm_config, groups)
+    return original(*args, **kwargs)
 
 
 @_change("get_max_concurrency_for_kv_cache_config", FOOTPRINT)

@@ -18,8 +18,10 @@ from vllm_ascend.core.connectors.connector_rules import (
     declared,
     least_gain,
 )
+from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.plan.scheduler_facts import building_scheduler, facts_of
 from vllm_ascend.core.scheduler import CachingScheduler, our_coordinator, with_caching
+from vllm_ascend.patch.engine.patch_kv_cache_coordinator import serves
 from vllm_ascend.patch.features import COORDINATOR, PARTIAL_HITS
 from vllm_ascend.patch.table import Add, Patch, changes, overrides
 from vllm_ascend.prefix_cache_config import load_config
@@ -46,6 +48,9 @@ def wrap_init(self: Scheduler, *args, original: Callable, **kwargs) -> None:
         tells_front_end=bool(config.dp_routing and arguments.get("include_finished_set")),
         **facts_of(arguments["vllm_config"], config, running_release()),
     ):
+        if serves(group_specs(arguments["kv_cache_config"])):
+            # Routers and ranks know blocks by names of the tokens in them.
+            running_release().hash_own_tokens_alone(arguments["vllm_config"])
         original(self, *args, **kwargs)
     coordinator = our_coordinator(self)
     bind_kv_cache_manager(self.connector, self.kv_cache_manager)

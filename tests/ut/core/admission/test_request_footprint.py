@@ -39,19 +39,27 @@ class StartUp:
         self.config = factory._vllm_config(self.layout, SchedulerOptions(num_blocks=1))
         self.config.model_config = copy.copy(self.config.model_config)
         specs = copy.deepcopy(self.layout.specs)
-        self.groups = kv_cache_utils.get_kv_cache_groups(self.config, specs)
+        self.release = running_release()
+        self.groups = self.release.groups_of_model(self.config, specs)
+
+    @property
+    def asked(self) -> tuple:
+        """Who plans, where a release is told, the configuration, and the groups."""
+        builder = getattr(self.release.planning, "DefaultKVCacheConfigBuilder", None)
+        return (*([builder()] if builder else []), self.config, self.groups)
 
     def blocks(self) -> int:
-        memory = kv_cache_utils._max_memory_usage_bytes_from_groups(self.config, self.groups)
-        return memory // running_release().pool_bytes_per_block(self.config, self.groups)
+        memory = self.release.planning._max_memory_usage_bytes_from_groups(*self.asked)
+        return memory // self.release.pool_bytes_per_block(self.config, self.groups)
 
     def concurrency(self) -> float:
-        config = kv_cache_utils.get_kv_cache_config_from_groups(self.config, self.groups, 16 * GIB)
+        plan = self.release.planning.get_kv_cache_config_from_groups
+        config = plan(self.config, self.groups, 16 * GIB)
         return kv_cache_utils.get_max_concurrency_for_kv_cache_config(self.config, config)
 
     def longest(self, memory: int) -> int:
         """Return what ``--max-model-len auto`` comes to."""
-        return kv_cache_utils._estimate_max_model_len_from_groups(self.config, self.groups, memory)
+        return self.release.planning._estimate_max_model_len_from_groups(*self.asked, memory)
 
 
 def test_with_nothing_switched_on_no_configuration_is_read(monkeypatch) -> None:

@@ -16,7 +16,7 @@ from vllm_ascend.core.checks.drafts import (
     settle_drafts,
 )
 from vllm_ascend.patch.engine import patch_arg_utils
-from vllm_ascend.prefix_cache_config import load_config
+from vllm_ascend.prefix_cache_config import VARIABLES, load_config
 from vllm_ascend.releases import find_release
 
 DSV4 = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
@@ -68,10 +68,35 @@ def test_drafts_are_settled_where_the_configuration_is_made(monkeypatch):
     for name, value in BEST.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(patch_arg_utils, "check_settings", lambda *args: None)
+    monkeypatch.setattr(patch_arg_utils, "running_release", lambda: WITH_DSPARK)
     vllm_config = drafting("deepseek_v4")
     create = patch_arg_utils.wrap_create_engine_config.around(lambda self: vllm_config)
     assert create(SimpleNamespace(speculative_config=None)) is vllm_config
     assert vllm_config.speculative_config.disable_eagle_block_drop
+
+
+@pytest.mark.parametrize("environment", [DSV4, BEST])
+def test_no_engine_is_started_where_only_the_scheduler_is_tested(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(patch_arg_utils, "running_release", lambda: find_release("0.33.0"))
+    create = patch_arg_utils.wrap_create_engine_config.around(lambda self: pytest.fail("started"))
+    with pytest.raises(ValueError, match=r"^of vLLM 0\.33\.0 only the scheduler .* or unset "):
+        create(SimpleNamespace(speculative_config=None))
+
+
+def test_an_engine_without_switches_is_vllms_own(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setattr(patch_arg_utils, "running_release", lambda: find_release("0.33.0"))
+    vllm_config = SimpleNamespace(
+        model_config=None,
+        cache_config=SimpleNamespace(prefix_cache_retention_interval=None),
+        kv_transfer_config=None,
+        speculative_config=None,
+    )
+    create = patch_arg_utils.wrap_create_engine_config.around(lambda self: vllm_config)
+    assert create(SimpleNamespace(speculative_config=None)) is vllm_config
 
 
 def test_without_drafts_there_is_nothing_to_keep():

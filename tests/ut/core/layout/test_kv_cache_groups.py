@@ -2,6 +2,7 @@
 """DeepSeek-V4's groups, pages and tensors for every block size, through vLLM's own planner."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.release_marks import WHERE_BLOCKS_COUNT_ROWS
 from vllm_ascend.core.layout.kv_cache_groups import (
     bytes_per_block,
     group_specs_by_kind,
+    least_padding,
     plan_tensors,
     split_into_groups,
 )
@@ -84,6 +86,12 @@ def test_scheduler_block_size_counts_tokens(block_size, alignment, hash_size):
     assert scheduler.kv_cache_manager.block_pool.hash_block_size == hash_size
     pages = A3_TABLE[block_size][1]
     assert scheduler.kv_cache_config.num_blocks == 16 * GIB // (23 * pages[1] + 21 * pages[0])
+
+
+def test_windows_are_split_as_vllm_splits_kinds_of_layers():
+    for first, *others in product(range(1, 7), repeat=3):
+        theirs = running_release().planning._approximate_gcd([first, *others], lower_bound=first)
+        assert least_padding([first, *others]) == theirs
 
 
 def test_memory_that_cannot_hold_one_request_is_refused():
