@@ -30,6 +30,14 @@ def take_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "why_unusable", lambda *args: None)
 
 
+@pytest.fixture(autouse=True)
+def hash_seed() -> Iterator[None]:
+    """A disk keeps names over engines. It stays set when a planted bug is taken back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONHASHSEED", "0")
+        yield
+
+
 PLANTS: dict[Plant, str] = {
     remember_failed_loads_for_ever: "the tier remembers",
     take_any_bytes: "ContentViolation",  # rows of others, or of nobody where a file was zeroed

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from vllm_ascend.tier.disk import level as level_module
 from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.disk.index import DiskIndex
 from vllm_ascend.tier.disk.level import DiskLevel
@@ -93,24 +92,25 @@ class AtOnce:
     def remove(self, key, generation): ...
 
 
-def test_what_is_written_a_day_is_told(caplog, monkeypatch):
+def test_what_is_written_a_day_is_told(monkeypatch):
+    lines = []
+    monkeypatch.setattr(level_module.logger, "info", lambda text, *a: lines.append(text % a))
     now = [100.0]
     sizes = {ROWS: 10**9, TAIL: 8 * 10**9}
     level = DiskLevel(AtOnce(), 10**12, sizes, 100, lambda: now[0])
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    caplog.set_level("INFO", logger="vllm.vllm_ascend.tier")
     for _ in range(2):
         now[0] += 3600
         level.take_done()
-    assert not caplog.records
+    assert not lines
     for number in range(10):
         assert level.write(ROWS + bytes([number]), place_of([number]))
     now[0] += 3599
     level.take_done()
-    assert not caplog.records
+    assert not lines
     now[0] += 3601
     level.take_done()
-    assert "10.0 GB written in 2.0 h, 0.12 TB a day" in caplog.text
+    (line,) = lines
+    assert "10.0 GB written in 2.0 h, 0.12 TB a day" in line
 
 
 def test_the_setting():
