@@ -140,6 +140,12 @@ class TierLayout:
         name = self.name(hashes, boundary, looks_ahead=self.tail_looks_ahead)
         return None if name is None else TAIL + name
 
+    def hit_keys(self, hashes: Sequence[BlockHash], start: int, end: int) -> list[bytes]:
+        """Return the keys of what a hit of the units [start, end) loads: rows, then its tail."""
+        keys = self.row_keys(hashes, start, end)
+        tail = self.tail_key(hashes, end * self.unit) if self.tails else None
+        return keys if tail is None else [*keys, tail]
+
     def num_named_units(self, num_hashes: int) -> int:
         """Return how many units can be named with so many hashes."""
         named = num_hashes * self.hash_tokens // self.unit

@@ -163,10 +163,7 @@ class TierScheduler:
         """Whether a hit is not all in memory: no step waits for a disk."""
         if self._disk is None or end <= first:
             return False
-        layout, hashes = self._layout, request.block_hashes
-        keys = layout.row_keys(hashes, first, end)
-        if layout.tails and (tail := layout.tail_key(hashes, end * layout.unit)):
-            keys.append(tail)
+        keys = self._layout.hit_keys(request.block_hashes, first, end)
         return not self._disk.are_in_memory(keys)
 
     def _is_paused(self) -> bool:
@@ -222,26 +219,24 @@ class TierScheduler:
     ) -> None:
         layout, request = self._layout, progress.request
         first, boundary = num_local // layout.unit, end * layout.unit
-        keys = layout.row_keys(request.block_hashes, first, end)
-        tail = layout.tail_key(request.block_hashes, boundary) if layout.tails else None
-        all_keys = keys if tail is None else [*keys, tail]
-        places, num_rows = self._index.use(all_keys), end - first
-        rows = rows_run(layout, all_keys[:num_rows], places[:num_rows], first, tables, num_local)
+        keys = layout.hit_keys(request.block_hashes, first, end)
+        places, num_rows = self._index.use(keys), end - first
+        rows = rows_run(layout, keys[:num_rows], places[:num_rows], first, tables, num_local)
         runs = [rows]
-        if tail is not None:
+        if tail := tuple(keys[num_rows:]):
             segments = tail_segments(layout, boundary, tables, num_local)
-            runs.append(Run(True, (tail,), (places[-1],), segments))
+            runs.append(Run(True, tail, (places[-1],), segments))
         load_id = next(self._load_ids)
         num_tokens = boundary - num_local
         written = frozenset(chain.from_iterable(blocks_by_group(runs).values()))
         load = Load(request.request_id, load_id, is_async, tuple(runs), written, num_tokens)
         self._loads[load_id] = load, 0
-        if self._disk is None or self._disk.are_read(all_keys):
+        if self._disk is None or self._disk.are_read(keys):
             self._orders.loads.append(load)
         else:
             self._waiting.append((load, self._clock() + self._load_seconds))
         progress.load_id = load_id
-        num_bytes = len(keys) * layout.unit_bytes + layout.tail_bytes * bool(layout.tails)
+        num_bytes = num_rows * layout.unit_bytes + layout.tail_bytes * bool(layout.tails)
         self._sync_bytes += 0 if is_async else num_bytes
         self.counts.loads += 1
         self.counts.hit_tokens += num_tokens

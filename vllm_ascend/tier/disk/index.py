@@ -65,8 +65,8 @@ class DiskIndex:
         """Give up what is too much; return it, and where it was."""
         victims: list[tuple[bytes, str]] = []
         while self.used_bytes > self.num_bytes:
-            key, generation = self._generations.popitem(last=False)
-            self.used_bytes -= self._sizes[key[:1]]
+            key, generation = next(iter(self._generations.items()))
+            self.remove(key)
             victims.append((key, generation))
         return victims
 

@@ -178,9 +178,11 @@ class DiskLevel:
             return  # it went with everything else
         if generation is not None:
             size = self._sizes[key[:1]]
-            self.counts.disk_written_bytes += 0 if is_read else size
-            self._written_bytes += 0 if is_read else size
-            self.counts.disk_read_bytes += size if is_read else 0
+            if is_read:
+                self.counts.disk_read_bytes += size
+            else:
+                self.counts.disk_written_bytes += size
+                self._written_bytes += size
             self._index.add(key, generation)
         elif is_read:
             self.forget(key)

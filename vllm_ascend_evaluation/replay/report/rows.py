@@ -57,7 +57,7 @@ def _of_tier(run: RunResult, cell: Callable[[RunResult, TierUse], str]) -> str:
 
 
 def _share_of_tier(run: RunResult, tier: TierUse) -> str:
-    return f"{100 * tier.hit_tokens / max(run.prompt_tokens, 1):.2f}"
+    return _percent(run, tier.hit_tokens)
 
 
 def _megabytes(run: RunResult, tier: TierUse) -> str:
@@ -86,6 +86,11 @@ def _checked(run: RunResult) -> str:
 def _of_memory(heading: str, cell: Callable[[RunResult, MemoryUse], str]) -> Column[RunResult]:
     """Return a column that only runs fill whose memory was looked at."""
     return Column(heading, lambda run: cell(run, run.memory) if run.memory else "-")
+
+
+def _share(heading: str, name: str) -> Column[RunResult]:
+    """Return a column with the share of the memory that is for a purpose."""
+    return _of_memory(heading, lambda run, use: f"{use.share(name):.1f}")
 
 
 def _percent(run: RunResult, tokens: int | None) -> str:
@@ -136,14 +141,14 @@ DISK: tuple[Column[RunResult], ...] = (
     _of_disk("failed\nloads", lambda run, disk: f"{disk.num_failed_loads:,}"),
 )
 MEMORY: tuple[Column[RunResult], ...] = (
-    _of_memory("live\n%", lambda run, use: f"{use.share('live'):.1f}"),
-    _of_memory("rows\n%", lambda run, use: f"{use.share('rows'):.1f}"),
-    _of_memory("kept\ntails %", lambda run, use: f"{use.share('kept_tails'):.1f}"),
-    _of_memory("mar-\nginal %", lambda run, use: f"{use.share('marginal'):.1f}"),
-    _of_memory("super-\nseded %", lambda run, use: f"{use.share('superseded'):.1f}"),
-    _of_memory("spares\n%", lambda run, use: f"{use.share('spares'):.1f}"),
-    _of_memory("frag-\nments %", lambda run, use: f"{use.share('fragments'):.1f}"),
-    _of_memory("empty\n%", lambda run, use: f"{use.share('empty'):.1f}"),
+    _share("live\n%", "live"),
+    _share("rows\n%", "rows"),
+    _share("kept\ntails %", "kept_tails"),
+    _share("mar-\nginal %", "marginal"),
+    _share("super-\nseded %", "superseded"),
+    _share("spares\n%", "spares"),
+    _share("frag-\nments %", "fragments"),
+    _share("empty\n%", "empty"),
 )
 LOST: tuple[Column[RunResult], ...] = (
     _of_memory("lost: no tail\n% tokens", lambda run, use: _percent(run, use.no_tail_tokens)),

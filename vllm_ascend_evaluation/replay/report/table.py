@@ -39,13 +39,14 @@ _MIN_NAME_WIDTH = 10
 def print_report(report: ReplayReport, console: Console) -> None:
     """Print per workload what an unlimited cache would hit, what was hit, and what it cost."""
     tables: list[tuple[Column[RunResult], ...]] = [(NAME, CHECKED, BLOCK, *HITS), (NAME, *COSTS)]
-    if any(run.data_parallel for workload in report.workloads for run in workload.runs):
+    runs = [run for workload in report.workloads for run in workload.runs]
+    if any(run.data_parallel for run in runs):
         tables.append((NAME, *RANKS))
-    if any(run.tier for workload in report.workloads for run in workload.runs):
+    if any(run.tier for run in runs):
         tables.append((NAME, *TIER))
-    if any(run.disk for workload in report.workloads for run in workload.runs):
+    if any(run.disk for run in runs):
         tables.append((NAME, *DISK))
-    if any(run.memory for workload in report.workloads for run in workload.runs):
+    if any(run.memory for run in runs):
         tables += [(NAME, *MEMORY), (NAME, *LOST)]
     if report.cost_model:
         tables.append((NAME, *MODELLED))
