@@ -107,4 +107,4 @@ class Passage:
         granules = getattr(pool, "granules", None)
         keys = sum(map(len, pool.cached_block_hash_to_block._cache))
         known = {} if granules is None else granules.known
-        return keys + sum(map(len, {name for names in known.values() for name in names}))
+        return keys + sum(map(len, known.values()))

@@ -115,9 +115,11 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
             return
         record = self.ledger.record(request_id)
         record.loaded = num_local, num_local + num_external
+        # Of what is loaded, the boundary at its end alone can have a tail here.
+        record.passed = num_local + num_external - bool(num_external)
         if not num_local:
             return
-        record.passed = record.cached = num_local
+        record.cached = num_local
         if tail is not None:
             for group in self.groups.retained:
                 start = max(group.tail(num_local).start, record.freed.get(group.id, 0))

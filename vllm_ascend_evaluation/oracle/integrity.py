@@ -237,8 +237,8 @@ def _check_granules(pool: BlockPool) -> None:
         return
     num_entries = 0
     for block in pool.blocks:
-        hashes = granules.known.get(block.block_id)
-        if hashes is None:
+        hashes = granules.granules_of(block.block_id)
+        if not hashes:
             continue
         group_id = granules.group_of[block.block_id]
         num_entries += len(hashes)

@@ -127,7 +127,7 @@ class ShadowWorker:
             ContentViolation: A block is in the index that holds such rows.
         """
         pool = self._scheduler.kv_cache_manager.block_pool
-        granules = getattr(getattr(pool, "granules", None), "known", {})
+        granules = getattr(pool, "granules", None)
         for block in pool.blocks:
             group_id = self._memory.group_of[block.block_id]
             if group_id == NO_GROUP:
@@ -135,8 +135,8 @@ class ShadowWorker:
             rules, num_rows = self._groups[group_id].rules, 0
             if block.block_hash is not None:
                 num_rows = rules.rows_per_block
-            elif block.block_id in granules:
-                num_tokens = len(granules[block.block_id]) * pool.hash_block_size
+            elif granules is not None:
+                num_tokens = len(granules.granules_of(block.block_id)) * pool.hash_block_size
                 num_rows = num_tokens // rules.ratio
             if self._memory.holds(block.block_id, num_rows, LOST):
                 raise ContentViolation(

@@ -34,7 +34,8 @@ class GranuleIndex:
     """(group, granule hash) -> blocks of that group whose rows cover the granule.
 
     Attributes:
-        known: Block id -> the block's granules. To be read only.
+        known: Block id -> the block's granules, one's name behind the other: a list for each block
+            would wake Python's garbage collector. To be read only.
         group_of: Block id -> the block's group, of the same blocks. To be read only.
         kept_until: Block id -> the boundary of the deepest tail that the block's writer has kept,
             in tokens. Of writers that have ended.
@@ -43,9 +44,10 @@ class GranuleIndex:
     def __init__(self) -> None:
         self._holders: defaultdict[GroupId, dict[BlockHash, _Holders]] = defaultdict(dict)
         self._by_id: dict[int, KVCacheBlock] = {}
-        self.known: dict[BlockId, list[BlockHash]] = {}
+        self.known: dict[BlockId, bytes] = {}
         self.group_of: dict[BlockId, GroupId] = {}
         self.kept_until: dict[BlockId, int] = {}
+        self._name_bytes = 1  # all names are equally long
 
     def __contains__(self, block: KVCacheBlock) -> bool:
         """Whether any granule of the block is entered."""
@@ -56,38 +58,57 @@ class GranuleIndex:
         return len(self.known)
 
     def enter(self, group_id: GroupId, block: KVCacheBlock, granules: Sequence[BlockHash]) -> None:
-        """Add the next granules of a block, in order; the block's first one comes first."""
+        """Add the next granules of a block, one at least, in order; its first one comes first."""
         holders = self._holders[group_id]
-        known = self.known.get(block.block_id)
-        if known is None:
-            self.known[block.block_id] = list(granules)
+        names, self._name_bytes = b"".join(granules), len(granules[0])
+        if block.block_id in self.known:
+            self.known[block.block_id] += names
+        else:
+            self.known[block.block_id] = names
             self.group_of[block.block_id] = group_id
             self._by_id[block.block_id] = block
-        else:
-            known.extend(granules)
+        if holders.keys().isdisjoint(granules):
+            holders.update(dict.fromkeys(granules, block))
+            return
+        own, last, together = _ids(block), None, b""
         for granule in granules:
             others = holders.get(granule)
             if others is None:
                 holders[granule] = block
-            else:
-                holders[granule] = _ids(others) + _ids(block)
+                continue
+            if others is not last:  # mostly the same as of the granule before
+                last, together = others, _ids(others) + own
+            holders[granule] = together
 
     def evict(self, block: KVCacheBlock) -> None:
         """Drop all entries of a block; nothing happens if there are none."""
-        known = self.known.pop(block.block_id, None)
-        if known is None:
+        if block.block_id not in self.known:
             return
+        granules = self.granules_of(block.block_id)
+        del self.known[block.block_id]
         self.kept_until.pop(block.block_id, None)
-        del self._by_id[block.block_id]
+        own = self._by_id.pop(block.block_id)
         holders = self._holders[self.group_of.pop(block.block_id)]
-        for granule in known:
+        last: _Holders | None = None
+        for granule in granules:
             found = holders[granule]
-            if not isinstance(found, bytes):
+            if found is own:
                 del holders[granule]
                 continue
-            left = array(_ID, found)
-            left.remove(block.block_id)
-            holders[granule] = left.tobytes() if len(left) > 1 else self._by_id[left[0]]
+            if found is not last:
+                last, left = found, self._without(found, own)
+            holders[granule] = left
+
+    def _without(self, holders: _Holders, block: KVCacheBlock) -> _Holders:
+        assert isinstance(holders, bytes), "other blocks hold the granule as well"
+        left = array(_ID, holders)
+        left.remove(block.block_id)
+        return left.tobytes() if len(left) > 1 else self._by_id[left[0]]
+
+    def granules_of(self, block_id: BlockId) -> list[BlockHash]:
+        """Return a block's granules that are entered; empty if none is."""
+        names, size = self.known.get(block_id, b""), self._name_bytes
+        return [BlockHash(names[start : start + size]) for start in range(0, len(names), size)]
 
     def find(self, group_id: GroupId, granule: BlockHash) -> KVCacheBlock | None:
         """Return a block that holds the rows of a granule and of those before it in the block."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which blocks hold the rows of a granule."""
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -13,11 +15,12 @@ def hashes(count: int) -> list[bytes]:
 
 
 def chained(tokens: list[int]) -> list[bytes]:
-    """Names that tell the whole prefix, as real ones do."""
-    return [bytes(tokens[: i + 1]) for i in range(len(tokens))]
+    """Names that tell the whole prefix and are equally long, as real ones are."""
+    return [bytes(tokens[: i + 1]).ljust(MOST_TOKENS, b".") for i in range(len(tokens))]
 
 
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+MOST_TOKENS = 6
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=MOST_TOKENS)
 
 
 @given(st.lists(PROMPTS, max_size=12), st.lists(PROMPTS, min_size=1, max_size=6), st.data())
@@ -58,6 +61,16 @@ def test_others_that_hold_a_granule_are_of_the_same_group_and_among_the_given():
     assert list(index.others(second, names[0], every)) == [first]
 
 
+def test_blocks_are_entered_without_a_container_for_each():
+    """Python's garbage collector counts those that are new, and walks the prompts' token lists."""
+    index, blocks = GranuleIndex(), list(map(KVCacheBlock, range(500)))
+    gc.collect()
+    before = len(gc.get_objects())
+    for block in blocks:
+        index.enter(0, block, [bytes([block.block_id >> 8, block.block_id & 255])])
+    assert len(gc.get_objects()) - before < 20
+
+
 def test_a_growing_block_is_evicted_with_everything():
     index, block = GranuleIndex(), KVCacheBlock(3)
     index.enter(0, block, hashes(4)[:1])
@@ -88,7 +101,7 @@ def test_blocks_that_share_granules_are_found_until_the_last_one_is_evicted():
     index.evict(two)
     assert index.find(0, names[0]) is one and index.find(0, names[2]) is None
     assert one in index and two not in index
-    assert (index.known, index.group_of) == ({1: names[:2]}, {1: 0})
+    assert (index.granules_of(1), index.group_of) == (names[:2], {1: 0})
     index.evict(two)
     index.clear()
     assert index.find(0, names[0]) is None and one not in index

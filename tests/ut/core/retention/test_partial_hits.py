@@ -99,7 +99,7 @@ def test_a_later_step_goes_on_where_the_last_one_ended():
         bench.collect(num_tokens)
         bench.caching.new_step_starts()
     assert bench.entered() == [0, 1, 2, 4, 5]
-    assert bench.index.known[bench.blocks[0].block_id] == HASHES[:3], "each once"
+    assert bench.index.granules_of(bench.blocks[0].block_id) == HASHES[:3], "each once"
 
 
 @pytest.mark.parametrize(("num_tokens", "entered"), [(15, [0, 1]), (31, [0, 1, 2, 4, 5])])
