@@ -64,8 +64,8 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         """Build what ranks take, over the pool and groups that are there."""
         pool, groups, plan = self.block_pool, self.groups, self.plan
         self._compressed = [is_compressed(spec) for spec in plan.specs]
-        is_eagle = any(group.is_eagle for group in groups.all)
-        lookahead = plan.hash_tokens if is_eagle else 0
+        pool.draft_groups = frozenset(group.id for group in groups.all if group.is_eagle)
+        lookahead = plan.hash_tokens if pool.draft_groups else 0
         self.tails = TailCache(
             pool,
             groups.retained,

@@ -42,6 +42,7 @@ def check_integrity(
     references.update(block.block_id for block in freed_later if not block.is_null)
     _check_reference_counts(pool, free, references, sources)
     _check_index(pool)
+    _check_duplicates(pool)
     _check_granules(pool)
     _check_tables(kv_cache_manager)
     _check_windows(kv_cache_manager)
@@ -228,6 +229,18 @@ def _check_index(pool: BlockPool) -> None:
             )
     if pool.null_block.block_hash is not None:
         raise IntegrityError("the null block has a key")
+
+
+def _check_duplicates(pool: BlockPool) -> None:
+    """Idle blocks take memory for rows that no other block has."""
+    drafts = getattr(pool, "draft_groups", None)
+    if drafts is None:  # vLLM's own pool keeps all
+        return
+    for key, value in pool.cached_block_hash_to_block._cache.items():
+        if isinstance(value, dict) and get_group_id(key) not in drafts:
+            idle = [block_id for block_id, block in value.items() if not block.ref_cnt]
+            if idle and len(value) > 1:
+                raise IntegrityError(f"block {idle[0]}: idle, and {len(value) - 1} have its rows")
 
 
 def _check_granules(pool: BlockPool) -> None:

@@ -257,7 +257,7 @@ ANY = (ContentViolation, IntegrityError)
 OLDER_BUGS = (
     Bug(hash_rows_instead_of_tokens, "dsv4-rows-plain-retention-unset"),
     Bug(end_hits_inside_compressed_blocks, "dsv4-rows-plain-retention-unset"),
-    Bug(forget_the_eagle_drop, "dsv4-rows-mtp1-retention-0"),
+    Bug(forget_the_eagle_drop, "dsv4-rows-mtp1-best"),
     Bug(trust_drafts_in_flight, "gemma-async-mtp-retention-0"),
     Bug(trust_drafts_in_flight, "dsv4-rows-async-mtp-retention-unset"),
 )

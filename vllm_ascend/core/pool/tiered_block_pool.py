@@ -7,12 +7,13 @@ A subclass, built by the coordinator itself: vLLM's own pools stay what they are
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock, get_group_id
 from vllm.v1.request import Request
 
 from vllm_ascend.core.events.kv_event_log import KVEventLog
@@ -38,6 +39,7 @@ class AscendBlockPool(BlockPool):
         given_up: Told of every name that stands for nothing any more; ``None`` if nobody asks.
         before_reset: Called before all is forgotten, to let go of what waits for steps in flight.
         event_log: What is told of the cache; ``None`` where nobody is told.
+        draft_groups: Groups in which blocks of one name may differ: see ``SuccessorHashes``.
     """
 
     enable_kv_cache_events: bool
@@ -54,6 +56,7 @@ class AscendBlockPool(BlockPool):
         self.granules = GranuleIndex()
         self.given_up: GivenUpNames | None = None
         self.before_reset: Callable[[], None] | None = None
+        self.draft_groups: Collection[GroupId] = ()
         self._left: Collection[int] = ()
         self._ranks = bytearray([Rank.KEPT]) * self.num_gpu_blocks
         # Of blocks of tails: how many requests went on there, up to two.
@@ -104,12 +107,13 @@ class AscendBlockPool(BlockPool):
     ) -> list[int]:
         """Enter some blocks, by ascending ordinals, under their names; see ``cache_full_blocks``.
 
-        A block that is cached already keeps the better of two ranks. Returns the ordinals of the
-        others.
+        A block that is cached already keeps the better of two ranks. Idle blocks of the same names
+        are given up: their rows are there twice now. Returns the ordinals of the others.
         """
         names = BlockNames(request.block_hashes, self.hash_block_size, block_tokens)
         name_of, suffix = names.__getitem__, group_suffix(group_id)
-        insert, ranks = self.cached_block_hash_to_block.insert, self._ranks
+        cached, ranks = self.cached_block_hash_to_block._cache, self._ranks
+        may_differ = group_id in self.draft_groups
         entered: list[int] = []
         for ordinal in ordinals:
             block = blocks[ordinal]
@@ -118,8 +122,11 @@ class AscendBlockPool(BlockPool):
                     continue
                 key = BlockHashWithGroupId(name_of(ordinal) + suffix)
                 block._block_hash = key
-                insert(key, block)
+                is_duplicate = key in cached
+                self.cached_block_hash_to_block.insert(key, block)
                 ranks[block.block_id] = rank
+                if is_duplicate and not may_differ:
+                    self._give_up_duplicates(block)
                 entered.append(ordinal)
             elif ranks[block.block_id] < rank:
                 self.set_rank(block, rank)
@@ -231,6 +238,28 @@ class AscendBlockPool(BlockPool):
             self.free_block_queue.remove(block)
             self.free_block_queue.prepend_n([block])
 
+    def _give_up_duplicates(self, block: KVCacheBlock) -> None:
+        """Give up the idle blocks with the same rows as one that is in use."""
+        duplicates: Any = self.cached_block_hash_to_block._cache[block._block_hash]
+        for other in list(duplicates.values()):
+            if other.ref_cnt == 0:
+                self._take_over(block, other)
+                self.give_up(other)
+
+    def _give_up_if_outlived(self, block: KVCacheBlock, same: dict[int, KVCacheBlock]) -> None:
+        """Give a block up that nobody uses any more if another one with its rows is in use."""
+        other = next((other for other in same.values() if other.ref_cnt), None)
+        if other is not None and get_group_id(block._block_hash) not in self.draft_groups:
+            self._take_over(other, block)
+            self._maybe_evict_cached_block(block)
+
+    def _take_over(self, block: KVCacheBlock, duplicate: KVCacheBlock) -> None:
+        """Let a block in use stay as long as its duplicate would have."""
+        for of_blocks in (self._ranks, self._uses):
+            of_blocks[block.block_id] = max(
+                of_blocks[block.block_id], of_blocks[duplicate.block_id]
+            )
+
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Hand out blocks, the one given up first at the head; see vLLM's base class.
 
@@ -246,15 +275,19 @@ class AscendBlockPool(BlockPool):
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock], prepend: bool = False) -> None:
         """Drop one reference of every block; those without any left join the tier of their rank.
 
-        Within it the first is reused first. ``prepend``: all are next, whatever they hold.
+        Within it the first is reused first. A block whose rows another one in use has as well is
+        given up. ``prepend``: all are next, whatever they hold.
         """
         with_granules, ranks, queue = self.granules.known, self._ranks, self.free_block_queue
+        cached: Mapping[Any, Any] = self.cached_block_hash_to_block._cache
         scratch: list[KVCacheBlock] = []
         freed: dict[int, list[KVCacheBlock]] = {}
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if block.ref_cnt or block.is_null:
                 continue
+            if type(same := cached.get(block._block_hash)) is dict:
+                self._give_up_if_outlived(block, same)
             if prepend or (block._block_hash is None and block.block_id not in with_granules):
                 scratch.append(block)
             elif (rank := ranks[block.block_id]) in freed:
@@ -284,11 +317,14 @@ class AscendBlockPool(BlockPool):
         self._ranks[block.block_id] = Rank.KEPT
         self._uses[block.block_id] = 0
         self.granules.evict(block)
-        if self.given_up is not None and block._block_hash is not None:
-            self.given_up.add(block._block_hash)
         if self.event_log is not None:
             self.event_log.block_evicted(block.block_id)
-        return super()._maybe_evict_cached_block(block)
+        name = block._block_hash
+        is_evicted = super()._maybe_evict_cached_block(block)
+        is_lost = name is not None and name not in self.cached_block_hash_to_block._cache
+        if self.given_up is not None and is_lost:
+            self.given_up.add(name)
+        return is_evicted
 
     @contextmanager
     def leaving(self, block_ids: Collection[int]) -> Iterator[None]:
