@@ -26,9 +26,11 @@ from vllm_ascend_evaluation.replay.commands import (
     variants_of,
     write_and_end,
 )
+from vllm_ascend_evaluation.replay.cost.options import cost_model_of
 from vllm_ascend_evaluation.replay.curves.loads import GoodputReport, Load
 from vllm_ascend_evaluation.replay.curves.speeds import SLOWEST, SpeedSearch
 from vllm_ascend_evaluation.replay.options import (
+    CostModelFile,
     DataParallel,
     DpRouting,
     Drafts,
@@ -57,7 +59,6 @@ from vllm_ascend_evaluation.replay.runs.job import (
     DEFAULT_TIER_GIB_PER_SECOND,
     TIMESTAMPS,
     VLLM_ROUTING,
-    CostModel,
     Job,
     RunSettings,
 )
@@ -79,6 +80,7 @@ _BlockSize = Annotated[int, typer.Option(help="--block-size of the engine.")]
 
 
 def goodput(
+    context: typer.Context,
     workload: _WorkloadName = "chat",
     variant: Variants = None,
     slo: _SloText = "ttft=5s",
@@ -97,6 +99,7 @@ def goodput(
     tokenizer: Tokenizer = None,
     step_ms: StepMs = 20.0,
     token_us: TokenUs = 60.0,
+    cost_model: CostModelFile = None,
     seed: Seed = 0,
     max_num_seqs: MaxNumSeqs = 32,
     max_num_batched_tokens: MaxNumBatchedTokens = 8192,
@@ -120,7 +123,7 @@ def goodput(
         settings = RunSettings(
             *(layout, max_num_seqs, max_num_batched_tokens, max_model_len, False),
             *(block_size, num_drafts, int(kv_gib * GIB), TIMESTAMPS),
-            CostModel(step_ms, token_us),
+            cost_model_of(context, variant),
             num_ranks=data_parallel,
             dp_routing=dp_routing,
             tier_gib=tier_gib,
