@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,6 +83,8 @@ class CostModel:
         request_us: Per request of a step, in µs: its part of the inputs, of sampling, its answer.
         prefill_pair_ns: Per pair of tokens that attention of prompts computes, in ns.
         decode_row_ns: Per token of context of a request that answers, in ns: its rows are read.
+        front_end_ms: Of a request, in ms, beside all steps: HTTP, its checks, the way of its first
+            token back. It comes on top of the time to first token.
     """
 
     step_ms: float = 20.0
@@ -90,6 +92,7 @@ class CostModel:
     request_us: float = 0.0
     prefill_pair_ns: float = 0.0
     decode_row_ns: float = 0.0
+    front_end_ms: float = 0.0
 
     def step_duration_ms(self, work: StepWork) -> float:
         """Return the modelled time of a step."""
@@ -99,16 +102,9 @@ class CostModel:
         return duration_ms + (attention_ns + self.decode_row_ns * work.decode_rows) / 1e6
 
     def parameters(self) -> dict[str, float]:
-        """Return the terms by name, without those of attention and requests that are zero."""
+        """Return the terms by name, those of two-number models and whatever is not zero."""
         always = ("step_ms", "token_us")
         return {name: value for name, value in asdict(self).items() if value or name in always}
 
 
 TERMS: tuple[str, ...] = tuple(field.name for field in fields(CostModel))
-
-
-def durations_ms(model: CostModel, works: Iterable[StepWork]) -> list[float]:
-    """Return how long it takes to do each of some works, of any number of steps."""
-    once = StepWork(0)
-    of_step = model.step_duration_ms(once)
-    return [model.step_duration_ms(work) + (work.num_steps - 1) * of_step for work in works]

@@ -93,7 +93,8 @@ class DataParallelEngine(ReplayLoop):
         elapsed = hashed + time.perf_counter() - start
         self._requests[name] = request, rank
         assert request.arrival_ms is not None, "arrivals say when a request arrived"
-        rank.recorder.added(name, len(request.prompt_token_ids), elapsed, request.arrival_ms)
+        sent_ms = request.arrival_ms - self._cost_model.front_end_ms
+        rank.recorder.added(name, len(request.prompt_token_ids), elapsed, sent_ms)
 
     def _step(self) -> int:
         """Step all ranks that have something to do; return the most tokens of one."""

@@ -229,7 +229,8 @@ class ReplayEngine(ReplayLoop):
             self._of_sessions[name] = request
         elapsed = time.perf_counter() - start
         assert request.arrival_ms is not None, "arrivals say when a request arrived"
-        self._recorder.added(name, len(request.prompt_token_ids), elapsed, request.arrival_ms)
+        sent_ms = request.arrival_ms - (self._cost_model.front_end_ms if self._cost_model else 0.0)
+        self._recorder.added(name, len(request.prompt_token_ids), elapsed, sent_ms)
 
     def _advance_clock(self, output: SchedulerOutput) -> float:
         """Move the clock to the end of a step; return it."""
