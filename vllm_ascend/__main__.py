@@ -38,6 +38,7 @@ COMMANDS = {
     "sweep": "vllm_ascend_evaluation.replay.curves.sweep:sweep",
     "traffic": "vllm_ascend_evaluation.replay.traffic:traffic",
     "memory-curve": "vllm_ascend_evaluation.replay.curves.memory:memory_curve",
+    "calibrate": "vllm_ascend_evaluation.calibrate.cli:calibrate",
     "goodput": "vllm_ascend_evaluation.replay.curves.goodput:goodput",
     "prefix-curve": "vllm_ascend_evaluation.replay.curves.prefixes:prefix_curve",
     "relay": "vllm_ascend.kv_events.cli:relay",

@@ -31,6 +31,8 @@ class StoredCostModel:
         num_fitted: Measurements that it was fitted to.
         error_percent: ``num_points`` kept apart, and ``median``, ``p90`` and ``worst`` of the
             absolute error on them.
+        points: Every measurement, and what the model says of it.
+        complete: Whether it was measured to its end.
     """
 
     model: CostModel
@@ -41,6 +43,8 @@ class StoredCostModel:
     settings: dict[str, Any] = field(default_factory=dict)
     num_fitted: int = 0
     error_percent: dict[str, float] = field(default_factory=dict)
+    points: tuple[dict[str, float], ...] = ()
+    complete: bool = True
 
     def to_json(self) -> str:
         """Return the contents of the file."""
