@@ -38,6 +38,7 @@ COMMANDS = {
     "sweep": "vllm_ascend_evaluation.replay.curves.sweep:sweep",
     "traffic": "vllm_ascend_evaluation.replay.traffic:traffic",
     "memory-curve": "vllm_ascend_evaluation.replay.curves.memory:memory_curve",
+    "calibrate": "vllm_ascend_evaluation.calibrate.cli:calibrate",
     "goodput": "vllm_ascend_evaluation.replay.curves.goodput:goodput",
     "prefix-curve": "vllm_ascend_evaluation.replay.curves.prefixes:prefix_curve",
     "relay": "vllm_ascend.kv_events.cli:relay",
@@ -48,7 +49,7 @@ COMMANDS = {
 # Measures and proves; it is in the same distribution, and the overlay leaves it out.
 _EVALUATION = "vllm_ascend_evaluation"
 # Those of the extra `evaluation`, and what of them every command needs.
-_EXTRAS = ("httpx", "matplotlib", "rich", "typer")
+_EXTRAS = ("httpx", "matplotlib", "rich", "scipy", "typer")
 _ALWAYS = ("rich", "typer")
 
 

@@ -17,6 +17,7 @@ from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.server_access.access import API_KEY_VARIABLE, HttpAccess, ServerError
 
 ANSWERED = "vllm:request_success_total"
+_LIVE = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _STARTED = "process_start_time_seconds"
 _UNVERIFIED = "CERTIFICATE_VERIFY_FAILED"  # OpenSSL's words
 _PATIENCE_S = 30.0
@@ -140,6 +141,25 @@ class Server:
         """
         return self._metrics().counters
 
+    def num_live(self) -> int | None:
+        """Return how many requests run or wait, ``None`` if the server does not say.
+
+        Raises:
+            ServerError: The server cannot be reached.
+        """
+        return self._metrics().num_live
+
+    def max_num_batched_tokens(self) -> int | None:
+        """Return the scheduler's limit, ``None`` if the server does not say.
+
+        vLLM does so in development mode only (``VLLM_SERVER_DEV_MODE=1``).
+        """
+        try:
+            told = self._get(f"{self.url}/server_info?config_format=json").json()
+            return int(told["vllm_config"]["scheduler_config"]["max_num_batched_tokens"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return None
+
     def refusal(self, path: str, **body: Any) -> str:
         """Send one request and return what is wrong with it; empty if the server begins to answer.
 
@@ -197,10 +217,12 @@ class Metrics:
             is told by source is there once more per source, as ``name{source="..."}``.
         started: When the process started, ISO 8601; empty if it does not say, as vLLM does not
             with several API servers.
+        num_live: Requests that run or wait; ``None`` if it does not say.
     """
 
     counters: Mapping[str, float]
     started: str
+    num_live: int | None = None
 
 
 # Labels by whose values counters are summed up as well.
@@ -214,7 +236,7 @@ def parse_metrics(text: str) -> Metrics:
         ValueError: It is no such page.
     """
     counters: dict[str, float] = defaultdict(float)
-    started = ""
+    started, live = "", []
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.endswith(("_total", "_sum")):
@@ -222,8 +244,10 @@ def parse_metrics(text: str) -> Metrics:
                 for label in _TOLD_APART & sample.labels.keys():
                     value = sample.labels[label]
                     counters[f'{sample.name}{{{label}="{value}"}}'] += sample.value
+            elif sample.name in _LIVE:
+                live.append(sample.value)
             elif sample.name == _STARTED:
                 # To the millisecond: Linux tells it in hundredths of a second.
                 when = datetime.fromtimestamp(sample.value, timezone.utc)
                 started = when.isoformat(timespec="milliseconds")
-    return Metrics(dict(counters), started)
+    return Metrics(dict(counters), started, int(sum(live)) if live else None)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ from vllm_ascend_evaluation.replay.commands import (
     variants_of,
     write_and_end,
 )
+from vllm_ascend_evaluation.replay.cost.options import cost_model_of
 from vllm_ascend_evaluation.replay.http.options import (
     HttpOptions,
     MaxPromptTokens,
@@ -42,6 +45,7 @@ from vllm_ascend_evaluation.replay.http.options import (
 from vllm_ascend_evaluation.replay.http.prompts import PromptShape
 from vllm_ascend_evaluation.replay.options import (
     Concurrency,
+    CostModelFile,
     DataParallel,
     DiskGib,
     DiskGibPerSecond,
@@ -77,7 +81,6 @@ from vllm_ascend_evaluation.replay.runs.job import (
     DEFAULT_TIER_GIB_PER_SECOND,
     TIMESTAMPS,
     VLLM_ROUTING,
-    CostModel,
     RunSettings,
 )
 from vllm_ascend_evaluation.replay.runs.runner import Outcome
@@ -108,7 +111,12 @@ _SummaryPng = Annotated[
     Path | None, typer.Option(help="Also write the summary picture.", show_default="none")
 ]
 _Arrivals = Annotated[
-    str, typer.Option(help="closed (loop), or timestamps (of the trace, on a modelled clock).")
+    str,
+    typer.Option(
+        help="closed (loop); timestamps (of the trace, on a modelled clock); poisson:RATE (at "
+        "random, RATE requests per s, by --seed).",
+        metavar="closed|timestamps|poisson:RATE",
+    ),
 ]
 _ModelTtft = Annotated[bool, typer.Option(help="Model times to first token in a closed loop, too.")]
 _MemoryUse = Annotated[
@@ -149,6 +157,7 @@ def replay(
     memory_use: _MemoryUse = False,
     step_ms: StepMs = 20.0,
     token_us: TokenUs = 60.0,
+    cost_model: CostModelFile = None,
     seed: Seed = 0,
     max_num_seqs: MaxNumSeqs = 32,
     max_num_batched_tokens: MaxNumBatchedTokens = 8192,
@@ -173,9 +182,9 @@ def replay(
     """
     with bad_input_ends():
         check_release(release)
-    arrivals = _checked_arrivals(context, TIMESTAMPS if timestamps else arrivals)
-    names = workload or ["W1"]
-    sources = sources_of(names, seed, concurrency, max_requests, max_output_tokens, tokenizer)
+    arrivals, rate = _checked_arrivals(context, TIMESTAMPS if timestamps else arrivals)
+    limits = (concurrency, max_requests, max_output_tokens)
+    sources = sources_of(workload or ["W1"], seed, *limits, tokenizer, rate)
     if url is not None:
         shape = PromptShape(
             vocab_size, seed, scale, max_prompt_tokens, max_requests, max_output_tokens
@@ -185,11 +194,14 @@ def replay(
         return
     with bad_input_ends():
         draft_method, num_drafts = drafts_of(drafts, mtp)
-    is_timed = model_ttft or arrivals == TIMESTAMPS or disk_gib is not None
+        of_steps = cost_model_of(context, variant)
+    is_timed = (
+        model_ttft or arrivals == TIMESTAMPS or disk_gib is not None or cost_model is not None
+    )
     settings = RunSettings(
         *(layout, max_num_seqs, max_num_batched_tokens, max_model_len, verify),
         *(block_size, num_drafts, int(kv_gib * GIB), arrivals),
-        CostModel(step_ms, token_us) if is_timed else None,
+        of_steps if is_timed else None,
         num_ranks=data_parallel,
         dp_routing=dp_routing,
         tier_gib=tier_gib,
@@ -213,17 +225,33 @@ def replay(
     _replay(sources, variants, settings, report_of, out=out, png=png, jobs=jobs)
 
 
-def _checked_arrivals(context: typer.Context, arrivals: str) -> str:
+def _checked_arrivals(context: typer.Context, text: str) -> tuple[str, float | None]:
     """Return how requests come in, once the options fit it and each other.
+
+    Returns:
+        ``closed`` or ``timestamps``, and how many come per second at random; ``None``: at their
+        own times.
 
     Raises:
         typer.Exit: They do not.
     """
     with bad_input_ends():
-        if arrivals not in (CLOSED_LOOP, TIMESTAMPS):
-            raise BadInputError(f"--arrivals {arrivals}: allowed are closed and timestamps")
-        check_together(context, arrivals=arrivals)
-    return arrivals
+        arrivals, rate = _arrivals_of(text)
+        check_together(context, arrivals=arrivals, is_random=rate is not None)
+    return arrivals, rate
+
+
+def _arrivals_of(text: str) -> tuple[str, float | None]:
+    kind, _, rate = text.partition(":")
+    if text in (CLOSED_LOOP, TIMESTAMPS):
+        return text, None
+    with contextlib.suppress(ValueError):
+        if kind == "poisson" and 0 < float(rate) < math.inf:
+            return TIMESTAMPS, float(rate)
+    raise BadInputError(
+        f"--arrivals {text}: allowed are closed, timestamps and poisson:RATE, RATE above 0 in "
+        "requests per second"
+    )
 
 
 def _send(

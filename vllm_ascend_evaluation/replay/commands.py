@@ -17,10 +17,11 @@ from vllm_ascend.deployment import vllm_distribution
 from vllm_ascend.releases import describe_supported, find_release
 from vllm_ascend.server_access.access import without_secrets
 from vllm_ascend_evaluation.replay.bounds import survey
+from vllm_ascend_evaluation.replay.cost.model import CostModel
 from vllm_ascend_evaluation.replay.curves.lines import policy_rates, with_rest_rates
 from vllm_ascend_evaluation.replay.outputs import spare_finished
 from vllm_ascend_evaluation.replay.results import ReplayReport, RunResult, WorkloadReport
-from vllm_ascend_evaluation.replay.runs.job import DRAFT_METHODS, CostModel, Job, RunSettings
+from vllm_ascend_evaluation.replay.runs.job import DRAFT_METHODS, Job, RunSettings
 from vllm_ascend_evaluation.replay.runs.progress import watched
 from vllm_ascend_evaluation.replay.runs.runner import Outcome, Runner
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
@@ -52,7 +53,8 @@ def load_workloads(
         BadInputError: Names the source and what is wrong with it.
     """
     workloads = {}
-    for source in (s.prepared(uses_times=needs_arrivals) for s in dict.fromkeys(sources)):
+    for given in dict.fromkeys(sources):
+        source = given.prepared(uses_times=needs_arrivals and given.poisson_rate is None)
         workload = source.load().within(max_model_len)
         if needs_arrivals:
             workload.check_arrivals()
@@ -88,6 +90,7 @@ def sources_of(
     max_requests: int | None = None,
     max_output_tokens: int | None = None,
     tokenizer: str | None = None,
+    poisson_rate: float | None = None,
 ) -> list[WorkloadSource]:
     """Return where the requests of some workloads come from.
 
@@ -98,9 +101,10 @@ def sources_of(
         max_requests: Of each workload.
         max_output_tokens: Cap on answers.
         tokenizer: Folder, for files that hold text.
+        poisson_rate: Requests per second that come at random.
     """
     shared = (seed, concurrency, max_requests, max_output_tokens, tokenizer)
-    return [WorkloadSource(name, *shared) for name in names]
+    return [WorkloadSource(name, *shared, poisson_rate=poisson_rate) for name in names]
 
 
 def variants_of(texts: Sequence[str], layout: str) -> list[Variant]:
@@ -211,7 +215,7 @@ def make_report(
         command=command_line(),
         seed=seed,
         vllm_version=_vllm_version(),
-        cost_model={} if cost_model is None else dict(vars(cost_model)),
+        cost_model={} if cost_model is None else cost_model.parameters(),
         workloads=tuple(
             _workload_report(workload, runs, with_policies=with_policies, is_timed=is_timed)
             for source, workload in workloads.items()

@@ -139,3 +139,12 @@ Layout = Annotated[
 ]
 StepMs = Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)]
 TokenUs = Annotated[float, typer.Option(help="Cost model: time per scheduled token.", min=0)]
+CostModelFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cost-model",
+        help="Cost model that calibrate fitted to a server, in place of --step-ms and --token-us.",
+        metavar="FILE",
+        show_default="none",
+    ),
+]

@@ -45,6 +45,7 @@ class WorkloadSource:
         max_output_tokens: Cap on answers, and their length where a file says none.
         tokenizer: Folder of the model's tokenizer, for a file that holds text.
         uses_times: Whether requests arrive at a file's times: then all have one, or none has.
+        poisson_rate: Requests come at random, so many per second; ``None``: at their own times.
         store: What :meth:`prepared` made of a file that is read once only.
     """
 
@@ -55,6 +56,7 @@ class WorkloadSource:
     max_output_tokens: int | None = None
     tokenizer: str | None = None
     uses_times: bool = True
+    poisson_rate: float | None = None
     store: str | None = None
 
     def prepared(self, *, uses_times: bool = True) -> WorkloadSource:
@@ -84,6 +86,12 @@ class WorkloadSource:
         Raises:
             BadInputError: Names the source and what is wrong with it.
         """
+        workload = self._as_it_is()
+        if self.poisson_rate is None:
+            return workload
+        return workload.arriving(self.poisson_rate, self.seed)
+
+    def _as_it_is(self) -> Workload:
         workload = self._generated()
         if workload is None:
             return self._file()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from random import Random
 
 from vllm_ascend.command_line.bad_input import BadInputError
 
@@ -52,6 +53,7 @@ class Workload:
         requests: Yields the requests in order of arrival, lazily and each time alike.
         num_left_out: Requests that are not among them because they are too long.
         assumed: What was assumed, and of how many of the requests.
+        when: When requests arrive that arrive at their times, in words.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Workload:
     requests: Callable[[], Iterator[TraceRequest]]
     num_left_out: int = 0
     assumed: Mapping[str, int] = field(default_factory=dict)
+    when: str = "at their timestamps"
 
     def in_words(self, *, is_timed: bool) -> str:
         """Return the shape, how requests come in, and what was assumed.
@@ -68,7 +71,7 @@ class Workload:
         Args:
             is_timed: Whether requests arrive at their times, not in a closed loop.
         """
-        pace = "at their timestamps" if is_timed else f"{self.concurrency} at a time"
+        pace = self.when if is_timed else f"{self.concurrency} at a time"
         remarks = (f"{count:,} {what}" for what, count in self.assumed.items())
         return "; ".join((self.description, pace, *remarks))
 
@@ -135,6 +138,24 @@ class Workload:
             num_left_out=self.num_left_out + num_long,
             assumed=count_assumed(what for length, what in read if length <= max_model_len),
         )
+
+    def arriving(self, rate: float, seed: int) -> Workload:
+        """Return this workload with requests that come at random times, whatever it says itself.
+
+        A turn of a session comes at its own, too, whether the one before it has been answered.
+
+        Args:
+            rate: Requests per second, on average: gaps are exponential, as of a Poisson process.
+            seed: Of the gaps; every reading has the same.
+        """
+
+        def requests() -> Iterator[TraceRequest]:
+            gaps, now_ms = Random(seed), 0.0
+            for request in self.requests():
+                yield replace(request, arrival_ms=now_ms, think_ms=None)
+                now_ms += 1000 * gaps.expovariate(rate)
+
+        return replace(self, requests=requests, when=f"{rate:g} per s at random")
 
     def check_arrivals(self) -> None:
         """Check that the time of every request is known.

@@ -140,7 +140,7 @@ def test_hugging_face_config_and_stock_with_trace_timestamps(tmp_path):
             "W1: every request is too long: with their answers they have 9216",
         ),
         (("--arrivals", "timestamps"), "W1 has no timestamps: take other traffic, or"),
-        (("--arrivals", "sometimes"), "--arrivals sometimes: allowed are closed and timestamps"),
+        (("--arrivals", "sometimes"), "--arrivals sometimes: allowed are closed, timestamps and "),
     ],
 )
 def test_bad_input_ends_before_anything_runs(tmp_path, arguments, complaint):

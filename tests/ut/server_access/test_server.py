@@ -89,3 +89,21 @@ def test_the_start_of_the_process_is_read_where_it_is_said():
     assert parse_metrics(PAGE).started == ""
     line = "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.79531867513e+09\n"
     assert parse_metrics(PAGE + line).started == "2026-11-22T03:37:55.130+00:00"
+
+
+def test_requests_that_run_or_wait_are_counted_over_engines():
+    assert parse_metrics(PAGE).num_live is None
+    live = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a b"} 2.0
+vllm:num_requests_running{engine="1",model_name="a b"} 1.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="a b"} 4.0
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{engine="0",model_name="a b",reason="capacity"} 4.0
+"""
+    assert parse_metrics(PAGE + live).num_live == 7
+    assert (
+        parse_metrics(live.replace("2.0", "0.0").replace("1.0", "0").replace("4.0", "0")).num_live
+        == 0
+    )

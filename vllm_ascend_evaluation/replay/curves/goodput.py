@@ -26,11 +26,13 @@ from vllm_ascend_evaluation.replay.commands import (
     variants_of,
     write_and_end,
 )
+from vllm_ascend_evaluation.replay.cost.options import cost_model_of
 from vllm_ascend_evaluation.replay.curves.loads import GoodputReport, Load
+from vllm_ascend_evaluation.replay.curves.setups import jobs_of, setups_of
 from vllm_ascend_evaluation.replay.curves.speeds import SLOWEST, SpeedSearch
 from vllm_ascend_evaluation.replay.options import (
-    DataParallel,
-    DpRouting,
+    MAX_KV_GIB,
+    CostModelFile,
     Drafts,
     Jobs,
     Json,
@@ -45,7 +47,6 @@ from vllm_ascend_evaluation.replay.options import (
     Png,
     Seed,
     StepMs,
-    TierGib,
     TierGibPerSecond,
     Tokenizer,
     TokenUs,
@@ -57,7 +58,6 @@ from vllm_ascend_evaluation.replay.runs.job import (
     DEFAULT_TIER_GIB_PER_SECOND,
     TIMESTAMPS,
     VLLM_ROUTING,
-    CostModel,
     Job,
     RunSettings,
 )
@@ -75,10 +75,37 @@ _SloText = Annotated[
     ),
 ]
 _SloPercent = Annotated[float, typer.Option(help="To so many of all requests.")]
+_SEVERAL = "May be given several times: a line for each."
+_DataParallel = Annotated[
+    list[int] | None,
+    typer.Option(
+        help=f"Data-parallel ranks behind one front end, each with --kv-gib. {_SEVERAL}",
+        min=1,
+        max=64,
+        show_default="1",
+    ),
+]
+_DpRouting = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Who chooses the rank: vllm (its own balancer) or cache. {_SEVERAL}",
+        show_default="vllm",
+    ),
+]
+_TierGib = Annotated[
+    list[float] | None,
+    typer.Option(
+        help=f"Host memory of a tier below each rank in GiB, 0 for none. {_SEVERAL}",
+        min=0,
+        max=MAX_KV_GIB,
+        show_default="no tier",
+    ),
+]
 _BlockSize = Annotated[int, typer.Option(help="--block-size of the engine.")]
 
 
 def goodput(
+    context: typer.Context,
     workload: _WorkloadName = "chat",
     variant: Variants = None,
     slo: _SloText = "ttft=5s",
@@ -88,7 +115,7 @@ def goodput(
     mtp: Mtp = 0,
     drafts: Drafts = None,
     kv_gib: KvGib = 16.0,
-    tier_gib: TierGib = None,
+    tier_gib: _TierGib = None,
     tier_gib_per_second: TierGibPerSecond = DEFAULT_TIER_GIB_PER_SECOND,
     json: Json = Path("replay-out/goodput.json"),
     png: Png = Path("replay-out/goodput.png"),
@@ -97,13 +124,14 @@ def goodput(
     tokenizer: Tokenizer = None,
     step_ms: StepMs = 20.0,
     token_us: TokenUs = 60.0,
+    cost_model: CostModelFile = None,
     seed: Seed = 0,
     max_num_seqs: MaxNumSeqs = 32,
     max_num_batched_tokens: MaxNumBatchedTokens = 8192,
     max_model_len: MaxModelLen = 135_000,
     jobs: Jobs = 2,
-    data_parallel: DataParallel = 1,
-    dp_routing: DpRouting = VLLM_ROUTING,
+    data_parallel: _DataParallel = None,
+    dp_routing: _DpRouting = None,
 ) -> None:
     """Find the highest rate of requests at which times to first token and per token are promised.
 
@@ -120,16 +148,14 @@ def goodput(
         settings = RunSettings(
             *(layout, max_num_seqs, max_num_batched_tokens, max_model_len, False),
             *(block_size, num_drafts, int(kv_gib * GIB), TIMESTAMPS),
-            CostModel(step_ms, token_us),
-            num_ranks=data_parallel,
-            dp_routing=dp_routing,
-            tier_gib=tier_gib,
+            cost_model_of(context, variant),
             tier_gib_per_second=tier_gib_per_second,
             draft_method=draft_method,
             slo=promise,
         )
         chosen = variants_of(variant or default_variants(layout), layout)
-        plan = [make_job(source, of, settings) for of in chosen]
+        setups = setups_of(data_parallel or [1], dp_routing or [VLLM_ROUTING], tier_gib or [0.0])
+        plan = [job for of in chosen for job in jobs_of(make_job(source, of, settings), setups)]
         prepare_files({"--json": json, "--png": png})
         outcome, loads = _search(plan, promise, lambda plan: run_jobs(plan, jobs, workloads))
         _check_can_be_kept(slo, promise, loads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,13 @@ class HttpClient:
             raise _refusal(url, response.status_code, response.text)
         return offered
 
-    async def complete(self, model: str, prompt: list[int], output_tokens: int) -> Answer:
+    async def complete(
+        self,
+        model: str,
+        prompt: list[int],
+        output_tokens: int,
+        on_token: Callable[[float], object] = lambda when: None,
+    ) -> Answer:
         """Let the server continue a prompt by exactly so many tokens.
 
         Args:
@@ -112,6 +118,7 @@ class HttpClient:
             prompt: Token ids.
             output_tokens: Length of the answer. A server that knows neither ``min_tokens`` nor
                 ``ignore_eos`` may give a shorter one.
+            on_token: Told when each piece of the answer came, by ``time.perf_counter``.
 
         Raises:
             ServerError: It cannot be reached, refuses, or its answer makes no sense.
@@ -127,7 +134,7 @@ class HttpClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        reading = _Reading(url)
+        reading = _Reading(url, on_token)
         try:
             async with self._http.stream("POST", url, json=body) as response:
                 if response.status_code != httpx.codes.OK:
@@ -143,8 +150,9 @@ class HttpClient:
 class _Reading:
     """Gathers the events of one stream."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, on_token: Callable[[float], object]) -> None:
         self._url = url
+        self._on_token = on_token
         self._sent = time.perf_counter()
         self._first: float | None = None
         self._last = 0.0
@@ -173,6 +181,7 @@ class _Reading:
             self._first = now if self._first is None else self._first
             self._last = now
             self._num_chunks += 1
+            self._on_token(now)
         if isinstance(usage, dict):
             self._usage = usage
 

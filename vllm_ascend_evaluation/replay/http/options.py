@@ -48,8 +48,8 @@ _ONLY_REPLAY = (
         "release",
     ),
     *("tier_gib", "tier_gib_per_second", "disk_gib", "disk_gib_per_second", "restart_at"),
-    *("model_ttft", "step_ms", "token_us", "max_num_seqs", "max_num_batched_tokens"),
-    *("max_model_len", "jobs"),
+    *("model_ttft", "step_ms", "token_us", "cost_model", "max_num_seqs"),
+    *("max_num_batched_tokens", "max_model_len", "jobs"),
 )
 _ONLY_SERVER = (
     *("model", "vocab_size", "max_prompt_tokens", "scale", "timeout"),
@@ -99,12 +99,13 @@ class HttpOptions:
         return self.arrivals == TIMESTAMPS
 
 
-def check_together(context: typer.Context, *, arrivals: str) -> None:
+def check_together(context: typer.Context, *, arrivals: str, is_random: bool = False) -> None:
     """Check that options which mean nothing together are not given together.
 
     Args:
         context: Of the command; knows what was given.
         arrivals: ``closed`` or ``timestamps``.
+        is_random: Whether times are drawn, at a rate that the user gives.
 
     Raises:
         BadInputError: Names the options.
@@ -121,5 +122,7 @@ def check_together(context: typer.Context, *, arrivals: str) -> None:
     speed = context.params["speed"]
     if not 0 < speed < float("inf"):
         raise BadInputError(f"--speed {speed:g}: expected a factor above 0")
+    if is_random and "speed" in given:
+        raise BadInputError("--speed goes without --arrivals poisson:RATE: give another RATE")
     if arrivals != TIMESTAMPS and "speed" in given:
         raise BadInputError(f"--speed {speed:g}: only with --timestamps")

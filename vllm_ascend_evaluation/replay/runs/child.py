@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_ascend.command_line.bad_input import BadInputError
-from vllm_ascend_evaluation.replay.runs.job import CACHE_ROUTING, TIMESTAMPS, CostModel, Job
+from vllm_ascend_evaluation.replay.cost.model import CostModel
+from vllm_ascend_evaluation.replay.runs.job import CACHE_ROUTING, TIMESTAMPS, Job
 from vllm_ascend_evaluation.replay.tier_use import DiskUse, TierUse
 from vllm_ascend_evaluation.replay.trace import Workload
 

@@ -13,11 +13,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ascend.dry_run.scheduler import make_request
 from vllm_ascend.dry_run.worker import Worker
+from vllm_ascend_evaluation.replay.cost.model import CostModel, StepWork
 from vllm_ascend_evaluation.replay.results import DataParallelResult
 from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
 from vllm_ascend_evaluation.replay.runs.balancer import Balancer
 from vllm_ascend_evaluation.replay.runs.engine import ReplayLoop, Step, run_step
-from vllm_ascend_evaluation.replay.runs.job import CostModel
 from vllm_ascend_evaluation.replay.runs.recorder import Recorder, percentiles
 from vllm_ascend_evaluation.replay.trace import TraceRequest
 
@@ -93,7 +93,8 @@ class DataParallelEngine(ReplayLoop):
         elapsed = hashed + time.perf_counter() - start
         self._requests[name] = request, rank
         assert request.arrival_ms is not None, "arrivals say when a request arrived"
-        rank.recorder.added(name, len(request.prompt_token_ids), elapsed, request.arrival_ms)
+        sent_ms = request.arrival_ms - self._cost_model.front_end_ms
+        rank.recorder.added(name, len(request.prompt_token_ids), elapsed, sent_ms)
 
     def _step(self) -> int:
         """Step all ranks that have something to do; return the most tokens of one."""
@@ -115,7 +116,7 @@ class DataParallelEngine(ReplayLoop):
 
     def _step_rank(self, number: int, rank: Rank) -> Step:
         def end_of(output: SchedulerOutput) -> float:
-            computing_ms = self._cost_model.step_duration_ms(output.total_num_scheduled_tokens)
+            computing_ms = self._cost_model.step_duration_ms(StepWork.of(output))
             return self._now_ms + computing_ms + getattr(rank.worker, "step_load_ms", 0.0)
 
         step = run_step(rank.scheduler, rank.worker, rank.recorder, end_of)

@@ -14,9 +14,9 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from vllm_ascend.dry_run.scheduler import make_request
 from vllm_ascend.dry_run.worker import Worker
+from vllm_ascend_evaluation.replay.cost.model import CostModel, StepWork
 from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
 from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
-from vllm_ascend_evaluation.replay.runs.job import CostModel
 from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 from vllm_ascend_evaluation.replay.trace import TraceRequest
 
@@ -229,13 +229,14 @@ class ReplayEngine(ReplayLoop):
             self._of_sessions[name] = request
         elapsed = time.perf_counter() - start
         assert request.arrival_ms is not None, "arrivals say when a request arrived"
-        self._recorder.added(name, len(request.prompt_token_ids), elapsed, request.arrival_ms)
+        sent_ms = request.arrival_ms - (self._cost_model.front_end_ms if self._cost_model else 0.0)
+        self._recorder.added(name, len(request.prompt_token_ids), elapsed, sent_ms)
 
     def _advance_clock(self, output: SchedulerOutput) -> float:
         """Move the clock to the end of a step; return it."""
         if self._cost_model is not None:
             num_tokens = output.total_num_scheduled_tokens
-            step_ms = self._cost_model.step_duration_ms(num_tokens)
+            step_ms = self._cost_model.step_duration_ms(StepWork.of(output))
             # In a step that only waits, time passes as well.
             step_ms = step_ms if num_tokens else max(step_ms, _WAITING_STEP_MS)
             self._now_ms += step_ms + getattr(self.workers[-1], "step_load_ms", 0.0)

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.cost.model import CostModel
 from vllm_ascend_evaluation.replay.slo import Slo
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
@@ -18,23 +19,6 @@ VLLM_ROUTING = "vllm"
 CACHE_ROUTING = "cache"
 # How drafts are made, by vLLM's names.
 DRAFT_METHODS = ("mtp", "dspark")
-
-
-@dataclass(frozen=True)
-class CostModel:
-    """How long a step would take: the virtual clock of trace arrivals and modelled TTFT.
-
-    Attributes:
-        step_ms: Fixed time of a step in milliseconds.
-        token_us: Time per scheduled token in microseconds.
-    """
-
-    step_ms: float = 20.0
-    token_us: float = 60.0
-
-    def step_duration_ms(self, num_tokens: int) -> float:
-        """Return the modelled time of a step that computes ``num_tokens`` tokens."""
-        return self.step_ms + self.token_us * num_tokens / 1000.0
 
 
 @dataclass(frozen=True)

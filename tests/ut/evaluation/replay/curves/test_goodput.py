@@ -90,3 +90,34 @@ def test_a_search_that_is_interrupted_in_its_first_run_leaves_what_there_is(
     report = json.loads((tmp_path / "out" / "g.json").read_text())
     assert report["goodput"] == {"upstream-like": None, "best": None} and not report["complete"]
     assert (tmp_path / "out" / "summary.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ranks_and_tiers_stand_side_by_side(runner, tmp_path):
+    options = ("--data-parallel", "1", "--data-parallel", "2", "--tier-gib", "0", "--tier-gib", "8")
+    both = ("--dp-routing", "vllm", "--dp-routing", "cache")
+    result = invoke("goodput", *CHAT[:4], *options, *both, *FILES)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "g.json").read_text())
+    assert list(report["goodput"]) == [
+        f"upstream-like, {setup}"
+        for setup in (
+            *("1 rank", "1 rank, tier 8 GiB", "2 ranks", "2 ranks, tier 8 GiB"),
+            *("2 ranks by cache", "2 ranks by cache, tier 8 GiB"),
+        )
+    ]
+    last = max(runner.jobs, key=lambda job: len(job.variant))
+    assert (last.num_ranks, last.dp_routing, last.tier_gib) == (2, "cache", 8.0)
+    assert last.environment["VLLM_ASCEND_DP_ROUTING"] == "cache"
+
+
+def test_one_setup_leaves_a_variant_its_name(runner, tmp_path):
+    assert invoke("goodput", *CHAT, "--data-parallel", "2", *FILES).exit_code == 0
+    assert {job.variant for job in runner.jobs} == {"upstream-like", "best"}
+    assert {job.num_ranks for job in runner.jobs} == {2}
+
+
+@pytest.mark.parametrize("ranks", [(), ("--data-parallel", "1")])
+def test_one_rank_alone_has_nobody_to_choose(runner, ranks):
+    result = invoke("goodput", *CHAT, *ranks, "--dp-routing", "cache", *FILES)
+    assert result.exit_code == 2
+    assert "--dp-routing cache: needs --data-parallel" in " ".join(result.output.split())

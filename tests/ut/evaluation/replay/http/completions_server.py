@@ -66,6 +66,7 @@ class CompletionsServer:
         app = web.Application(client_max_size=1 << 26, middlewares=[self._let_in])
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
+        self._add_routes(app)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         self._loop.run_until_complete(runner.setup())
         tls = None
@@ -79,6 +80,9 @@ class CompletionsServer:
         self._loop.run_forever()
         self._loop.run_until_complete(runner.cleanup())
         self._loop.close()
+
+    def _add_routes(self, app):
+        """Add what a kind of server has besides."""
 
     @web.middleware
     async def _let_in(self, request, handler):

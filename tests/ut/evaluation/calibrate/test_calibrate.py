@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``calibrate`` against a server whose steps take planted times: its fit, files and refusals."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.ut.evaluation.calibrate.planted_server import PlantedServer
+from vllm_ascend.__main__ import app
+from vllm_ascend_evaluation.replay.cost.fit import Observation
+from vllm_ascend_evaluation.replay.cost.model import CostModel, StepWork, causal_pairs
+from vllm_ascend_evaluation.replay.cost.stored import read_cost_model
+
+# Long enough that what the stand-in and the client take beside it is little.
+PLANTED = CostModel(6.0, 20.0, 200.0, 10.0, 1000.0, 10.0)
+FAST = CostModel(1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def calibrate(server, folder, *arguments, seconds=1.5):
+    url = server if isinstance(server, str) else server.url
+    fixed = ("calibrate", "--url", url, "--minutes", str(seconds / 60), "--concurrency", "4")
+    arguments = (*fixed, "--out", str(folder / "cost.json"), *arguments)
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+
+
+def test_the_planted_times_are_found(tmp_path):
+    with PlantedServer(model=PLANTED) as server:
+        result = calibrate(server, tmp_path, seconds=4)
+        bodies = server.bodies
+    assert result.exit_code == 0, result.output
+    found = read_cost_model(tmp_path / "cost.json", "dsv4-flash-a3")
+    for tokens in (100, 1000, 4000):
+        steps = -(-tokens // 512)
+        work = StepWork(steps, steps, tokens, causal_pairs(0, tokens))
+        prompt = Observation(work, 0.0, 1)
+        assert prompt.said_ms(found) == pytest.approx(prompt.said_ms(PLANTED), rel=0.4)
+    for live, context in ((1, 3000), (4, 500)):
+        step = StepWork(1, live, live, 0, live * context)
+        said, planted = found.step_duration_ms(step), PLANTED.step_duration_ms(step)
+        assert said == pytest.approx(planted, rel=0.4)
+    prompts = {tuple(body["prompt"][:16]) for body in bodies}
+    assert len(prompts) == len(bodies), "a prompt was sent twice"
+    said = " ".join(result.output.split())
+    assert "prefill_pair_ns" in said and "kept apart: median" in said
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+    stored = json.loads((tmp_path / "cost.json").read_text())
+    assert stored["vllm"] == "0.20.2" and stored["served_model"] == "tiny" and stored["complete"]
+    assert stored["settings"]["max_num_batched_tokens"] == 512
+    assert len(stored["points"]) == stored["num_fitted"] + stored["error_percent"]["num_points"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ({"num_others": 2}, (), "2 requests are running or waiting there; calibrate it while"),
+        ({"metrics": False}, (), "do not tell vllm:num_requests_running"),
+        ({"hits": 16}, (), "found 16 of 64 tokens of a prompt in its cache"),
+        ({"hits": 16, "tells_details": False}, (), "tokens were found in its cache"),
+        ({"fails_from": 3}, (), "status 500: out of blocks"),
+        ({"breaks_from": 3}, (), "the engine died"),
+        ({"drafts": 3}, (), "calibrate without drafts"),
+        ({"tells_chunk": False}, (), "--max-num-batched-tokens: the server does not say"),
+        ({"vocab_size": 500}, (), "is out of vocabulary"),
+        ({"max_model_len": 200}, (), "the server's --max-model-len 200: expected more than 256"),
+        ({}, ("--max-num-batched-tokens", "99"), "--max-num-batched-tokens 99: the server has 512"),
+        ({}, ("--model", "huge"), "--model huge: "),
+        ({}, ("--layout", "nothing"), "--layout nothing: neither"),
+        ({"api_key": "secret"}, (), "status 401"),
+    ],
+)
+def test_a_server_that_cannot_be_calibrated_is_refused(tmp_path, kind, options, said):
+    with Refusing(model=FAST, **kind) as server:
+        result = calibrate(server, tmp_path, *options)
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+    assert result.output.count("error:") == 1 and not list(tmp_path.iterdir())
+
+
+class Refusing(PlantedServer):
+    """As planted, and it fails as the server does that it is made of."""
+
+    async def _stream(self, request, body, number):
+        if self.breaks_from is not None and number >= self.breaks_from:
+            return await super(PlantedServer, self)._stream(request, body, number)
+        return await super()._stream(request, body, number)
+
+
+def test_a_server_that_is_not_there_is_refused(tmp_path):
+    result = calibrate("http://127.0.0.1:9", tmp_path)
+    assert result.exit_code == 2 and "cannot be reached" in " ".join(result.output.split())
+
+
+def test_requests_of_others_meanwhile_are_told(tmp_path):
+    server = PlantedServer(model=FAST)
+
+    def note(number):
+        server.answered_others = number // 5
+
+    server.on_request = note
+    with server:
+        result = calibrate(server, tmp_path)
+    assert result.exit_code == 2, result.output
+    assert "requests of others meanwhile" in " ".join(result.output.split())
+    assert not list(tmp_path.iterdir())
+
+
+def interrupt_at(number, server):
+    """Let the user press Ctrl-C as the server gets this request."""
+
+    def on_request(at):
+        if at == number:
+            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+
+    server.on_request = on_request
+    return server
+
+
+def test_an_interrupt_early_writes_nothing(tmp_path, interruptible):
+    with interrupt_at(3, PlantedServer(model=FAST)) as server:
+        result = calibrate(server, tmp_path)
+    assert result.exit_code == 130, result.output
+    said = " ".join(result.output.split())
+    assert "interrupted: nothing was written, for 0 measurements are too few" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_late_keeps_what_was_measured(tmp_path, interruptible):
+    with interrupt_at(200, PlantedServer(model=FAST)) as server:
+        result = calibrate(server, tmp_path, seconds=60)
+    assert result.exit_code == 130, result.output
+    assert not json.loads((tmp_path / "cost.json").read_text())["complete"]
+    read_cost_model(tmp_path / "cost.json", "dsv4-flash-a3")
+
+
+def test_too_short_a_time_is_refused(tmp_path):
+    with PlantedServer(model=PLANTED) as server:
+        result = calibrate(server, tmp_path, seconds=1.2)
+    assert result.exit_code == 2, result.output
+    assert "are too few" in " ".join(result.output.split())

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is sent, and what times tell; exactly, without a server."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_ascend_evaluation.calibrate.shots import (
+    SHORTEST,
+    Shot,
+    decode_observation,
+    decode_shot,
+    powers_of_two,
+    prefill_lengths,
+    prefill_observation,
+    round_of_shots,
+)
+from vllm_ascend_evaluation.replay.cost.fit import fit
+from vllm_ascend_evaluation.replay.cost.model import TERMS, CostModel, StepWork
+
+PLANTED = CostModel(12.0, 40.0, 150.0, 3.0, 25.0, 30.0)
+CHUNK = 2048
+
+
+@given(st.integers(1, 1 << 20))
+def test_lengths_grow_up_to_the_longest(longest):
+    lengths = prefill_lengths(longest)
+    assert lengths == sorted(set(lengths)) and lengths[-1] == longest
+    assert lengths[0] == min(SHORTEST, longest) and len(lengths) <= 10
+
+
+@given(st.integers(1, 64))
+def test_numbers_of_requests_end_at_the_most(most):
+    numbers = powers_of_two(most)
+    assert numbers[0] == 1 and numbers[-1] == most and numbers == sorted(set(numbers))
+
+
+@given(st.integers(1, 1 << 17), st.integers(1, 64), st.integers(16, 8192))
+def test_requests_together_are_no_more_than_the_longest_prompt(longest, most, chunk):
+    lengths = prefill_lengths(longest)
+    shots = round_of_shots(lengths, most, chunk, random.Random(0))
+    assert any(shot.is_prefill for shot in shots)
+    for shot in shots:
+        assert shot.num_requests <= most
+        assert 1 <= shot.prompt_tokens * shot.num_requests <= longest
+
+
+def test_a_prompt_in_chunks():
+    seen = prefill_observation(5000, 1.5, CHUNK)
+    assert seen.work == StepWork(3, 3, 5000, 5000 * 5001 // 2)
+    assert seen.duration_ms == 1500.0 and seen.num_arrivals == 1
+
+
+def test_only_steps_count_in_which_all_answer():
+    """The second begins two steps later, while the first has its prompt already."""
+    first = [float(step) for step in range(10)]
+    second = [float(step) for step in range(2, 12)]
+    seen = decode_observation(100, [first, second])
+    # From the second's first token at 2 to the first's last one at 9.
+    rows = sum(100 + step + 100 + step - 2 for step in range(3, 10))
+    assert seen.work == StepWork(7, 14, 14, 0, rows)
+    assert seen.duration_ms == 7000.0
+
+
+def test_a_pause_is_no_work():
+    times = [float(step) for step in range(10)] + [60.0 + step for step in range(10)]
+    assert decode_observation(100, [times]).duration_ms == 19_000.0
+
+
+def test_requests_that_did_not_answer_together_tell_nothing():
+    assert decode_observation(100, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]) is None
+
+
+def tokens_of(shot, model):
+    """Return when tokens of requests come that have been let in at once: prompts, then answers."""
+    now = model.front_end_ms
+    times = [[] for _ in range(shot.num_requests)]
+    for number in range(shot.num_requests):
+        steps = -(-shot.prompt_tokens // CHUNK)
+        for others in times[:number]:
+            others += [now] * steps  # when exactly does not matter: not all answer yet
+        prefill = prefill_observation(shot.prompt_tokens, 0.0, CHUNK)
+        now += prefill.said_ms(model) - model.front_end_ms
+        times[number].append(now)
+    while min(map(len, times)) < shot.output_tokens:
+        live = [of for of in times if len(of) < shot.output_tokens]
+        rows = sum(shot.prompt_tokens + len(of) for of in live)
+        now += model.step_duration_ms(StepWork(1, len(live), len(live), 0, rows))
+        for of in live:
+            of.append(now)
+    return [[ms / 1000 for ms in of] for of in times]
+
+
+def observed(shot):
+    times = tokens_of(shot, PLANTED)
+    if shot.is_prefill:
+        return prefill_observation(shot.prompt_tokens, times[0][0], CHUNK)
+    return decode_observation(shot.prompt_tokens, times)
+
+
+def test_rounds_of_shots_tell_every_term():
+    draw = random.Random(3)
+    lengths = prefill_lengths(32_000)
+    shots = [shot for _ in range(3) for shot in round_of_shots(lengths, 16, CHUNK, draw)]
+    points = [observed(shot) for shot in shots]
+    assert all(points)
+    found = fit(points)
+    for term in TERMS:
+        assert getattr(found.model, term) == pytest.approx(getattr(PLANTED, term), rel=0.02), term
+    assert found.error.worst < 1.0
+
+
+def test_a_shot_says_what_it_is():
+    assert str(Shot(5000)) == "a prompt of 5,000 tokens"
+    assert str(decode_shot(640, 1, 2048)) == "an answer behind 640 tokens"
+    assert str(decode_shot(640, 4, 2048)) == "4 answers behind 640 tokens"

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is sent to a server to see its times, and what those times tell of its steps."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from vllm_ascend_evaluation.replay.cost.fit import Observation
+from vllm_ascend_evaluation.replay.cost.model import StepWork, causal_pairs
+
+SHORTEST = 64
+_NUM_LENGTHS = 10
+# Prompts of one length are drawn so much shorter, that no two rounds measure the same.
+_SPREAD = 0.25
+# Steps in which all requests answer; those in which some still compute their prompts come on top.
+_DECODE_STEPS = 24
+_LEAST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Shot:
+    """Requests that are sent together.
+
+    Attributes:
+        prompt_tokens: Of each prompt.
+        num_requests: So many.
+        output_tokens: Of each answer. One: the time to it is measured, else the time per token.
+    """
+
+    prompt_tokens: int
+    num_requests: int = 1
+    output_tokens: int = 1
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the prompt is measured, not the answer."""
+        return self.output_tokens == 1
+
+    def __str__(self) -> str:
+        if self.is_prefill:
+            return f"a prompt of {self.prompt_tokens:,} tokens"
+        answers = "an answer" if self.num_requests == 1 else f"{self.num_requests} answers"
+        return f"{answers} behind {self.prompt_tokens:,} tokens"
+
+
+def prefill_lengths(longest: int) -> list[int]:
+    """Return the lengths of prompts that are measured alone, the shortest first."""
+    if longest <= SHORTEST:
+        return [longest]
+    growth = (longest / SHORTEST) ** (1 / (_NUM_LENGTHS - 1))
+    return sorted({round(SHORTEST * growth**number) for number in range(_NUM_LENGTHS)})
+
+
+def round_of_shots(
+    lengths: Sequence[int], most_requests: int, chunk: int, draw: random.Random
+) -> list[Shot]:
+    """Return one round of all shots, in random order.
+
+    Requests that answer together have no more context than the longest prompt: that fits into the
+    server's memory.
+
+    Args:
+        lengths: Of prompts, the shortest first.
+        most_requests: At a time.
+        chunk: ``--max-num-batched-tokens`` of the server.
+        draw: Draws lengths and the order.
+    """
+    shots = [Shot(_shorter(length, draw)) for length in lengths]
+    for num_requests in powers_of_two(most_requests):
+        fitting = [length for length in lengths if num_requests * length <= lengths[-1]]
+        # The shortest, one in the middle and the longest.
+        chosen = sorted({*fitting[:1], *fitting[len(fitting) // 2 :][:1], *fitting[-1:]})
+        shots += [decode_shot(_shorter(length, draw), num_requests, chunk) for length in chosen]
+    draw.shuffle(shots)
+    return shots
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return 1, 2, 4 ... up to ``most``, and that itself."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
+
+
+def decode_shot(prompt_tokens: int, num_requests: int, chunk: int) -> Shot:
+    """Return requests whose answers are long enough to overlap."""
+    prefill_steps = math.ceil(num_requests * prompt_tokens / chunk)
+    return Shot(prompt_tokens, num_requests, _DECODE_STEPS + 2 * prefill_steps)
+
+
+def _shorter(length: int, draw: random.Random) -> int:
+    return max(1, round(length * (1 - _SPREAD * draw.random())))
+
+
+def prefill_observation(prompt_tokens: int, ttft_s: float, chunk: int) -> Observation:
+    """Return what the time to first token tells of an idle server.
+
+    Args:
+        prompt_tokens: None of which was cached.
+        ttft_s: Time to first token in seconds.
+        chunk: ``--max-num-batched-tokens`` of the server.
+    """
+    num_steps = math.ceil(prompt_tokens / chunk)
+    pairs = causal_pairs(0, prompt_tokens)
+    work = StepWork(num_steps, num_steps, prompt_tokens, prefill_pairs=pairs)
+    return Observation(work, 1000 * ttft_s, num_arrivals=1)
+
+
+def decode_observation(prompt_tokens: int, times: Sequence[Sequence[float]]) -> Observation | None:
+    """Return what the times of tokens tell that several requests got side by side.
+
+    Only steps count in which all of them answer. Their time is the median: a pause of the client
+    or of the host is no work of the model.
+
+    Args:
+        prompt_tokens: Of each prompt.
+        times: Of each request, when its tokens came, in seconds, a step each.
+
+    Returns:
+        ``None`` if too few steps had all of them.
+    """
+    last_to_begin = max(times, key=lambda of: of[0])
+    first_end = min(of[-1] for of in times)
+    steps = [time for time in last_to_begin if time <= first_end]
+    num_steps = len(steps) - 1
+    if num_steps < _LEAST_STEPS:
+        return None
+    # Each has so many tokens behind its prompt, of which the last is the new one.
+    num_rows = sum(prompt_tokens + bisect_right(of, at) - 1 for at in steps[1:] for of in times)
+    num_decodes = len(times) * num_steps
+    work = StepWork(num_steps, num_decodes, num_decodes, decode_rows=num_rows)
+    step_s = median(after - before for before, after in pairwise(steps))
+    return Observation(work, 1000 * step_s * num_steps)
