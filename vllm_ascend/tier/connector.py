@@ -26,8 +26,9 @@ from vllm.v1.request import Request
 from vllm_ascend.core.connectors.connector_rules import Answer
 from vllm_ascend.core.events.cache_news import CacheNewsQueue
 from vllm_ascend.tier.backends import SchedulerBackend, for_scheduler, for_worker, in_words
-from vllm_ascend.tier.kv_events import TierEvents
+from vllm_ascend.tier.kv_events import TierEvents, TwoLevelEvents
 from vllm_ascend.tier.layout import describe
+from vllm_ascend.tier.memory_over_disk import MemoryOverDisk
 from vllm_ascend.tier.orders import Orders, Report
 from vllm_ascend.tier.progress import Tables
 from vllm_ascend.tier.prometheus import TierPromMetrics
@@ -151,10 +152,13 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         self._news = None if log is None else log.news
         if self._news is not None:
             teller = TierTeller(self.layout, self._news, is_shared=self.index.is_remote)
-            self.scheduler_half.tell_stored(teller.stored)
+            self.scheduler_half.tell_found(teller.found)
         if self._has_kv_events:
-            self._events = TierEvents(self.layout, is_remote=self.index.is_remote)
-            self.scheduler_half.tell_stored(self._events.stored)
+            if isinstance(self.index, MemoryOverDisk):
+                self._events = TwoLevelEvents(self.layout)
+            else:
+                self._events = TierEvents(self.layout, is_remote=self.index.is_remote)
+            self.scheduler_half.tell_found(self._events.found)
 
     @property
     def index(self) -> Any:
@@ -229,7 +233,7 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         if self._news is not None:
             self._news.drop_from_tier(gone.keys)
         if self._events is not None:
-            self._events.gone(gone.keys)
+            self._events.gone(gone)
 
     def reset_cache(self) -> bool:
         """Forget everything that is stored."""

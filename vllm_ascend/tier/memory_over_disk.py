@@ -14,7 +14,35 @@ from vllm_ascend.tier.disk.level import DiskLevel
 from vllm_ascend.tier.host_index import HostIndex
 from vllm_ascend.tier.host_memory import Place
 from vllm_ascend.tier.layout import ROWS, TAIL
+from vllm_ascend.tier.objects import Gone, Levels
+from vllm_ascend.tier.statistics import TierCounts
 from vllm_ascend.tier.tail_choice import KEPT, MARGINAL
+
+
+class NothingBelow:
+    """In the place of :class:`MemoryOverDisk` where there is no disk: nothing waits for one."""
+
+    has_disk = False
+
+    def count_in(self, counts: TierCounts) -> None:
+        """Nothing is counted."""
+
+    def are_in_memory(self, keys: Sequence[bytes]) -> bool:
+        """Return that nobody waits."""
+        return True
+
+    def are_read(self, keys: Iterable[bytes]) -> bool:
+        """Return that nobody waits."""
+        return True
+
+    def settle(self) -> None:
+        """Nothing was done."""
+
+    def late(self) -> None:
+        """Nothing was waited for."""
+
+    def close(self, seconds: float) -> None:
+        """Nothing is held."""
 
 
 class MemoryOverDisk(HostIndex):
@@ -24,6 +52,7 @@ class MemoryOverDisk(HostIndex):
         disk: What is below; set before the first step.
     """
 
+    has_disk = True
     disk: DiskLevel
 
     def __init__(self, num_bytes: int, object_bytes: Sequence[int], num_parts: int = 1) -> None:
@@ -33,6 +62,7 @@ class MemoryOverDisk(HostIndex):
         self._sizes = dict(zip((ROWS, TAIL), object_bytes, strict=True))
         # On their way up: the disk is one of their users.
         self._reading: set[bytes] = set()
+        self._moved: dict[bytes, None] = {}
 
     @property
     def file_bytes(self) -> dict[bytes, int]:
@@ -74,6 +104,7 @@ class MemoryOverDisk(HostIndex):
             self._writing.discard(key)  # it is held until the disk has it
         else:
             super().stored(key)
+        self._moved[key] = None
 
     def drop(self, key: bytes, *, by_writer: bool = False) -> None:
         """An object was not written (``by_writer``), or cannot be used: nobody finds it any more.
@@ -83,6 +114,7 @@ class MemoryOverDisk(HostIndex):
         if key in self._reading:
             self._dead.add(key)
             return
+        self._moved[key] = None
         if not by_writer and self._places.get(key):  # without pages it says nothing of the disk
             self.disk.forget(key)
         super().drop(key, by_writer=by_writer)
@@ -106,6 +138,7 @@ class MemoryOverDisk(HostIndex):
     def _bring_up(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Give objects pages, and have them filled. Without room a load finds nothing."""
         found: dict[bytes, Place] = {}
+        self._moved.update(dict.fromkeys(keys))
         for kind, size in self._sizes.items():
             if not (own := [key for key in keys if key[:1] == kind]):
                 continue
@@ -132,12 +165,15 @@ class MemoryOverDisk(HostIndex):
                 if generation is None:
                     self._dead.add(key)
                     self._gone.append(key)
+            self._moved[key] = None
             self.release((key,))
+        self._moved.update(dict.fromkeys(given_up))
         for key in given_up:
             if key not in self._places:
                 super()._given_up(key)
 
     def _given_up(self, key: bytes) -> None:
+        self._moved[key] = None
         if not self.disk.contains(key):
             super()._given_up(key)
 
@@ -158,8 +194,29 @@ class MemoryOverDisk(HostIndex):
         Raises:
             OSError: The disk fails, so the next engine would find what is on it.
         """
-        self._gone += [key for key in self.disk.clear() if key not in self._places]
+        on_disk = self.disk.clear()
+        self._moved.update(dict.fromkeys(on_disk))
+        self._gone += [key for key in on_disk if key not in self._places]
         return super().clear()
+
+    def take_gone(self) -> Gone:
+        """Return what has left since the last call, and what has moved."""
+        keys, num_evicted, _ = super().take_gone()
+        moved = {key: self._levels(key) for key in self._moved}
+        self._moved.clear()
+        return Gone(keys, num_evicted, moved)
+
+    def _levels(self, key: bytes) -> Levels:
+        is_moving = key in self._reading or self.disk.is_pending(key)
+        return Levels(self.are_in_memory([key]), self.disk.has_file(key), is_moving)
+
+    def count_in(self, counts: TierCounts) -> None:
+        """Say where it is counted what the disk does."""
+        self.disk.counts = counts
+
+    def late(self) -> None:
+        """A read has taken too long."""
+        self.disk.late()
 
     def close(self, seconds: float) -> None:
         """Let go of the disk; what waits is written, for so long at most."""

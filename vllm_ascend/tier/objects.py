@@ -23,16 +23,32 @@ HEADER_BYTES = 64
 _CHECKSUM_BYTES = 8
 
 
+class Levels(NamedTuple):
+    """Where an object can be loaded from.
+
+    Attributes:
+        memory: Its bytes are in memory.
+        disk: They are on the disk below.
+        is_moving: They are on their way from one to the other.
+    """
+
+    memory: bool
+    disk: bool
+    is_moving: bool
+
+
 class Gone(NamedTuple):
     """What has left a store.
 
     Attributes:
         keys: Objects that cannot be loaded any more.
         num_evicted: How many of them were given up for others.
+        moved: Where there are two levels: objects that came to one or left it, and where they are.
     """
 
     keys: list[bytes]
     num_evicted: int
+    moved: dict[bytes, Levels] | None = None
 
 
 def checksum(payload: Bytes) -> bytes:

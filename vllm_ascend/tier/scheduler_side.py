@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.request import Request
 
 from vllm_ascend.core.connectors.connector_rules import Answer, look_up_limit
 from vllm_ascend.core.policy.boundaries import align_down
-from vllm_ascend.tier.layout import TierLayout
+from vllm_ascend.tier.layout import ROWS, TierLayout
 from vllm_ascend.tier.look_up import StoredHit
-from vllm_ascend.tier.memory_over_disk import MemoryOverDisk
+from vllm_ascend.tier.memory_over_disk import MemoryOverDisk, NothingBelow
 from vllm_ascend.tier.orders import Load, Orders, Report, Run, blocks_by_group
 from vllm_ascend.tier.progress import Progress, Tables, rows_run, tail_segments
 from vllm_ascend.tier.remote_look_up import RemoteLookUps, longest_stored
@@ -30,6 +30,20 @@ _NOTHING: Answer = (0, False)
 _NOT_YET: Answer = (None, False)
 # After a load that took too long, or a store that did not answer, it is left alone for so long.
 _PAUSE_S = 30.0
+
+
+class _Promise(NamedTuple):
+    """What a look-up has promised to a request.
+
+    Attributes:
+        num_local: Tokens that it has here.
+        keys: What the hit loads; ``None``: not built yet.
+    """
+
+    hit: StoredHit
+    num_local: int
+    is_async: bool
+    keys: list[bytes] | None
 
 
 class TierScheduler:
@@ -68,7 +82,7 @@ class TierScheduler:
         self._stores = StoreOrders(layout, index, self.counts, staging_bytes, num_parts)
         self.note_junction: Callable[[Request, int], None] = lambda request, tokens: None
         self._live: dict[str, Progress] = {}
-        self._hits: dict[str, tuple[StoredHit, int, bool]] = {}
+        self._hits: dict[str, _Promise] = {}
         self._failed: set[str] = set()
         self._paused_until = 0.0
         self._thread = StoreThread(load_seconds)
@@ -80,9 +94,8 @@ class TierScheduler:
             self._reset = SharedReset(remote, self._thread, load_seconds)
         self._load_ids = count(1)
         self._loads: dict[int, tuple[Load, int]] = {}
-        self._disk = index if isinstance(index, MemoryOverDisk) else None
-        if self._disk is not None:
-            self._disk.disk.counts = self.counts
+        self._disk = index if isinstance(index, MemoryOverDisk) else NothingBelow()
+        self._disk.count_in(self.counts)
         self._load_seconds = load_seconds
         self._waiting: list[tuple[Load, float]] = []  # for the disk, until then at most
         self._orders = Orders()
@@ -108,9 +121,9 @@ class TierScheduler:
         self._stores.stale_tokens = stale_tokens
         self._stores.cached_tail = coordinator.search.cached_tail
 
-    def tell_stored(self, note: Callable[[bytes, Request, int], None]) -> None:
-        """Say who is told as well of what can be loaded; see ``StoreOrders.on_stored``."""
-        self._stores.on_stored.append(note)
+    def tell_found(self, note: Callable[[bytes, Request, int], None]) -> None:
+        """Say who is told as well of what can be loaded; see ``StoreOrders.on_found``."""
+        self._stores.on_found.append(note)
 
     # Look-up
 
@@ -134,8 +147,12 @@ class TierScheduler:
             return _NOT_YET
         num_tokens = hit.end * unit - num_local
         num_bytes = (hit.end - first) * self._layout.unit_bytes + self._layout.tail_bytes
-        is_async = self._is_async(num_bytes) or self._reads_disk(request, first, hit.end)
-        self._hits[request.request_id] = hit, num_local, is_async
+        keys = None
+        if self._disk.has_disk and hit.end > first:
+            keys = self._layout.hit_keys(request.block_hashes, first, hit.end)
+        # No step waits for a disk.
+        is_async = self._is_async(num_bytes) or not self._disk.are_in_memory(keys or ())
+        self._hits[request.request_id] = _Promise(hit, num_local, is_async, keys)
         return (num_tokens, is_async) if hit.end > first else _NOTHING
 
     def _find(self, request: Request, first: int, limit: int) -> StoredHit | None:
@@ -158,13 +175,6 @@ class TierScheduler:
         if self._index.is_remote:
             return True  # no step waits for another machine
         return num_bytes > self._async_above or self._sync_bytes + num_bytes > self._staging_bytes
-
-    def _reads_disk(self, request: Request, first: int, end: int) -> bool:
-        """Whether a hit is not all in memory: no step waits for a disk."""
-        if self._disk is None or end <= first:
-            return False
-        keys = self._layout.hit_keys(request.block_hashes, first, end)
-        return not self._disk.are_in_memory(keys)
 
     def _is_paused(self) -> bool:
         """Whether the tier is left alone for now."""
@@ -193,7 +203,8 @@ class TierScheduler:
         layout = self._layout
         progress = self._live.setdefault(request.request_id, Progress(request))
         progress.request = request
-        hit, num_local, is_async = self._hits.pop(request.request_id, (StoredHit(0, 0), 0, False))
+        promise = self._hits.pop(request.request_id, _Promise(StoredHit(0, 0), 0, False, None))
+        hit, num_local = promise.hit, promise.num_local
         if self._look_ups is not None:
             self._look_ups.forget(request.request_id)
             if not self._is_paused():
@@ -212,14 +223,16 @@ class TierScheduler:
             if key := layout.tail_key(request.block_hashes, resumed_at):
                 progress.tails.append(key)
         if num_external:
-            self._order_load(progress, tables, num_local, hit.end, is_async=is_async)
+            self._order_load(progress, tables, promise)
 
-    def _order_load(
-        self, progress: Progress, tables: Tables, num_local: int, end: int, *, is_async: bool
-    ) -> None:
+    def _order_load(self, progress: Progress, tables: Tables, promise: _Promise) -> None:
         layout, request = self._layout, progress.request
+        (end, _), num_local, is_async, keys = promise
         first, boundary = num_local // layout.unit, end * layout.unit
-        keys = layout.hit_keys(request.block_hashes, first, end)
+        if keys is None:
+            keys = layout.hit_keys(request.block_hashes, first, end)
+        elif is_async:
+            self._tell_found(request, keys, first)
         places, num_rows = self._index.use(keys), end - first
         rows = rows_run(layout, keys[:num_rows], places[:num_rows], first, tables, num_local)
         runs = [rows]
@@ -231,7 +244,7 @@ class TierScheduler:
         written = frozenset(chain.from_iterable(blocks_by_group(runs).values()))
         load = Load(request.request_id, load_id, is_async, tuple(runs), written, num_tokens)
         self._loads[load_id] = load, 0
-        if self._disk is None or self._disk.are_read(keys):
+        if self._disk.are_read(keys):
             self._orders.loads.append(load)
         else:
             self._waiting.append((load, self._clock() + self._load_seconds))
@@ -242,6 +255,20 @@ class TierScheduler:
         self.counts.hit_tokens += num_tokens
         self.counts.loaded_bytes += num_bytes * self._num_parts
         self._touch(progress, end)
+
+    def _tell_found(self, request: Request, keys: Sequence[bytes], first: int) -> None:
+        """Tell of a hit's objects that an earlier engine may have left: now their tokens are known.
+
+        Args:
+            first: Unit of the first rows.
+        """
+        unit = self._layout.unit
+        end = first * unit
+        for key in keys:
+            if key[:1] == ROWS:
+                end += unit
+            if not self._disk.are_in_memory((key,)):  # a tail's end is that of its rows
+                self._stores.tell_found(key, request, end)
 
     def _touch(self, progress: Progress, end: int) -> None:
         """Note that a prefix was used: its tails go first, then its last rows."""
@@ -259,9 +286,8 @@ class TierScheduler:
         Args:
             scheduled: Request id -> tokens of the step.
         """
-        if self._disk is not None:
-            self._disk.settle()
-            self._order_what_was_read()
+        self._disk.settle()
+        self._order_what_was_read()
         orders, self._orders, self._sync_bytes = self._orders, Orders(), 0
         self._store_again()
         orders.stores = self._stores.orders(scheduled, self._live, is_paused=self._is_paused())
@@ -273,13 +299,12 @@ class TierScheduler:
 
         One that has waited too long is ordered as well: its workers find that it cannot be used.
         """
-        assert self._disk is not None, "loads wait for a disk"
         waiting, self._waiting = self._waiting, []
         for load, until in waiting:
             if self._disk.are_read(load.keys):
                 self._orders.loads.append(load)
             elif self._clock() >= until:
-                self._disk.disk.late()
+                self._disk.late()
                 self._orders.loads.append(load)
             else:
                 self._waiting.append((load, until))
@@ -360,8 +385,7 @@ class TierScheduler:
             self._look_ups.forget_all()
             leave: Any = self._index
             self._thread.close(leave.close)
-        if self._disk is not None:
-            self._disk.close(self._load_seconds)
+        self._disk.close(self._load_seconds)
 
     def is_idle(self) -> bool:
         """Whether no load and no store is under way. For tests."""

@@ -75,7 +75,7 @@ class StoreOrders:
             group and ordinal; ``None``: not all of it is there.
         stale_tokens: Request id -> tokens whose draft rows were computed from tokens that were
             dropped since (streaming input).
-        on_stored: Told of every object that can be loaded now: its key, whose it was, and where
+        on_found: Told of every object that can be loaded now: its key, whose it was, and where
             what it holds ends, in tokens.
     """
 
@@ -98,7 +98,7 @@ class StoreOrders:
         self.tables: Callable[[str], Tables] = lambda request_id: ()
         self.cached_tail: CachedTail = lambda hashes, boundary: None
         self.stale_tokens: Callable[[str], Sequence[int]] = lambda request_id: ()
-        self.on_stored: list[Callable[[bytes, Request, int], None]] = []
+        self.on_found: list[Callable[[bytes, Request, int], None]] = []
         self._due = DueRequests()
         # By object. There are thousands at a time, so those of a step share what they can.
         self._writing: dict[bytes, _Writes] = {}
@@ -336,8 +336,7 @@ class StoreOrders:
         if is_stored and load_id not in self._failed_loads:
             self._index.stored(key)
             if self._index.is_known(key):  # not dropped while it was written
-                for tell in self.on_stored:
-                    tell(key, progress.request, end)
+                self.tell_found(key, progress.request, end)
             self._counts.stored(key[:1], num_bytes * self._num_parts)
         else:
             self._index.drop(key, by_writer=True)
@@ -348,6 +347,11 @@ class StoreOrders:
                 progress.next_unit = min(progress.next_unit, unit)
                 self._due.expect_at_once(progress.request.request_id)
         self._forget_failed_loads()
+
+    def tell_found(self, key: bytes, request: Request, end: int) -> None:
+        """Tell of an object that can be loaded; see ``on_found``."""
+        for tell in self.on_found:
+            tell(key, request, end)
 
     def keys_under_way(self) -> list[bytes]:
         """Return the objects that are being written."""

@@ -30,7 +30,7 @@ class TierTeller:
         ahead = self._ahead[TIER_ROWS], self._ahead[TIER_TAILS]
         news.describe_tier(TierRules(layout.unit, *ahead, bool(layout.tails), is_shared))
 
-    def stored(self, key: bytes, request: Request, end: int) -> None:
+    def found(self, key: bytes, request: Request, end: int) -> None:
         """Tell of an object that can be loaded now.
 
         Args:

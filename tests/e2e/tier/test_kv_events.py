@@ -24,7 +24,7 @@ _EVENTS = {"enable_kv_cache_events": True}
 
 
 class Router:
-    """Follows an engine's events of one medium.
+    """Follows an engine's events, and knows what one medium holds.
 
     Attributes:
         tokens: Hash of a unit of rows -> its tokens.
@@ -32,10 +32,10 @@ class Router:
         num_removed: Units taken back.
     """
 
-    def __init__(self, engine: TierEngine, medium: str) -> None:
+    def __init__(self, engine: TierEngine, medium: str, *others: str) -> None:
         self.tokens: dict[bytes | int, tuple[int, ...]] = {}
         self.num_stored = self.num_removed = 0
-        self._engine, self._medium = engine, medium
+        self._engine, self._medium, self._others = engine, medium, others
         connector = engine.scheduler.connector
         self._take = connector.take_events
         connector.take_events = self._follow
@@ -43,6 +43,8 @@ class Router:
     def _follow(self) -> Any:
         events = list(self._take())
         for event in over_the_wire(events):
+            if event.medium in self._others:
+                continue
             assert event.medium == self._medium
             if hasattr(event, "token_ids"):
                 self._stored(event)

@@ -19,6 +19,7 @@ DEPLOY = ROOT / "deploy"
 # One pod per node, on each of the releases.
 SINGLE_NODES = ("single-node", "single-node-0.23.0", "single-node-0.30.0rc2")
 OVERLAYS = (*SINGLE_NODES, "baseline", "canary", "multi-node-pd")
+OPTIONAL_COMPONENTS = ("kv-events", "hugepages", "tier-host", "tier-disk", "tier-mooncake")
 # Overlays whose flags an earlier vLLM does not have -> the one that has them.
 OF_LATER_VLLM = {"single-node-0.30.0rc2": "0.30.0"}
 

@@ -16,6 +16,7 @@ from tests.ut.deploy.custom_resources import CUSTOM_RESOURCES
 from tests.ut.deploy.kustomize import render
 from tests.ut.deploy.manifests import (
     DEPLOY,
+    OPTIONAL_COMPONENTS,
     OVERLAYS,
     Workload,
     add_component,
@@ -67,7 +68,7 @@ def test_every_object_fits_its_schema(overlay: str, version: str):
         validate(body, version)
 
 
-@pytest.mark.parametrize("component", ["kv-events", "hugepages", "tier-host", "tier-mooncake"])
+@pytest.mark.parametrize("component", OPTIONAL_COMPONENTS)
 def test_every_object_fits_its_schema_with_a_component_more(component: str, tmp_path: Path):
     folder = add_component(component, tmp_path / "deploy")
     for overlay in OVERLAYS:

@@ -13,7 +13,14 @@ import pytest
 import yaml
 
 from tests.ut.deploy.kustomize import apply_operation, render
-from tests.ut.deploy.manifests import DEPLOY, OVERLAYS, SINGLE_NODES, add_component, serve_config
+from tests.ut.deploy.manifests import (
+    DEPLOY,
+    OPTIONAL_COMPONENTS,
+    OVERLAYS,
+    SINGLE_NODES,
+    add_component,
+    serve_config,
+)
 from vllm_ascend.tier.settings import read_settings
 
 FOLDERS = [f"overlays/{name}" for name in OVERLAYS] + ["monitoring"]
@@ -50,7 +57,7 @@ def test_our_renderer_agrees_with_kustomize(folder: str):
     )
 
 
-@pytest.fixture(params=["kv-events", "hugepages", "tier-host", "tier-mooncake"])
+@pytest.fixture(params=OPTIONAL_COMPONENTS)
 def overlays_with_component(request, tmp_path: Path) -> tuple[str, Path]:
     """The overlays with one optional component more."""
     return request.param, add_component(request.param, tmp_path / "deploy")
@@ -62,6 +69,7 @@ def test_optional_components_reach_the_engines(overlays_with_component):
         "kv-events": "kv-events-config",
         "hugepages": "hugepages-2Mi",
         "tier-host": "GranuleTierConnector",
+        "tier-disk": "/var/lib/vllm-tier",
         "tier-mooncake": "GranuleTierConnector",
     }[component]
     for overlay in OVERLAYS:
@@ -76,14 +84,18 @@ def test_optional_components_reach_the_engines(overlays_with_component):
             "kv-events": {"vllm-dsv4-decode"},
             # Prefill and decode have a connector already.
             "tier-host": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
+            "tier-disk": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
             "tier-mooncake": {"vllm-dsv4-prefill", "vllm-dsv4-decode"},
         }.get(component, set())
         assert touched == everyone - silent
 
 
+@pytest.mark.parametrize("component", ["tier-host", "tier-disk"])
 @pytest.mark.parametrize("overlay", SINGLE_NODES)
-def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(overlay, tmp_path):
-    folder = add_component("tier-host", tmp_path / "deploy")
+def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(
+    overlay, component, tmp_path
+):
+    folder = add_component(component, tmp_path / "deploy")
     before, after = (_engine(root / overlay) for root in (DEPLOY / "overlays", folder))
     flags = dict(arg.split("=", 1) for arg in after["args"] if "=" in arg)
     transfer = json.loads(flags["--kv-transfer-config"])
@@ -91,6 +103,26 @@ def test_the_tier_of_all_ranks_fits_in_what_the_component_adds_to_the_memory(ove
     assert "--no-disable-hybrid-kv-cache-manager" in after["args"]
     limits = [int(engine["resources"]["limits"]["memory"][:-2]) for engine in (before, after)]
     assert int(flags["--data-parallel-size"]) * gib <= limits[1] - limits[0]
+
+
+@pytest.mark.parametrize("overlay", SINGLE_NODES)
+def test_the_disk_of_a_tier_is_a_folder_of_the_node_that_holds_what_all_ranks_write(
+    overlay, tmp_path
+):
+    folder = add_component("tier-disk", tmp_path / "deploy")
+    engine = _engine(folder / overlay)
+    flags = dict(arg.split("=", 1) for arg in engine["args"] if "=" in arg)
+    transfer = json.loads(flags["--kv-transfer-config"])
+    disk = read_settings(transfer["kv_connector_extra_config"]).disk
+    assert disk is not None
+    (mount,) = (mount for mount in engine["volumeMounts"] if mount["mountPath"] == disk.path)
+    assert not mount.get("readOnly")
+    pod = _pod(folder / overlay)
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == mount["name"])
+    # A folder that Kubernetes makes would be on the node's root, if the disk is not mounted.
+    assert volume["hostPath"]["type"] == "Directory"
+    num_bytes = int(flags["--data-parallel-size"]) * disk.gib * (1 << 30)
+    assert num_bytes < 0.95 * 3.84e12, "file systems keep some for themselves"
 
 
 @pytest.mark.parametrize("overlay", SINGLE_NODES)
@@ -122,12 +154,16 @@ def test_the_pods_of_a_mooncake_store_find_its_master(overlay, tmp_path, monkeyp
 
 
 def _engine(folder: Path, name: str = "vllm-dsv4") -> dict[str, Any]:
+    return _pod(folder, name)["containers"][0]
+
+
+def _pod(folder: Path, name: str = "vllm-dsv4") -> dict[str, Any]:
     (body,) = (
         body
         for body in render(folder)
         if (body["kind"], body["metadata"]["name"]) == ("Deployment", name)
     )
-    return body["spec"]["template"]["spec"]["containers"][0]
+    return body["spec"]["template"]["spec"]
 
 
 def test_optional_components_render_as_kustomize_renders_them(overlays_with_component):

@@ -84,6 +84,14 @@ class DiskLevel:
         """Whether an object can be read."""
         return key in self._index and self._clock() >= self._paused_until
 
+    def has_file(self, key: bytes) -> bool:
+        """Whether an object is there, also while the disk is left alone."""
+        return key in self._index
+
+    def is_pending(self, key: bytes) -> bool:
+        """Whether an object is still to be written."""
+        return key in self._pending
+
     @property
     def num_objects(self) -> int:
         """Objects on the disk."""
