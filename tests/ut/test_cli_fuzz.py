@@ -33,6 +33,7 @@ BASE = {
     ("overlay", "revert"): ("nowhere",),
     ("overlay", "status"): ("nowhere",),
     ("regress",): ("--url", NOBODY, "--suite", "performance", "--tool", "vllm"),
+    ("calibrate",): ("--url", NOBODY),
     ("replay",): GENERATED,
     ("sweep",): GENERATED,
     ("memory-curve",): GENERATED,

@@ -79,7 +79,7 @@ def calibrate(
 
     All prompts are random and new, so that nothing of them is cached.
     """
-    png = png or out.with_suffix(".png")
+    png = png or out.parent / f"{out.stem}.png"
     with bad_input_ends():
         address = base_url(url)
         access = HttpAccess.of(api_key, insecure=insecure, url=url)
