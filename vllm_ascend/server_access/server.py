@@ -149,6 +149,14 @@ class Server:
         """
         return self._metrics().num_live
 
+    def num_engines(self) -> int:
+        """Return of how many engines, data-parallel ranks, the server tells; at least one.
+
+        Raises:
+            ServerError: The server cannot be reached.
+        """
+        return self._metrics().num_engines
+
     def max_num_batched_tokens(self) -> int | None:
         """Return the scheduler's limit, ``None`` if the server does not say.
 
@@ -218,11 +226,13 @@ class Metrics:
         started: When the process started, ISO 8601; empty if it does not say, as vLLM does not
             with several API servers.
         num_live: Requests that run or wait; ``None`` if it does not say.
+        num_engines: Data-parallel ranks that it tells of, at least one.
     """
 
     counters: Mapping[str, float]
     started: str
     num_live: int | None = None
+    num_engines: int = 1
 
 
 # Labels by whose values counters are summed up as well.
@@ -237,6 +247,7 @@ def parse_metrics(text: str) -> Metrics:
     """
     counters: dict[str, float] = defaultdict(float)
     started, live = "", []
+    engines = set()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.endswith(("_total", "_sum")):
@@ -246,8 +257,10 @@ def parse_metrics(text: str) -> Metrics:
                     counters[f'{sample.name}{{{label}="{value}"}}'] += sample.value
             elif sample.name in _LIVE:
                 live.append(sample.value)
+                engines.add(sample.labels.get("engine"))
             elif sample.name == _STARTED:
                 # To the millisecond: Linux tells it in hundredths of a second.
                 when = datetime.fromtimestamp(sample.value, timezone.utc)
                 started = when.isoformat(timespec="milliseconds")
-    return Metrics(dict(counters), started, int(sum(live)) if live else None)
+    num_live = int(sum(live)) if live else None
+    return Metrics(dict(counters), started, num_live, max(len(engines), 1))

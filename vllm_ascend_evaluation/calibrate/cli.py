@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -43,7 +44,7 @@ _Out = Annotated[Path, typer.Option(help="The cost model, for replay and goodput
 _Picture = Annotated[
     Path | None, typer.Option(help="The picture.", show_default="beside --out, as .png")
 ]
-_Minutes = Annotated[float, typer.Option(help="Measure for so long.", min=0.02, max=240)]
+_Minutes = Annotated[float, typer.Option(help="Measure for so long.")]
 _Chunk = Annotated[
     int | None,
     typer.Option(
@@ -53,11 +54,14 @@ _Chunk = Annotated[
 _MaxPromptTokens = Annotated[
     int, typer.Option(help="Longest prompt; shorter where the time or the model is.", min=1)
 ]
-_Requests = Annotated[int, typer.Option("--concurrency", help="Most requests at a time.", min=1)]
-_VocabSize = Annotated[int, typer.Option(help="Ids of prompts stay below it.", min=MIN_VOCABULARY)]
-_Timeout = Annotated[
-    float, typer.Option(help="Give up after this many seconds of silence.", min=0.1)
+_Requests = Annotated[
+    int,
+    typer.Option(
+        "--concurrency", help="Most requests at a time on each data-parallel rank.", min=1
+    ),
 ]
+_VocabSize = Annotated[int, typer.Option(help="Ids of prompts stay below it.", min=MIN_VOCABULARY)]
+_Timeout = Annotated[float, typer.Option(help="Give up after this many seconds of silence.")]
 
 
 def calibrate(
@@ -79,12 +83,15 @@ def calibrate(
 
     All prompts are random and new, so that nothing of them is cached.
     """
-    png = png or out.parent / f"{out.stem}.png"
     with bad_input_ends():
+        for option, value in (("--minutes", minutes), ("--timeout", timeout)):
+            if not 0 < value < math.inf:
+                raise BadInputError(f"{option} {value:g}: expected a number above 0")
         address = base_url(url)
         access = HttpAccess.of(api_key, insecure=insecure, url=url)
         check_layout(layout, "--layout")
         prepare_files({"--out": out, "--png": png})
+        png = png or out.with_suffix(".png")
         server = Server(address, access)
         with _one_sentence():
             served = server.model(model)
@@ -97,6 +104,7 @@ def calibrate(
                 concurrency,
                 _chunk(server, max_num_batched_tokens),
                 vocab_size,
+                server.num_engines(),
             )
             before = server.counters()
             measured = asyncio.run(_measure(address, plan, timeout, access))

@@ -48,9 +48,10 @@ class Plan:
         model: Name of the model.
         seconds: For so long.
         longest: Longest prompt in tokens.
-        most_requests: At a time.
+        most_requests: At a time on each rank.
         chunk: ``--max-num-batched-tokens`` of the server.
         vocab_size: Ids of prompts stay below it.
+        num_ranks: Data-parallel ranks of the server.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Plan:
     most_requests: int
     chunk: int
     vocab_size: int
+    num_ranks: int = 1
 
 
 @dataclass
@@ -150,7 +152,8 @@ class Measuring:
     async def _send(self, shot: Shot) -> Observation | None:
         self._on_shot(self.measured, shot, self._seconds)
         plan = self._plan
-        size = (shot.num_requests, shot.prompt_tokens)
+        num_requests = 1 if shot.is_prefill else shot.num_requests * plan.num_ranks
+        size = (num_requests, shot.prompt_tokens)
         prompts = self._tokens.integers(FIRST_ID, plan.vocab_size, size).tolist()
         times: list[list[float]] = [[] for _ in prompts]
         answers = await asyncio.gather(
@@ -164,7 +167,7 @@ class Measuring:
             _check(shot, answer, num_pieces=len(of))
         if shot.is_prefill:
             return prefill_observation(shot.prompt_tokens, answers[0].ttft_s, plan.chunk)
-        return decode_observation(shot.prompt_tokens, times)
+        return decode_observation(shot.prompt_tokens, times, plan.num_ranks)
 
 
 def _check(shot: Shot, answer: Answer, *, num_pieces: int) -> None:

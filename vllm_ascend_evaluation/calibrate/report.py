@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -45,6 +46,7 @@ def stored_model(
             "max_num_batched_tokens": plan.chunk,
             "longest_prompt": plan.longest,
             "most_requests": plan.most_requests,
+            "data_parallel_ranks": plan.num_ranks,
             "seconds": plan.seconds,
             "server_started": target.started,
         },
@@ -116,6 +118,12 @@ def _draw(
     modelled = [point["modelled_ms"] for point in points]
     axes.plot(x, measured, "o", markersize=4, label="measured")
     axes.plot(x, modelled, "x", markersize=5, color=FAINT, label="modelled")
-    if points:
-        axes.set(xscale="log", yscale="log")
     axes.set(xlabel=xlabel, ylabel=ylabel)
+    if not points:
+        return
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", labelsize=8)

@@ -29,7 +29,7 @@ class Shot:
 
     Attributes:
         prompt_tokens: Of each prompt.
-        num_requests: So many.
+        num_requests: So many on each rank; a prompt is measured on one of them.
         output_tokens: Of each answer. One: the time to it is measured, else the time per token.
     """
 
@@ -110,15 +110,18 @@ def prefill_observation(prompt_tokens: int, ttft_s: float, chunk: int) -> Observ
     return Observation(work, 1000 * ttft_s, num_arrivals=1)
 
 
-def decode_observation(prompt_tokens: int, times: Sequence[Sequence[float]]) -> Observation | None:
+def decode_observation(
+    prompt_tokens: int, times: Sequence[Sequence[float]], num_ranks: int = 1
+) -> Observation | None:
     """Return what the times of tokens tell that several requests got side by side.
 
     Only steps count in which all of them answer. Their time is the median: a pause of the client
-    or of the host is no work of the model.
+    or of the host is no work of the model. Ranks step together and have as many requests each.
 
     Args:
         prompt_tokens: Of each prompt.
         times: Of each request, when its tokens came, in seconds, a step each.
+        num_ranks: Data-parallel ranks, over which the requests are spread evenly.
 
     Returns:
         ``None`` if too few steps had all of them.
@@ -131,7 +134,7 @@ def decode_observation(prompt_tokens: int, times: Sequence[Sequence[float]]) -> 
         return None
     # Each has so many tokens behind its prompt, of which the last is the new one.
     num_rows = sum(prompt_tokens + bisect_right(of, at) - 1 for at in steps[1:] for of in times)
-    num_decodes = len(times) * num_steps
-    work = StepWork(num_steps, num_decodes, num_decodes, decode_rows=num_rows)
+    num_decodes = len(times) // num_ranks * num_steps
+    work = StepWork(num_steps, num_decodes, num_decodes, decode_rows=num_rows // num_ranks)
     step_s = median(after - before for before, after in pairwise(steps))
     return Observation(work, 1000 * step_s * num_steps)

@@ -103,6 +103,7 @@ vllm:num_requests_waiting{engine="0",model_name="a b"} 4.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="a b",reason="capacity"} 4.0
 """
     assert parse_metrics(PAGE + live).num_live == 7
+    assert parse_metrics(PAGE + live).num_engines == 2 and parse_metrics(PAGE).num_engines == 1
     assert (
         parse_metrics(live.replace("2.0", "0.0").replace("1.0", "0").replace("4.0", "0")).num_live
         == 0

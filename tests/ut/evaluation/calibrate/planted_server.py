@@ -34,6 +34,7 @@ class PlantedServer(CompletionsServer):
         metrics: Whether there is such a page at all.
         hits: What it says that it found of every prompt.
         drafts: Tokens in one piece of an answer.
+        engines: Ranks of which ``/metrics`` tells.
     """
 
     model: CostModel = field(default_factory=CostModel)
@@ -44,6 +45,7 @@ class PlantedServer(CompletionsServer):
     metrics: bool = True
     hits: int = 0
     drafts: int = 1
+    engines: int = 1
     max_model_len: int | None = 4096
 
     def _add_routes(self, app):
@@ -67,16 +69,19 @@ class PlantedServer(CompletionsServer):
             return web.Response(text="# nothing\n")
         hits = self.hits * len(self.bodies)
         rows = {
-            "vllm:num_requests_running": self.num_others,
+            'vllm:num_requests_running{engine="0"}': self.num_others,
             "vllm:num_requests_waiting": 0,
             "vllm:prefix_cache_hits_total": hits,
             "vllm:request_success_total": self._answered + self.answered_others,
             "process_start_time_seconds": 1_700_000_000,
         }
         kinds = {name: "counter" if name.endswith("_total") else "gauge" for name in rows}
-        return web.Response(
-            text="".join(f"# TYPE {n} {kinds[n]}\n{n} {value}\n" for n, value in rows.items())
+        page = "".join(
+            f"# TYPE {n.partition('{')[0]} {kinds[n]}\n{n} {value}\n" for n, value in rows.items()
         )
+        waiting = "vllm:num_requests_waiting"
+        ranks = "".join(f'{waiting}{{engine="{rank}"}} 0\n' for rank in range(self.engines))
+        return web.Response(text=page.replace(f"{waiting} 0\n", ranks))
 
     async def _stream(self, request, body, number):
         await asyncio.sleep(self.model.front_end_ms / 1000)

@@ -53,6 +53,16 @@ def test_the_planted_times_are_found(tmp_path):
     assert len(stored["points"]) == stored["num_fitted"] + stored["error_percent"]["num_points"]
 
 
+def test_requests_are_as_many_on_each_rank(tmp_path):
+    with PlantedServer(model=FAST, engines=2) as server:
+        result = calibrate(server, tmp_path)
+    assert result.exit_code == 0, result.output
+    assert server.most_in_flight == 2 * 4
+    stored = json.loads((tmp_path / "cost.json").read_text())
+    assert stored["settings"]["data_parallel_ranks"] == 2
+    assert max(point["num_requests"] for point in stored["points"]) == 4
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [

@@ -64,6 +64,13 @@ def test_only_steps_count_in_which_all_answer():
     assert seen.duration_ms == 7000.0
 
 
+def test_each_rank_has_its_part_of_the_requests():
+    times = [[float(step) for step in range(10)]] * 4
+    one, two = decode_observation(100, times), decode_observation(100, times, num_ranks=2)
+    assert two.work == StepWork(9, 18, 18, 0, one.work.decode_rows // 2)
+    assert (one.work.num_requests, one.duration_ms) == (36, two.duration_ms)
+
+
 def test_a_pause_is_no_work():
     times = [float(step) for step in range(10)] + [60.0 + step for step in range(10)]
     assert decode_observation(100, [times]).duration_ms == 19_000.0

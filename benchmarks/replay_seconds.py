@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a replay's modelled seconds are from those of a real server, here and now.
+
+    .venv/bin/python -m benchmarks.replay_seconds --out seconds.json
+    .venv/bin/python -m benchmarks.replay_seconds --workload agentic:200 --variant best --minutes 3
+
+For each variant a tiny DeepSeek-V4 is served on the CPU and calibrated. Then the same requests
+come at random at several rates, to the server and to a replay with the fitted model: times to first
+token side by side, and the rate at which a tenth of the requests waits longer than promised.
+Nothing else should run: the server's log of this machine is one of its two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
+
+# What `make serve` has, on top of what vLLM is.
+BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+ENVIRONMENTS = {"upstream-like": {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}, "best": BEST}
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 32, 2048, 32_768
+PERCENTILES = ("p50", "p90")
+_START_S, _STOP_S = 900, 60
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
+    parser.add_argument("--workload", default="chat:120", help="as for replay (default: chat:120)")
+    parser.add_argument(
+        "--variant", action="append", choices=ENVIRONMENTS, help="default: both, several times"
+    )
+    parser.add_argument("--scale", type=int, default=2, help="one of so many tokens of prompts (2)")
+    parser.add_argument("--max-prompt-tokens", type=int, default=8192, help="longer are left out")
+    parser.add_argument("--max-output-tokens", type=int, default=32, help="cap of answers (32)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="of a calibration (2)")
+    parser.add_argument("--concurrency", type=int, default=16, help="of a calibration (16)")
+    parser.add_argument("--rates", type=int, default=4, help="rates that are compared (4)")
+    parser.add_argument("--ranks", type=int, default=1, help="--data-parallel-size (1)")
+    parser.add_argument("--ttft-ms", type=float, help="promised to 90 %% (4 x unloaded median)")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (0)")
+    parser.add_argument("--folder", type=Path, default=Path("seconds-out"), help="of all files")
+    parser.add_argument("--out", type=Path, default=Path("seconds.json"), help="results")
+    return parser.parse_args()
+
+
+class _AsWritten(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description."""
+
+
+def write_traffic(options: argparse.Namespace) -> tuple[Path, int]:
+    """Write the requests that server and replay get alike; return the file and their number."""
+    path = options.folder / "traffic.jsonl"
+    rows = []
+    for request in WorkloadSource(options.workload, options.seed).load().requests():
+        prompt = request.prompt_token_ids[:: options.scale]
+        if len(prompt) <= options.max_prompt_tokens:
+            length = min(request.output_tokens, options.max_output_tokens)
+            rows.append(json.dumps({"prompt_token_ids": prompt, "output_length": length}))
+    path.write_text("\n".join(rows) + "\n")
+    return path, len(rows)
+
+
+def command(*parts: object) -> None:
+    """Run one of the project's commands; its output goes to a log.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    subprocess.run([sys.executable, "-m", "vllm_ascend", *map(str, parts)], check=True)
+
+
+@contextlib.contextmanager
+def served(variant: str, model: Path, options: argparse.Namespace) -> Iterator[str]:
+    """Serve a model; give the address.
+
+    Raises:
+        RuntimeError: It ended, or did not begin in time.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_ASCEND_")}
+    environment |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment |= ENVIRONMENTS[variant]
+    vllm = Path(sys.executable).with_name("vllm")
+    call: list[object] = [sys.executable, vllm, "serve", model, "--dtype", "float32"]
+    call += ["--enforce-eager", "--block-size", 128, "--enable-prompt-tokens-details"]
+    call += ["--max-model-len", MAX_MODEL_LEN, "--max-num-seqs", MAX_NUM_SEQS]
+    call += ["--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--host", "127.0.0.1"]
+    call += ["--port", port, "--data-parallel-size", options.ranks]
+    log = options.folder / f"{variant}.log"
+    with log.open("w") as to:
+        server = subprocess.Popen(
+            list(map(str, call)), env=environment, stdout=to, stderr=subprocess.STDOUT
+        )
+    try:
+        _wait_until_ready(server, f"http://127.0.0.1:{port}/health", log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        try:
+            server.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], health: str, log: Path) -> None:
+    ends = time.monotonic() + _START_S
+    while time.monotonic() < ends:
+        if server.poll() is not None:
+            raise RuntimeError(f"the server ended; see {log}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(health, trust_env=False).is_success:
+                return
+        time.sleep(1)
+    raise RuntimeError(f"the server did not begin within {_START_S} s; see {log}")
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    """Return the only run of a report."""
+    (workload,) = json.loads((folder / "report.json").read_text())["workloads"]
+    (run,) = workload["runs"]
+    return run
+
+
+def modelled(
+    variant: str, traffic: Path, cost: Path, rate: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what a replay with the fitted model says of a rate."""
+    out = options.folder / f"{variant}-modelled-{rate:.3g}"
+    command(
+        *("replay", "--workload", traffic, "--variant", variant, "--cost-model", cost),
+        *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--kv-gib", 64, "--out", out),
+        *("--max-num-seqs", MAX_NUM_SEQS, "--max-model-len", MAX_MODEL_LEN),
+        *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--jobs", 1),
+        *("--data-parallel", options.ranks),
+    )
+    run = run_of(out)
+    times = run["modelled_ttft_ms"]
+    return {**{p: times[p] for p in PERCENTILES}, "hits": run["hit_rate_percent"]}
+
+
+def measured(
+    variant: str, url: str, traffic: Path, rate: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what the server says of a rate; its prompts are those of no other rate."""
+    out = options.folder / f"{variant}-measured-{rate:.3g}"
+    # Arrivals by the same seed; other ids at each rate, so that nothing of it is cached already.
+    command(
+        *("replay", "--url", url, "--workload", other_ids(traffic, rate)),
+        *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--out", out),
+    )
+    run = run_of(out)
+    times = run["ttft_ms"]
+    return {**{p: times[p] for p in PERCENTILES}, "hits": run["hit_rate_percent"]}
+
+
+def other_ids(traffic: Path, rate: float) -> Path:
+    """Return a copy whose prompts begin alike exactly where those of the original do."""
+    path = traffic.with_name(f"traffic-{rate:.3g}.jsonl")
+    shift = 1 + round(rate * 1000) * 7919
+    rows = map(json.loads, traffic.read_text().splitlines())
+    path.write_text(
+        "".join(
+            json.dumps({**row, "prompt_token_ids": [i + shift for i in row["prompt_token_ids"]]})
+            + "\n"
+            for row in rows
+        )
+    )
+    return path
+
+
+def crossing(rates: Sequence[float], times: Sequence[float], limit: float) -> float | None:
+    """Return the rate at which a time reaches a limit, ``None`` if it does at none of them.
+
+    Between two rates the logarithms are on a line; where noise makes it cross more than once, the
+    first counts.
+    """
+    points = [(math.log(rate), math.log(time)) for rate, time in zip(rates, times, strict=True)]
+    for (x, y), (next_x, next_y) in pairwise(points):
+        if y <= math.log(limit) < next_y:
+            return math.exp(x + (math.log(limit) - y) * (next_x - x) / (next_y - y))
+    return None
+
+
+def choose_rates(
+    variant: str, traffic: Path, cost: Path, options: argparse.Namespace
+) -> tuple[list[float], float]:
+    """Return rates up to where the model says the promise is broken, and the promise in ms."""
+    rate = 0.1
+    quiet = modelled(variant, traffic, cost, rate, options)
+    limit = options.ttft_ms or 4 * quiet["p50"]
+    while modelled(variant, traffic, cost, 2 * rate, options)["p90"] <= limit:
+        rate *= 2
+    # Around the doubling in which it happens.
+    growth = 4 ** (1 / max(options.rates - 1, 1))
+    return [0.6 * rate * growth**number for number in range(options.rates)], limit
+
+
+def compare(variant: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return both sides of one variant."""
+    traffic, num_requests = write_traffic(options)
+    cost = options.folder / f"{variant}-cost.json"
+    with served(variant, model, options) as url:
+        command(
+            *("calibrate", "--url", url, "--out", cost, "--minutes", options.minutes),
+            *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS),
+            *("--max-prompt-tokens", options.max_prompt_tokens),
+            *("--concurrency", options.concurrency),
+        )
+        rates, limit = choose_rates(variant, traffic, cost, options)
+        rows = [
+            {
+                "rate": rate,
+                "load_before": os.getloadavg()[0],
+                "measured": measured(variant, url, traffic, rate, options),
+                "modelled": modelled(variant, traffic, cost, rate, options),
+            }
+            for rate in rates
+        ]
+    goodput = {
+        side: crossing(rates, [row[side]["p90"] for row in rows], limit)
+        for side in ("measured", "modelled")
+    }
+    error = json.loads(cost.read_text())["error_percent"]
+    return {
+        "variant": variant,
+        "num_requests": num_requests,
+        "ttft_ms": limit,
+        "goodput": goodput,
+        "calibration_error_percent": error,
+        "rates": rows,
+    }
+
+
+def difference(modelled: float | None, measured: float | None) -> str:
+    """Return how far a modelled figure is from the measured one, in percent."""
+    if not modelled or not measured:
+        return "-"
+    return f"{100 * (modelled / measured - 1):+.0f} %"
+
+
+def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print times by rate, and the goodput of each variant."""
+    times = Table(
+        "variant", "requests per s", "TTFT", "measured, ms", "modelled, ms", "", "hits, %"
+    )
+    for result in results:
+        for row in result["rates"]:
+            one, other = row["measured"], row["modelled"]
+            for name in PERCENTILES:
+                times.add_row(
+                    *(result["variant"], f"{row['rate']:.2f}", name, f"{one[name]:.0f}"),
+                    *(f"{other[name]:.0f}", difference(other[name], one[name])),
+                    f"{one['hits']:.1f} / {other['hits']:.1f}",
+                )
+    console.print(times)
+    rates = Table("variant", "promised to 90 %", "goodput measured", "modelled", "")
+    for result in results:
+        one, other = result["goodput"]["measured"], result["goodput"]["modelled"]
+        said = ["-" if rate is None else f"{rate:.2f} per s" for rate in (one, other)]
+        limit = f"{result['ttft_ms']:.0f} ms"
+        rates.add_row(result["variant"], limit, *said, difference(other, one))
+    console.print(rates)
+
+
+def main() -> None:
+    options = arguments()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    model = options.folder / "tiny-dsv4"
+    if not (model / "config.json").exists():
+        command("tiny-model", model)
+    results = []
+    for variant in options.variant or ENVIRONMENTS:
+        results.append(compare(variant, model, options))
+        # One after the other takes long: what is there is kept.
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    print_tables(results, Console(width=110))
+
+
+if __name__ == "__main__":
+    main()
