@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from vllm_ascend.tier.backends import SchedulerBackend, most_waiting
 from vllm_ascend.tier.connector import GranuleTierConnector
 from vllm_ascend.tier.disk.level import DiskLevel
+from vllm_ascend.tier.disk.others import Change
 from vllm_ascend.tier.disk.threads import Ended
 from vllm_ascend.tier.host_memory import HostMemory, Place
 from vllm_ascend.tier.layout import ROWS
@@ -75,6 +76,10 @@ class ModelledDisk:
     def objects(self) -> Iterable[tuple[bytes, str]]:
         """Return (key, generation) of all files, those used least recently first."""
         return [(key, generation) for key, (generation, _) in self._files.items()]
+
+    def begin(self, tell: Callable[[Change], None]) -> Iterable[tuple[bytes, str]]:
+        """Return what is there; there is one engine at a time."""
+        return self.objects()
 
     def write(
         self, key: bytes, place: Place, due: float, is_wanted: Callable[[], bool], ended: Ended
