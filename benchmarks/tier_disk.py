@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from vllm_ascend.tier.disk.files import DiskFiles
 from vllm_ascend.tier.disk.level import DiskLevel
+from vllm_ascend.tier.disk.others import OthersWatch
 from vllm_ascend.tier.disk.threads import DiskThreads
 from vllm_ascend.tier.layout import ROWS, TAIL
 
@@ -47,7 +48,7 @@ class Files:
 
     def __init__(self, folder: str) -> None:
         self._files = DiskFiles(folder, "benchmark")
-        self._where = dict(self._files.objects())
+        self._where = dict(OthersWatch(self._files).look().found)
         self._memory = {kind: bytearray(size) for kind, size in _SIZES.items()}
 
     def write(self, key: bytes, data: bytes) -> None:

@@ -15,6 +15,7 @@ from unittest import mock
 
 from tests.soak.slow_store import LateCalls
 from vllm_ascend.tier.disk.files import Buffers, DiskFiles, remove_trash
+from vllm_ascend.tier.disk.others import Change
 from vllm_ascend.tier.disk.threads import Ended
 from vllm_ascend.tier.host_memory import Place
 
@@ -45,12 +46,14 @@ class LateDisk:
         self._reads = LateCalls(f"{seed} disk reads", late)
         self._last: tuple[bytes, Place] | None = None
 
+    def begin(self, tell: Callable[[Change], None]) -> Iterable[tuple[bytes, str]]:
+        """All files; there is one engine at a time."""
+        return self.objects()
+
     def objects(self) -> Iterable[tuple[bytes, str]]:
         """All files, in an order that is always the same."""
-        generations: dict[str, list[bytes]] = {}
-        for key, generation in self._files.objects():
-            generations.setdefault(generation, []).append(key)
-        return [(key, name) for name, keys in generations.items() for key in sorted(keys)]
+        names = sorted(self._files.generations())
+        return [(key, name) for name in names for key in sorted(self._files.keys_in(name))]
 
     def write(
         self, key: bytes, place: Place, due: float, is_wanted: Callable[[], bool], ended: Ended

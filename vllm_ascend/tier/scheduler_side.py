@@ -138,6 +138,7 @@ class TierScheduler:
         first = num_local // unit
         if limit <= first or request.request_id in self._failed or self._is_paused():
             return _NOTHING
+        self._disk.settle()  # what other ranks have written
         try:
             hit = self._find(request, first, limit)
         except RuntimeError as error:

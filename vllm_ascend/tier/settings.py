@@ -22,7 +22,7 @@ class DiskSettings:
 
     Attributes:
         path: A folder, in which the tier makes one of its own.
-        gib: What all files there may take, in GiB.
+        gib: What all files there may take, of all engines that share it, in GiB.
     """
 
     path: str

@@ -83,7 +83,7 @@ def test_an_object_may_have_any_number_of_pages(num_pages, tmp_path):
 class AtOnce:
     """A disk that has done everything when it is asked."""
 
-    def objects(self):
+    def begin(self, tell):
         return ()
 
     def write(self, key, place, due, is_wanted, ended):

@@ -20,7 +20,7 @@ class Disk:
     def __init__(self):
         self.moves = []
 
-    def objects(self):
+    def begin(self, tell):
         return ()
 
     def write(self, key, place, due, is_wanted, ended):

@@ -12,6 +12,7 @@ module       what it does
 ``files``    the files themselves
 ``index``    what is on the disk, and what is given up first
 ``threads``  writes and reads beside the steps
+``others``   what other engines do to the same files
 ``level``    what is asked of them, and what has become of it
 ===========  ===============================================================
 """

@@ -72,6 +72,7 @@ class DiskFiles:
             self._lock = self._locked()
         except OSError as error:
             raise DiskError(f"{path}: {error.strerror or error}") from error
+        self._as_opened = True
         self._guard = threading.Lock()
         self._engine = f"{os.getpid():x}-{secrets.token_hex(4)}"
         self._generation, self._num_in_it = "", _PER_GENERATION
@@ -101,23 +102,48 @@ class DiskFiles:
         except FileNotFoundError:
             return False
 
-    def objects(self) -> Iterator[tuple[bytes, str]]:
-        """Return (key, generation) of all objects, those used least recently first.
+    def generations(self) -> dict[str, int]:
+        """Return each generation, and when a file last came to it or left it, in nanoseconds.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        found = {}
+        for entry in self._entries(self._layout):
+            with contextlib.suppress(FileNotFoundError):  # another engine was faster
+                if entry.is_dir():
+                    found[entry.name] = entry.stat().st_mtime_ns
+        return found
+
+    def keys_in(self, generation: str) -> list[bytes]:
+        """Return the objects of a generation, none if it is gone.
 
         What a killed process has left unfinished is removed.
+
+        Raises:
+            OSError: The disk fails.
         """
-        folders = [entry.name for entry in os.scandir(self._layout) if entry.is_dir()]
-        for generation in sorted(folders):
-            unknown = []
-            for entry in os.scandir(self._layout / generation):
-                if (key := self._names.key(entry.name)) is not None:
-                    yield key, generation
-                else:
-                    unknown.append(entry)
-            for entry in unknown:
-                if time.time() - entry.stat().st_mtime > _UNFINISHED_S:
+        keys, before = [], time.time() - _UNFINISHED_S
+        for entry in self._entries(self._layout / generation):
+            if (key := self._names.key(entry.name)) is not None:
+                keys.append(key)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat().st_mtime < before:
                     _unlink(entry.path)
-            _remove_empty(self._layout / generation)
+        return keys
+
+    def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
+        try:
+            return list(os.scandir(folder))
+        except FileNotFoundError:
+            return []
+
+    def is_as_opened(self) -> bool:
+        """Whether nobody has emptied the folder since, this engine neither."""
+        with self._guard:
+            self._as_opened = self._as_opened and self._is_held_by(self._lock)
+            return self._as_opened
 
     def write(self, key: bytes, buffers: Buffers) -> str:
         """Write an object; return its generation.
@@ -126,6 +152,14 @@ class DiskFiles:
             OSError: The disk is full or fails.
         """
         generation = self._next_generation()
+        try:
+            self._write(key, generation, buffers)
+        except FileNotFoundError:  # another engine has removed the folder, which was empty
+            generation = self._next_generation()
+            self._write(key, generation, buffers)
+        return generation
+
+    def _write(self, key: bytes, generation: str, buffers: Buffers) -> None:
         name = self._layout / generation / self._names.name(key)
         part = name.with_name(name.name + _PART)
         try:
@@ -140,7 +174,6 @@ class DiskFiles:
         except OSError:
             _unlink(part)
             raise
-        return generation
 
     def read(self, key: bytes, generation: str, buffers: Buffers) -> str:
         """Read an object, and move it to those that were used last; return its generation.
@@ -183,6 +216,7 @@ class DiskFiles:
             os.rename(self._layout, trash)
             os.close(self._lock)
             self._lock = self._locked()
+            self._as_opened = False
             self._num_in_it = _PER_GENERATION
         return trash
 
@@ -196,7 +230,7 @@ class DiskFiles:
                 if not self._is_held_by(self._lock):
                     held = self._locked()
                     os.close(self._lock)
-                    self._lock = held
+                    self._lock, self._as_opened = held, False
                 self._generation = f"{time.time_ns():016x}-{self._engine}"
                 (self._layout / self._generation).mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._num_in_it = 0

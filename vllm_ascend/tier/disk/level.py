@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from vllm_ascend.tier.disk.index import DiskIndex
+from vllm_ascend.tier.disk.others import Change
 from vllm_ascend.tier.disk.threads import DiskWork
 from vllm_ascend.tier.host_memory import Place, pages_in
 from vllm_ascend.tier.layout import TAIL
@@ -73,20 +74,23 @@ class DiskLevel:
         self._pending: dict[bytes, int] = {}  # to be written -> pages
         self._num_pending = 0  # pages
         self._superseded: set[bytes] = set()
+        # What others have written after a reset of theirs or ours: it is counted, and not read.
+        self._changes: deque[Change] = deque()
+        self._distrusted: set[bytes] = set()
         self._epoch = 0
         self._paused_until = 0.0
         self._wear_told, self._written_bytes = clock(), 0  # since then
-        for key, generation in work.objects():
-            self._index.add(key, generation)
+        for key, generation in work.begin(self._changes.append):
+            self._found(key, generation)
         self._give_up()
 
     def contains(self, key: bytes) -> bool:
         """Whether an object can be read."""
-        return key in self._index and self._clock() >= self._paused_until
+        return self.has_file(key) and self._clock() >= self._paused_until
 
     def has_file(self, key: bytes) -> bool:
         """Whether an object is there, also while the disk is left alone."""
-        return key in self._index
+        return key in self._index and key not in self._distrusted
 
     def is_pending(self, key: bytes) -> bool:
         """Whether an object is still to be written."""
@@ -104,7 +108,7 @@ class DiskLevel:
 
     def write(self, key: bytes, place: Place) -> bool:
         """Write an object soon; return whether its pages must stay as they are until it is done."""
-        if key in self._index or key in self._pending:
+        if self.has_file(key) or key in self._pending:
             return False
         num_pages = len(pages_in(place))
         is_behind = self._num_pending + num_pages > self._most_pages
@@ -153,6 +157,7 @@ class DiskLevel:
 
     def forget(self, key: bytes) -> None:
         """What was read is not what was written."""
+        self._distrusted.discard(key)
         if (generation := self._index.remove(key)) is not None:
             self.work.remove(key, generation)
 
@@ -161,14 +166,39 @@ class DiskLevel:
         self._index.touch(keys)
 
     def take_done(self) -> tuple[list[Done], list[bytes]]:
-        """Return what has ended since the last call, and what was given up for others."""
+        """Return what has ended since the last call, and what is not there any more."""
         ended: list[Done] = []
+        gone: list[bytes] = []
+        has_others = bool(self._changes)
+        while self._changes:
+            gone += self._follow(self._changes.popleft())
         while self._done:
             done = self._done.popleft()
             ended.append(done)
             self._take_in(done)
         self._tell_wear()
-        return ended, self._give_up() if ended else []
+        if ended or has_others:
+            gone += self._give_up()
+        return ended, gone
+
+    def _follow(self, change: Change) -> list[bytes]:
+        """Take in what other engines have done; return what is not there any more."""
+        gone = [key for key, where in change.gone if self._index.generation(key) == where]
+        for key in gone:
+            self._index.remove(key)
+            self._distrusted.discard(key)
+        for key, generation in change.found:
+            if not change.is_trusted and self._index.generation(key) != generation:
+                self._distrusted.add(key)
+            self._found(key, generation)
+        return [key for key in gone if key not in self._index]
+
+    def _found(self, key: bytes, generation: str) -> None:
+        """Note a file. Of two with one object the older one goes."""
+        known = self._index.generation(key) or generation
+        self._index.add(key, max(known, generation))
+        if known != generation:
+            self.work.remove(key, min(known, generation))
 
     def _take_in(self, done: Done) -> None:
         key, is_read, generation, epoch, why_not = done
@@ -191,7 +221,10 @@ class DiskLevel:
             else:
                 self.counts.disk_written_bytes += size
                 self._written_bytes += size
+            if (other := self._index.generation(key)) not in (None, generation):
+                self.work.remove(key, other)  # of another engine, or from where it was read
             self._index.add(key, generation)
+            self._distrusted.discard(key)
         elif is_read:
             self.forget(key)
 
@@ -209,6 +242,7 @@ class DiskLevel:
         victims = self._index.victims()
         self.counts.disk_evicted += len(victims)
         for key, generation in victims:
+            self._distrusted.discard(key)
             self.work.remove(key, generation)
         return [key for key, _ in victims]
 
@@ -220,6 +254,7 @@ class DiskLevel:
         """
         self._epoch += 1
         self.work.clear()
+        self._distrusted.clear()
         return self._index.clear()
 
     def close(self, seconds: float) -> None:

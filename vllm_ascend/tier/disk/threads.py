@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from vllm_ascend.tier.disk.files import Buffers, DiskFiles, remove_trash
+from vllm_ascend.tier.disk.others import Change, OthersWatch
 from vllm_ascend.tier.host_memory import Place
 from vllm_ascend.tier.layout import TAIL
 from vllm_ascend.tier.store_thread import StoreThread
@@ -20,14 +22,21 @@ Ended = Callable[[str | None, str], None]
 _NUM_READERS = 4
 
 
+_LOOK_EVERY_S = 2.0
+
+
 class DiskWork(Protocol):
     """What :class:`~vllm_ascend.tier.disk.level.DiskLevel` has done. No call waits for a disk.
 
     What is done to one name is done in the order of the calls.
     """
 
-    def objects(self) -> Iterable[tuple[bytes, str]]:
-        """Return (key, generation) of what is there, those used least recently first."""
+    def begin(self, tell: Callable[[Change], None]) -> Iterable[tuple[bytes, str]]:
+        """Return (key, generation) of what is there, those used least recently first.
+
+        Args:
+            tell: Told from then on, by any thread, what other engines do to the same files.
+        """
         ...
 
     def write(
@@ -66,11 +75,33 @@ class DiskThreads:
         self.rows, self.tails = StoreThread(0), StoreThread(0)
         self.readers = [StoreThread(0) for _ in range(_NUM_READERS)]
         self._next_reader = 0
+        self._looking = threading.Lock()
         self.closes = threading.Event()
+        self._watch = OthersWatch(files)
+        self._tell: Callable[[Change], None] = lambda change: None
 
-    def objects(self) -> Iterable[tuple[bytes, str]]:
-        """Return (key, generation) of all files, those used least recently first."""
-        return self._files.objects()
+    def begin(self, tell: Callable[[Change], None]) -> Iterable[tuple[bytes, str]]:
+        """Return what is there, and look now and then what others do; see :class:`DiskWork`."""
+        self._tell = tell
+        there = self._watch.look().found
+        threading.Thread(target=self._look_on, name="tier-look", daemon=True).start()
+        return there
+
+    def _look_on(self) -> None:
+        while not self.closes.wait(_LOOK_EVERY_S):
+            with contextlib.suppress(OSError):  # reads and writes tell of it
+                self.look()
+
+    def look(self) -> None:
+        """Tell what others have done since the last look.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        with self._looking:
+            change = self._watch.look()
+            if change.gone or change.found:
+                self._tell(change)
 
     def write(
         self, key: bytes, place: Place, due: float, is_wanted: Callable[[], bool], ended: Ended
