@@ -38,7 +38,6 @@ BASE = {
     ("sweep",): GENERATED,
     ("memory-curve",): GENERATED,
     ("goodput",): ("--workload", "chat:2"),
-    ("calibrate",): ("--url", NOBODY),
     ("traffic",): GENERATED,
     ("prefix-curve",): ("--prefixes", "2", "--shared", "256", "--own", "32"),
     ("relay",): (
