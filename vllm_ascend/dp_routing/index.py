@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from vllm_ascend.dp_routing.names import names_check, placed_name
 from vllm_ascend.dp_routing.news import (
     TIER_ROWS,
     TIER_TAILS,
     CacheNews,
     CacheRules,
+    TierRules,
     unpack_names,
 )
 from vllm_ascend.dp_routing.tier_reach import bits, ends_with_tier
@@ -167,8 +170,26 @@ class CacheIndex:
         """
         if self.rules is None or self.rules.tier is None:
             return list(hits)
+        return self._with(self.rules.tier, names, num_tokens, hits)
+
+    def with_disk(self, names: Sequence[int], num_tokens: int, hits: Sequence[int]) -> list[int]:
+        """Return, by rank, where the hit ends if it also loads what other ranks have on the disk.
+
+        Args:
+            names: As for :meth:`look_up`.
+            num_tokens: As for :meth:`look_up`.
+            hits: By rank, with its own tier, in tokens. They are the answer without such a disk.
+        """
+        if self.rules is None or self.rules.tier is None or not self.rules.tier.shares_disk:
+            return list(hits)
+        shared = msgspec.structs.replace(self.rules.tier, is_shared=True)
+        return self._with(shared, names, num_tokens, hits)
+
+    def _with(
+        self, tier: TierRules, names: Sequence[int], num_tokens: int, hits: Sequence[int]
+    ) -> list[int]:
         stored = self._masks[TIER_ROWS], self._masks[TIER_TAILS]
-        return ends_with_tier(self.rules.tier, *stored, names, self.hash_tokens, num_tokens, hits)
+        return ends_with_tier(tier, *stored, names, self.hash_tokens, num_tokens, hits)
 
 
 class _Walk:

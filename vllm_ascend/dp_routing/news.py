@@ -26,6 +26,7 @@ class TierRules(msgspec.Struct, array_like=True, frozen=True):
         tails_ahead: The same of tails.
         has_tails: A hit needs the tail at its end.
         is_shared: All ranks load what one has stored.
+        shares_disk: The same, but what only another rank has stored comes from a disk.
     """
 
     unit_tokens: int
@@ -33,6 +34,7 @@ class TierRules(msgspec.Struct, array_like=True, frozen=True):
     tails_ahead: int
     has_tails: bool
     is_shared: bool
+    shares_disk: bool = False
 
 
 class CacheRules(msgspec.Struct, array_like=True, frozen=True):

@@ -46,11 +46,13 @@ class _Expected:
         granules: What is there or on its way, in granules.
         with_tier: The hit, with what the rank loads, from a tier or from the engine that has
             computed the prompt; in tokens.
+        from_disk: What of it other ranks have on a disk, in tokens.
     """
 
     hit_tokens: int
     granules: int
     with_tier: int
+    from_disk: int = 0
 
 
 def _is_pulled(request: EngineCoreRequest) -> bool:
@@ -122,7 +124,8 @@ class Router:
                 best - there.with_tier,
                 *self._load(rank, counts[rank]),
                 self._recent[rank],
-                there.with_tier - there.hit_tokens,
+                there.with_tier - there.hit_tokens - there.from_disk,
+                there.from_disk,
             )
             for rank, there in enumerate(expected)
         ]
@@ -199,8 +202,10 @@ class Router:
             reaches.append(reach)
         if prompt.is_pulled:  # rows count without a tail, and the others are loaded
             return [_Expected(reach * size, reach, prompt.num_tokens) for reach in reaches]
-        with_tier = self.index.with_tier(prompt.names, prompt.num_tokens, hits)
-        return list(map(_Expected, hits, reaches, with_tier))
+        own = self.index.with_tier(prompt.names, prompt.num_tokens, hits)
+        all_there = self.index.with_disk(prompt.names, prompt.num_tokens, own)
+        from_disk = [end - start for end, start in zip(all_there, own, strict=True)]
+        return list(map(_Expected, hits, reaches, all_there, from_disk))
 
     def _load(self, rank: int, counts: Sequence[float]) -> tuple[int, float]:
         """Return the tokens that wait on a rank, and its live requests.

@@ -150,11 +150,14 @@ class GranuleTierConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler_half.know_cache(coordinator)
         log = getattr(kv_cache_manager.block_pool, "event_log", None)
         self._news = None if log is None else log.news
+        has_disk = isinstance(self.index, MemoryOverDisk)
         if self._news is not None:
-            teller = TierTeller(self.layout, self._news, is_shared=self.index.is_remote)
+            teller = TierTeller(
+                self.layout, self._news, is_shared=self.index.is_remote, shares_disk=has_disk
+            )
             self.scheduler_half.tell_found(teller.found)
         if self._has_kv_events:
-            if isinstance(self.index, MemoryOverDisk):
+            if has_disk:
                 self._events = TwoLevelEvents(self.layout)
             else:
                 self._events = TierEvents(self.layout, is_remote=self.index.is_remote)

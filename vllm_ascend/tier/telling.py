@@ -13,13 +13,16 @@ from vllm_ascend.tier.layout import TAIL, TierLayout
 class TierTeller:
     """Stands between a scheduler's half and the news of its rank."""
 
-    def __init__(self, layout: TierLayout, news: CacheNewsQueue, *, is_shared: bool) -> None:
+    def __init__(
+        self, layout: TierLayout, news: CacheNewsQueue, *, is_shared: bool, shares_disk: bool
+    ) -> None:
         """Describe the tier, before the first step.
 
         Args:
             layout: What objects hold.
             news: Of this rank.
             is_shared: Other ranks load what this one has stored.
+            shares_disk: They do so from a disk.
         """
         self._news = news
         self._ahead = {
@@ -28,7 +31,8 @@ class TierTeller:
         }
         self._hash_tokens = layout.hash_tokens
         ahead = self._ahead[TIER_ROWS], self._ahead[TIER_TAILS]
-        news.describe_tier(TierRules(layout.unit, *ahead, bool(layout.tails), is_shared))
+        tier = TierRules(layout.unit, *ahead, bool(layout.tails), is_shared, shares_disk)
+        news.describe_tier(tier)
 
     def found(self, key: bytes, request: Request, end: int) -> None:
         """Tell of an object that can be loaded now.

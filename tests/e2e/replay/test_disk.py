@@ -12,7 +12,7 @@ from tests.e2e.replay.in_process import invoke
 from tests.e2e.replay.test_tier import write_chats
 from vllm_ascend.tier.layout import ROWS
 from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
-from vllm_ascend_evaluation.replay.runs.disk import ModelledDisk
+from vllm_ascend_evaluation.replay.runs.disk import DiskOfRank, ModelledDisk
 
 DISK = ("--disk-gib", "2")
 RESTART = ("--restart-at", "110")
@@ -77,12 +77,20 @@ def test_what_comes_up_is_verified(chats, tmp_path, monkeypatch):
     assert code == 1 and "violation" in said
 
 
+def test_ranks_share_a_disk(chats, tmp_path):
+    ranks = ("--data-parallel", "2", "--dp-routing")
+    code, said, run = replay(chats, tmp_path / "disk", *ranks, "vllm", *DISK)
+    assert code == 0, said
+    _, _, alone = replay(chats, tmp_path / "none", *ranks, "vllm")
+    assert run["hit_rate_percent"] > alone["hit_rate_percent"] + 20
+    assert run["disk"]["read_bytes"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         (("--disk-gib", "0"), "--disk-gib 0: it must be greater"),
         (("--restart-at", "225"), "--restart-at 225: chats.jsonl has 225 requests, the first of"),
-        (("--data-parallel", "2", *DISK), "--disk-gib goes without --data-parallel"),
         (("--data-parallel", "2", *RESTART), "--restart-at goes without --data-parallel"),
         (("--memory-use", *RESTART), "--restart-at goes without"),
         (
@@ -105,18 +113,19 @@ def test_one_object_is_moved_after_the_other():
     clock, ended = VirtualClock(), []
     disk = ModelledDisk(clock, gib=1, gib_per_second=2**-30)  # a byte a second
     disk.sizes = {ROWS: 10}
+    rank = DiskOfRank(disk)
     keys = [ROWS + bytes([number]) for number in range(3)]
     for key in keys:
         due = 25.0 if key == keys[0] else 0.0
-        disk.write(key, b"", due, lambda k=key: k != keys[1], lambda g, _, k=key: ended.append(k))
+        rank.write(key, b"", due, lambda k=key: k != keys[1], lambda g, _, k=key: ended.append(k))
     for now_s, expected in ((9, []), (10, [1, 2]), (34, [1, 2]), (35, [1, 2, 0])):
         clock.move_to(now_s * 1e3)
         assert ended == [keys[number] for number in expected], "the second is not wanted any more"
     assert [key for key, _ in disk.objects()] == [keys[2], keys[0]]
-    disk.read(keys[2], dict(disk.objects())[keys[2]], b"", lambda g, _: ended.append(g))
+    rank.read(keys[2], dict(disk.objects())[keys[2]], b"", lambda g, _: ended.append(g))
     assert clock.num_awaited == 1
     clock.move_to(46e3)
     assert clock.num_awaited == 0 and [key for key, _ in disk.objects()] == [keys[0], keys[2]]
-    disk.write(keys[1], b"", 99.0, lambda: True, lambda g, _: ended.append(g))
+    rank.write(keys[1], b"", 99.0, lambda: True, lambda g, _: ended.append(g))
     disk.close(9.0)
     assert keys[1] not in dict(disk.objects()), "the engine has ended before it was written"

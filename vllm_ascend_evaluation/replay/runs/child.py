@@ -73,20 +73,24 @@ def run_job(job: Job, on_progress: Callable[[int], None] = lambda done: None) ->
 def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) -> RunResult:
     """Run a job of several data-parallel ranks in this process; see :func:`run_job`."""
     from vllm_ascend_evaluation.replay.runs.balancer import Balancer
+    from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
     from vllm_ascend_evaluation.replay.runs.data_parallel import DataParallelEngine, Rank
     from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 
+    clock = VirtualClock()
+    _set_up_disk(job, clock)
     schedulers = [build_job_scheduler(job) for _ in range(job.num_ranks)]
     ranks = [Rank(s, make_worker(job, s), _recorder(job, s, workload)) for s in schedulers]
     balancer = Balancer(schedulers, by_cache=job.dp_routing == CACHE_ROUTING)
     arrivals, cost_model = _arrivals(job, workload), job.cost_model or CostModel()
-    engine = DataParallelEngine(ranks, balancer, arrivals, cost_model)
+    engine = DataParallelEngine(ranks, balancer, arrivals, cost_model, clock)
     complete, violations = _run_checked(engine, lambda: schedulers, on_progress)
     of_ranks = engine.result(job.dp_routing)
     whole = Recorder.of_ranks([rank.recorder for rank in ranks])
-    tier = _use_of_tiers(job, [rank.worker for rank in ranks])
+    workers = [rank.worker for rank in ranks]
+    tier, disk = _use_of_tiers(job, workers), _use_of_disk(job, workers)
     result = whole.result(job, complete=complete, violations=violations)
-    return replace(result, data_parallel=of_ranks, tier=tier)
+    return replace(result, data_parallel=of_ranks, tier=tier, disk=disk)
 
 
 def _recorder(job: Job, scheduler: Scheduler, workload: Workload) -> Recorder:

@@ -16,7 +16,8 @@ from vllm_ascend.dry_run.worker import Worker
 from vllm_ascend_evaluation.replay.results import DataParallelResult
 from vllm_ascend_evaluation.replay.runs.arrivals import Arrivals
 from vllm_ascend_evaluation.replay.runs.balancer import Balancer
-from vllm_ascend_evaluation.replay.runs.engine import ReplayLoop, Step, run_step
+from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
+from vllm_ascend_evaluation.replay.runs.engine import WAITING_STEP_MS, ReplayLoop, Step, run_step
 from vllm_ascend_evaluation.replay.runs.job import CostModel
 from vllm_ascend_evaluation.replay.runs.recorder import Recorder, percentiles
 from vllm_ascend_evaluation.replay.trace import TraceRequest
@@ -43,8 +44,9 @@ class DataParallelEngine(ReplayLoop):
         balancer: Balancer,
         arrivals: Arrivals,
         cost_model: CostModel,
+        clock: VirtualClock | None = None,
     ) -> None:
-        super().__init__(arrivals)
+        super().__init__(arrivals, clock)
         self._ranks, self._balancer, self._cost_model = ranks, balancer, cost_model
         # By name: what came in, and the rank
         self._requests: dict[str, tuple[TraceRequest, Rank]] = {}
@@ -105,13 +107,14 @@ class DataParallelEngine(ReplayLoop):
                 step = self._step_rank(number, rank)
                 most = max(most, step.num_tokens)
                 longest_ms = max(longest_ms, step.ends_ms - self._now_ms)
-        self._now_ms += longest_ms
+        # In a step that only waits, time passes as well.
+        self._now_ms += longest_ms if most else max(longest_ms, WAITING_STEP_MS)
         for name, rank in [(name, rank) for name, (_, rank) in self._requests.items()]:
             if name not in rank.scheduler.requests:
                 request, _ = self._requests.pop(name)
                 if request.session is not None:
                     self._arrivals.finished(request, self._now_ms)
-        return most
+        return most or self._clock.num_awaited
 
     def _step_rank(self, number: int, rank: Rank) -> Step:
         def end_of(output: SchedulerOutput) -> float:

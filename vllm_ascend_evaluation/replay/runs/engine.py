@@ -22,7 +22,7 @@ from vllm_ascend_evaluation.replay.trace import TraceRequest
 
 # A scheduler that runs nothing so many steps in a row will never run anything again.
 _MAX_IDLE_STEPS = 100
-_WAITING_STEP_MS = 1.0
+WAITING_STEP_MS = 1.0
 
 
 class StalledError(RuntimeError):
@@ -237,6 +237,6 @@ class ReplayEngine(ReplayLoop):
             num_tokens = output.total_num_scheduled_tokens
             step_ms = self._cost_model.step_duration_ms(num_tokens)
             # In a step that only waits, time passes as well.
-            step_ms = step_ms if num_tokens else max(step_ms, _WAITING_STEP_MS)
+            step_ms = step_ms if num_tokens else max(step_ms, WAITING_STEP_MS)
             self._now_ms += step_ms + getattr(self.workers[-1], "step_load_ms", 0.0)
         return self._now_ms

@@ -117,8 +117,6 @@ class RunSettings:
             raise BadInputError(
                 f"--disk-gib {self.disk_gib:g}: needs --tier-gib, which is above it"
             )
-        if self.num_ranks > 1 and self.disk_gib is not None:
-            raise BadInputError("--disk-gib goes without --data-parallel: no ranks share it here")
         if self.restart_at is not None and (self.num_ranks > 1 or self.watches_memory):
             raise BadInputError("--restart-at goes without --data-parallel and --memory-use")
 

@@ -15,7 +15,7 @@ from vllm_ascend.tier.orders import Load, Orders, Rows, Run, Segment, blocks_by_
 from vllm_ascend_evaluation.oracle import OracleOptions
 from vllm_ascend_evaluation.oracle.connected_worker import ConnectedWorker
 from vllm_ascend_evaluation.oracle.digests import LOST, Stamps
-from vllm_ascend_evaluation.replay.runs.disk import ReplayTierConnector, cannot_be_loaded
+from vllm_ascend_evaluation.replay.runs.disk import DiskOfRank, cannot_be_loaded
 
 
 class StampedTierWorker(ConnectedWorker):
@@ -32,7 +32,9 @@ class StampedTierWorker(ConnectedWorker):
         self._invalid: set[int] = set()
         self._index = scheduler.connector.index
         if isinstance(self._index, MemoryOverDisk):
-            ReplayTierConnector.disk.pages = self
+            work = self._index.disk.work
+            assert isinstance(work, DiskOfRank), "replays model their disk"
+            work.pages = self
 
     # The part of a connector that ``ConnectedWorker`` calls.
 
