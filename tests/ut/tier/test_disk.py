@@ -125,6 +125,11 @@ def test_the_setting():
         ({"path": "/mnt"}, r'"disk": .* is invalid'),
         ({"path": "/mnt", "gib": 1, "gb": 1}, r'"disk": .* is invalid'),
         ({"path": "mnt", "gib": 1}, r'"disk path": "mnt" is invalid: allowed are absolute paths'),
+        (
+            {"path": "/mnt", "gib": float("inf")},
+            r'"disk gib": Infinity is invalid',
+        ),
+        ({"path": "/mnt", "gib": True}, r'"disk gib": true is invalid'),
         ({"path": "/mnt", "gib": 0}, r'"disk gib": 0 is invalid: allowed are numbers of GiB above'),
     ],
 )

@@ -63,7 +63,11 @@ class DiskFiles:
         root = Path(path) / _ROOT
         try:
             if not Path(path).is_dir():
-                raise DiskError(f"{path}: there is no such folder")
+                raise DiskError(
+                    f"{path} is no folder"
+                    if Path(path).exists()
+                    else f"{path}: there is no such folder"
+                )
             root.mkdir(mode=0o700, exist_ok=True)
             _check_owner(root)
             self._names = FileNames(_secret(root))
@@ -71,7 +75,7 @@ class DiskFiles:
             _remove_others(root, layout)
             self._lock = self._locked()
         except OSError as error:
-            raise DiskError(f"{path}: {error.strerror or error}") from error
+            raise DiskError(f"{error.filename or path}: {error.strerror or error}") from error
         self._as_opened = True
         self._guard = threading.Lock()
         self._engine = f"{os.getpid():x}-{secrets.token_hex(4)}"
