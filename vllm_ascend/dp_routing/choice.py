@@ -28,8 +28,10 @@ RECENT_WEIGHT = 0.8
 LOAD_WEIGHT = 0.05
 """What a token costs that a rank loads, from a tier or from the engine that has computed it: a
 small part of the time to compute it."""
-DISK_WEIGHT = 1.0
-"""What a token costs that a rank loads from a disk because another rank has stored it."""
+DISK_WEIGHT = 8
+"""What a token costs, beside its load, that a rank has from a disk because another rank has stored
+it there: a copy as well, which need not be computed. Without this price sessions wander
+(docs/data-parallel.md)."""
 
 
 class RankLoad(NamedTuple):
@@ -62,13 +64,12 @@ def cost(load: RankLoad, num_sharers: int, least_queued_tokens: int = 0) -> floa
     """
     unbearable = max(load.queued_tokens - least_queued_tokens - PATIENCE_TOKENS, 0)
     return (
-        COPY_WEIGHT * load.copied_tokens / (1 + num_sharers)
+        (COPY_WEIGHT * load.copied_tokens + DISK_WEIGHT * load.disk_tokens) / (1 + num_sharers)
         + load.queued_tokens
         + (COPY_WEIGHT - 1) * unbearable
         + LIVE_TOKENS * load.num_live
         + RECENT_WEIGHT * load.recent_tokens
-        + LOAD_WEIGHT * load.loaded_tokens
-        + DISK_WEIGHT * load.disk_tokens
+        + LOAD_WEIGHT * (load.loaded_tokens + load.disk_tokens)
     )
 
 

@@ -90,6 +90,7 @@ def test_ranks_share_a_disk(chats, tmp_path):
     ("options", "complaint"),
     [
         (("--disk-gib", "0"), "--disk-gib 0: it must be greater"),
+        (("--disk-gib-per-second", "3"), "--disk-gib-per-second 3: needs --disk-gib"),
         (("--restart-at", "225"), "--restart-at 225: chats.jsonl has 225 requests, the first of"),
         (("--data-parallel", "2", *RESTART), "--restart-at goes without --data-parallel"),
         (("--memory-use", *RESTART), "--restart-at goes without"),

@@ -297,6 +297,10 @@ def test_files_are_the_users_own_and_their_names_tell_nothing(start, tmp_path):
     ("spoilt", "complaint"),
     [
         ("nowhere", "there is no such folder"),
+        ("a file", "is no folder"),
+        ("a file of its name", "granule-tier: File exists"),
+        ("another's secret", "secret is no secret of a tier: remove .*granule-tier"),
+        ("a file for a layout", "granule-tier/.*-.*: File exists"),
         ("open to all", "can be read by others: chmod 700"),
         ("unseeded", '"disk" needs PYTHONHASHSEED'),
     ],
@@ -306,9 +310,23 @@ def test_a_disk_that_cannot_be_used_is_refused_before_anything_is_served(
 ):
     if spoilt == "nowhere":
         tmp_path.rmdir()
+    elif spoilt == "a file":
+        tmp_path.rmdir()
+        tmp_path.write_text("")
+    elif spoilt == "a file of its name":
+        (tmp_path / "granule-tier").write_text("")
+    elif spoilt == "another's secret":
+        (tmp_path / "granule-tier").mkdir(mode=0o700)
+        (tmp_path / "granule-tier/secret").write_text("short")
+    elif spoilt == "a file for a layout":
+        start().close()
+        (folder,) = {path.parent for path in (tmp_path / "granule-tier").glob("*/lock")}
+        shutil.rmtree(folder)
+        folder.write_text("")
     elif spoilt == "open to all":
         (tmp_path / "granule-tier").mkdir(mode=0o755)
     else:
         monkeypatch.delenv("PYTHONHASHSEED")
-    with pytest.raises(ValueError, match=complaint):
-        start()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=complaint):
+            start()

@@ -61,7 +61,8 @@ def test_nobody_has_to_be_told_to_look(start, monkeypatch):
     first, second = start(), start()
     answered(first, "a")
     for _ in range(6000):
-        if second.index.disk._changes:
+        changes = second.index.disk._changes
+        if sum(len(change.found) for change in changes) == first.index.disk.num_objects:
             break
         threads.time.sleep(0.01)
     assert answer(second, "a") == BOUNDARY, "also if it has run no step since"

@@ -13,11 +13,13 @@ from tests.e2e.core.event_follower import Follower
 from tests.e2e.core.test_cache_news import NewsIndex
 from tests.e2e.core.workload import Workload
 from tests.e2e.tier.configured import DRAFTS, HOST, MOONCAKE, PLAIN, build
+from tests.e2e.tier.test_disk import settle
 from tests.e2e.tier.test_random_traffic import cell, small_units
 from tests.e2e.tier.test_shared_pool import pool
 from tests.e2e.tier.tier_engine import TierEngine
 from vllm_ascend.dp_routing.names import prompt_names
 from vllm_ascend.dry_run.scheduler import make_request
+from vllm_ascend.tier.disk import level
 
 __all__ = ["pool", "small_units"]
 
@@ -71,7 +73,7 @@ def test_the_front_end_knows_what_the_tier_brings(configuration, tier, pool, swi
     Workload(engine, replace(configuration.traffic, busy_reset=0.0), seed).run(150)
     assert follower.num_longer, "the probes prove nothing"
     index, log = follower.index.index, engine.manager.block_pool.event_log
-    assert index.rules.tier.is_shared is (tier is MOONCAKE)
+    assert index.rules.tier.is_shared is (tier is MOONCAKE) and not index.rules.tier.shares_disk
     engine.step()
     follower.index.follow()
     index.apply(_RANK, log.all_news())
@@ -95,3 +97,28 @@ def test_a_reset_of_the_tier_is_told_and_one_of_the_cache_alone_leaves_it(switch
     follower.index.follow()
     follower.compare(prompt)
     assert not follower.index.index.num_names
+
+
+def test_what_a_rank_has_written_another_one_brings_from_the_disk(switch, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    monkeypatch.setattr(level, "SETTLE_S", 0.0)
+    switch({**PLAIN.environment, "VLLM_ASCEND_DP_ROUTING": "cache"})
+    tier = {**HOST, "pool": "p", "disk": {"path": str(tmp_path), "gib": 1}}
+    first, second = (build(PLAIN, 4.0, 1, tier, is_data_parallel=True) for _ in range(2))
+    follower, prompt = TierFollower(first, 1), list(range(200))
+    for name in ("a", "b"):
+        first.add(name, prompt, 1)
+        first.run()
+    settle(first)
+    second.index.disk.work.look()
+    follower.index.follow()
+    probe = make_request(second.scheduler, "probe", prompt, 1)
+    index = follower.index.index
+    names = prompt_names(probe, index.hash_tokens)
+    own = index.with_tier(names, len(prompt), [0] * (_RANK + 1))
+    *others, told = index.with_disk(names, len(prompt), own)
+    assert own[:_RANK] == [0] * _RANK and others == [told] * _RANK
+    brought, is_async = second.tier.look_up(probe, 0)
+    assert brought == told > 0 and is_async
+    for engine in (first, second):
+        engine.index.disk.work.closes.set()

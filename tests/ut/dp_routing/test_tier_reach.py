@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ut.dp_routing.test_index import NAMES, PREFIX, SIZE, anew, rules
+from vllm_ascend.dp_routing.choice import COPY_WEIGHT, DISK_WEIGHT, LIVE_TOKENS
 from vllm_ascend.dp_routing.news import (
     TIER_ROWS,
     TIER_TAILS,
@@ -127,6 +128,24 @@ def test_a_rank_that_has_it_in_its_cache_is_cheaper_than_one_that_loads():
     assert router.choose("a", prompt, [[0, 0], [0, 0]]) == 1
     assert router.stats.chosen[1, "cache"] == 1
     assert router.choose("b", prompt, [[0, 0], [0, 9]]) == 0, "a load costs little"
+
+
+def test_what_others_have_on_a_shared_disk_costs_less_than_computing_it_and_more_than_ones_own():
+    router = Router(3)
+    tier = TierRules(SIZE, 0, 0, has_tails=False, is_shared=False, shares_disk=True)
+    names = list(range(101, 2101))
+    for rank in range(3):
+        router.hear(rank, CacheNews(1, 1, (), CacheRules(*_fields(rules(PREFIX)), tier)))
+    router.hear(1, CacheNews(1, 2, ((-1, pack_names(names), b""),)))
+    tokens = len(names) * SIZE
+    prompt = Prompt(names, tokens + 1)
+    assert router.choose("a", prompt, [[0, 0]] * 3) == 1, "it stays"
+    router.finished("a")
+    # So many live requests more on its rank are worth a load from the disk, not computing it.
+    many = (DISK_WEIGHT + 1) * tokens // LIVE_TOKENS
+    assert LIVE_TOKENS * many < COPY_WEIGHT * tokens
+    rank = router.choose("b", prompt, [[0, 0], [0, many], [0, 0]])
+    assert rank != 1 and router.sent.left_tokens[rank] == 1, "the rest is loaded"
 
 
 def _fields(of: CacheRules) -> tuple:

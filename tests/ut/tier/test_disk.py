@@ -80,6 +80,29 @@ def test_an_object_may_have_any_number_of_pages(num_pages, tmp_path):
     files.close()
 
 
+def test_what_was_wanted_before_a_clearing_is_not_written_behind_it(tmp_path):
+    files = DiskFiles(str(tmp_path), "layout")
+    wanted_at = files.num_clears
+    files.clear()
+    with pytest.raises(OSError, match="was cleared"):
+        files.write(ROWS, [memoryview(b"ab")], wanted_at)
+    files.write(ROWS, [memoryview(b"ab")], files.num_clears)
+    files.close()
+
+
+def test_a_write_finds_another_folder_if_its_own_was_removed_under_it(tmp_path, monkeypatch):
+    files, write, removed = DiskFiles(str(tmp_path), "layout"), DiskFiles._write, []
+
+    def remove_first(self, key, generation, buffers):
+        if not removed:
+            removed.append((tmp_path / "granule-tier/layout" / generation).rmdir())
+        write(self, key, generation, buffers)
+
+    monkeypatch.setattr(DiskFiles, "_write", remove_first)
+    assert files.write(ROWS, [memoryview(b"ab")]) in files.generations()
+    files.close()
+
+
 class AtOnce:
     """A disk that has done everything when it is asked."""
 
@@ -125,6 +148,11 @@ def test_the_setting():
         ({"path": "/mnt"}, r'"disk": .* is invalid'),
         ({"path": "/mnt", "gib": 1, "gb": 1}, r'"disk": .* is invalid'),
         ({"path": "mnt", "gib": 1}, r'"disk path": "mnt" is invalid: allowed are absolute paths'),
+        (
+            {"path": "/mnt", "gib": float("inf")},
+            r'"disk gib": Infinity is invalid',
+        ),
+        ({"path": "/mnt", "gib": True}, r'"disk gib": true is invalid'),
         ({"path": "/mnt", "gib": 0}, r'"disk gib": 0 is invalid: allowed are numbers of GiB above'),
     ],
 )

@@ -47,6 +47,9 @@ class DiskFiles:
     """The files of one layout under a path. Several engines of one layout may share it.
 
     Methods are called by any thread.
+
+    Attributes:
+        num_clears: How often :meth:`clear` was called.
     """
 
     def __init__(self, path: str, layout: str) -> None:
@@ -63,7 +66,11 @@ class DiskFiles:
         root = Path(path) / _ROOT
         try:
             if not Path(path).is_dir():
-                raise DiskError(f"{path}: there is no such folder")
+                raise DiskError(
+                    f"{path} is no folder"
+                    if Path(path).exists()
+                    else f"{path}: there is no such folder"
+                )
             root.mkdir(mode=0o700, exist_ok=True)
             _check_owner(root)
             self._names = FileNames(_secret(root))
@@ -71,8 +78,9 @@ class DiskFiles:
             _remove_others(root, layout)
             self._lock = self._locked()
         except OSError as error:
-            raise DiskError(f"{path}: {error.strerror or error}") from error
+            raise DiskError(f"{error.filename or path}: {error.strerror or error}") from error
         self._as_opened = True
+        self.num_clears = 0
         self._guard = threading.Lock()
         self._engine = f"{os.getpid():x}-{secrets.token_hex(4)}"
         self._generation, self._num_in_it = "", _PER_GENERATION
@@ -145,17 +153,22 @@ class DiskFiles:
             self._as_opened = self._as_opened and self._is_held_by(self._lock)
             return self._as_opened
 
-    def write(self, key: bytes, buffers: Buffers) -> str:
+    def write(self, key: bytes, buffers: Buffers, num_clears: int | None = None) -> str:
         """Write an object; return its generation.
 
+        Args:
+            num_clears: Of :attr:`num_clears` when it was wanted: what was wanted before a clearing
+                must not come behind it.
+
         Raises:
-            OSError: The disk is full or fails.
+            OSError: The disk is full or fails, or was cleared since.
         """
-        generation = self._next_generation()
+        since = self.num_clears if num_clears is None else num_clears
+        generation = self._next_generation(since)
         try:
             self._write(key, generation, buffers)
         except FileNotFoundError:  # another engine has removed the folder, which was empty
-            generation = self._next_generation()
+            generation = self._next_generation(since)
             self._write(key, generation, buffers)
         return generation
 
@@ -217,15 +230,18 @@ class DiskFiles:
             os.close(self._lock)
             self._lock = self._locked()
             self._as_opened = False
+            self.num_clears += 1
             self._num_in_it = _PER_GENERATION
         return trash
 
-    def _next_generation(self) -> str:
+    def _next_generation(self, num_clears: int | None = None) -> str:
         """Return the folder for one more file; a new one if the last is full or gone.
 
         It is gone if another engine was reset. What is there now is to be held as well.
         """
         with self._guard:
+            if num_clears not in (None, self.num_clears):
+                raise FileNotFoundError("the disk was cleared")
             if self._num_in_it >= _PER_GENERATION or not (self._layout / self._generation).is_dir():
                 if not self._is_held_by(self._lock):
                     held = self._locked()

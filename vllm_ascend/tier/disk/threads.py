@@ -117,8 +117,9 @@ class DiskThreads:
         generation, why = None, ""
         self.closes.wait(max(due - time.monotonic(), 0.0))
         try:
+            num_clears = self._files.num_clears
             if is_wanted():
-                generation = self._files.write(key, buffers)
+                generation = self._files.write(key, buffers, num_clears)
         except OSError as error:
             why = str(error)
         finally:

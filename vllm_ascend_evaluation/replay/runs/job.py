@@ -101,6 +101,10 @@ class RunSettings:
             raise BadInputError(
                 f"--disk-gib {self.disk_gib:g}: needs --tier-gib, which is above it"
             )
+        if self.disk_gib is None and self.disk_gib_per_second != DEFAULT_DISK_GIB_PER_SECOND:
+            raise BadInputError(
+                f"--disk-gib-per-second {self.disk_gib_per_second:g}: needs --disk-gib"
+            )
         if self.restart_at is not None and (self.num_ranks > 1 or self.watches_memory):
             raise BadInputError("--restart-at goes without --data-parallel and --memory-use")
 
