@@ -7,7 +7,7 @@
 For each variant a tiny DeepSeek-V4 is served on the CPU and calibrated. Then the same requests
 come at random at several rates, to the server and to a replay with the fitted model: times to first
 token side by side, and the rate at which a tenth of the requests waits longer than promised.
-Nothing else should run: the server's log of this machine is one of its two cores.
+Nothing else should run: an engine takes one core, and its front end another one.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from vllm_ascend.command_line.interrupts import termination_interrupts
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 # What `make serve` has, on top of what vLLM is.
@@ -38,22 +39,28 @@ ENVIRONMENTS = {"upstream-like": {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}, "best": 
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 32, 2048, 32_768
 PERCENTILES = ("p50", "p90")
 _START_S, _STOP_S = 900, 60
+# Requests per second at which nobody waits for others.
+_QUIET = 0.02
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
-    parser.add_argument("--workload", default="chat:120", help="as for replay (default: chat:120)")
+    parser.add_argument("--workload", default="chat:200", help="as for replay (default: chat:200)")
     parser.add_argument(
         "--variant", action="append", choices=ENVIRONMENTS, help="default: both, several times"
     )
-    parser.add_argument("--scale", type=int, default=2, help="one of so many tokens of prompts (2)")
-    parser.add_argument("--max-prompt-tokens", type=int, default=8192, help="longer are left out")
-    parser.add_argument("--max-output-tokens", type=int, default=32, help="cap of answers (32)")
+    parser.add_argument("--scale", type=int, default=8, help="one of so many tokens of prompts (8)")
+    parser.add_argument(
+        "--max-prompt-tokens", type=int, default=1024, help="longer are left out (1024)"
+    )
+    parser.add_argument("--max-output-tokens", type=int, default=16, help="cap of answers (16)")
     parser.add_argument("--minutes", type=float, default=2.0, help="of a calibration (2)")
     parser.add_argument("--concurrency", type=int, default=16, help="of a calibration (16)")
     parser.add_argument("--rates", type=int, default=4, help="rates that are compared (4)")
     parser.add_argument("--ranks", type=int, default=1, help="--data-parallel-size (1)")
-    parser.add_argument("--ttft-ms", type=float, help="promised to 90 %% (4 x unloaded median)")
+    parser.add_argument(
+        "--ttft-ms", type=float, help="promised to 90 %% (twice what they have unloaded)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (0)")
     parser.add_argument("--folder", type=Path, default=Path("seconds-out"), help="of all files")
     parser.add_argument("--out", type=Path, default=Path("seconds.json"), help="results")
@@ -202,15 +209,18 @@ def crossing(rates: Sequence[float], times: Sequence[float], limit: float) -> fl
 def choose_rates(
     variant: str, traffic: Path, cost: Path, options: argparse.Namespace
 ) -> tuple[list[float], float]:
-    """Return rates up to where the model says the promise is broken, and the promise in ms."""
-    rate = 0.1
-    quiet = modelled(variant, traffic, cost, rate, options)
-    limit = options.ttft_ms or 4 * quiet["p50"]
-    while modelled(variant, traffic, cost, 2 * rate, options)["p90"] <= limit:
-        rate *= 2
-    # Around the doubling in which it happens.
-    growth = 4 ** (1 / max(options.rates - 1, 1))
-    return [0.6 * rate * growth**number for number in range(options.rates)], limit
+    """Return rates around the one at which the model says the promise is broken, and it in ms."""
+    rates = [_QUIET]
+    times = [modelled(variant, traffic, cost, _QUIET, options)["p90"]]
+    limit = options.ttft_ms or 2 * times[0]
+    while times[-1] <= limit:
+        rates.append(2 * rates[-1])
+        times.append(modelled(variant, traffic, cost, rates[-1], options)["p90"])
+    broken = crossing(rates, times, limit)
+    if broken is None:
+        raise SystemExit(f"--ttft-ms {limit:g}: broken at every rate, as requests come one by one")
+    growth = 3 ** (1 / max(options.rates - 1, 1))
+    return [broken / 2 * growth**number for number in range(options.rates)], limit
 
 
 def compare(variant: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -287,10 +297,11 @@ def main() -> None:
     if not (model / "config.json").exists():
         command("tiny-model", model)
     results = []
-    for variant in options.variant or ENVIRONMENTS:
-        results.append(compare(variant, model, options))
-        # One after the other takes long: what is there is kept.
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    with termination_interrupts():
+        for variant in options.variant or ENVIRONMENTS:
+            results.append(compare(variant, model, options))
+            # One after the other takes long: what is there is kept.
+            options.out.write_text(json.dumps(results, indent=1) + "\n")
     print_tables(results, Console(width=110))
 
 

@@ -69,7 +69,7 @@ class Measured:
 
     Attributes:
         points: In the order of measuring.
-        num_requests: Sent and answered.
+        num_requests: Sent; a server counts one that is given up as answered.
         num_rounds: Of all shots, the one that is under way among them.
         interrupted: Whether the user ended it.
     """
@@ -156,13 +156,13 @@ class Measuring:
         size = (num_requests, shot.prompt_tokens)
         prompts = self._tokens.integers(FIRST_ID, plan.vocab_size, size).tolist()
         times: list[list[float]] = [[] for _ in prompts]
+        self.measured.num_requests += num_requests
         answers = await asyncio.gather(
             *(
                 self._client.complete(plan.model, prompt, shot.output_tokens, of.append)
                 for prompt, of in zip(prompts, times, strict=True)
             )
         )
-        self.measured.num_requests += len(answers)
         for answer, of in zip(answers, times, strict=True):
             _check(shot, answer, num_pieces=len(of))
         if shot.is_prefill:

@@ -182,7 +182,7 @@ def replay(
     """
     with bad_input_ends():
         check_release(release)
-    arrivals, rate = _checked_arrivals(context, TIMESTAMPS if timestamps else arrivals)
+    arrivals, rate = _checked_arrivals(context, arrivals, timestamps=timestamps)
     limits = (concurrency, max_requests, max_output_tokens)
     sources = sources_of(workload or ["W1"], seed, *limits, tokenizer, rate)
     if url is not None:
@@ -225,7 +225,9 @@ def replay(
     _replay(sources, variants, settings, report_of, out=out, png=png, jobs=jobs)
 
 
-def _checked_arrivals(context: typer.Context, text: str) -> tuple[str, float | None]:
+def _checked_arrivals(
+    context: typer.Context, text: str, *, timestamps: bool
+) -> tuple[str, float | None]:
     """Return how requests come in, once the options fit it and each other.
 
     Returns:
@@ -237,6 +239,9 @@ def _checked_arrivals(context: typer.Context, text: str) -> tuple[str, float | N
     """
     with bad_input_ends():
         arrivals, rate = _arrivals_of(text)
+        if timestamps and rate is not None:
+            raise BadInputError(f"--arrivals {text}: goes without --timestamps")
+        arrivals = TIMESTAMPS if timestamps else arrivals
         check_together(context, arrivals=arrivals, is_random=rate is not None)
     return arrivals, rate
 

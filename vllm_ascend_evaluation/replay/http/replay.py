@@ -166,7 +166,8 @@ def _run(
     workload: Workload, played: Played, *, model: str, url: str, options: HttpOptions
 ) -> HttpRun:
     closed = f"closed loop, {workload.concurrency} in flight"
-    timed = f"timestamps, {options.speed:g} times as fast"
+    own_times = f"timestamps, {options.speed:g} times as fast"
+    timed = own_times if workload.when == Workload.when else workload.when
     return HttpRun(
         variant=model or "?",
         url=url,
