@@ -7,7 +7,8 @@
 For each variant a tiny DeepSeek-V4 is served on the CPU and calibrated. Then the same requests
 come at random at several rates, to the server and to a replay with the fitted model: times to first
 token side by side, and the rate at which a tenth of the requests waits longer than promised.
-Nothing else should run: an engine takes one core, and its front end another one.
+Nothing else should run: an engine takes one core, and its front end another one. "load" is the
+machine's load average right before; far above 1, other work is in what is measured.
 """
 
 from __future__ import annotations
@@ -268,9 +269,8 @@ def difference(modelled: float | None, measured: float | None) -> str:
 
 def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
     """Print times by rate, and the goodput of each variant."""
-    times = Table(
-        "variant", "requests per s", "TTFT", "measured, ms", "modelled, ms", "", "hits, %"
-    )
+    columns = ("variant", "requests per s", "TTFT", "measured, ms", "modelled, ms", "", "hits, %")
+    times = Table(*columns, "load")
     for result in results:
         for row in result["rates"]:
             one, other = row["measured"], row["modelled"]
@@ -278,7 +278,7 @@ def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
                 times.add_row(
                     *(result["variant"], f"{row['rate']:.2f}", name, f"{one[name]:.0f}"),
                     *(f"{other[name]:.0f}", difference(other[name], one[name])),
-                    f"{one['hits']:.1f} / {other['hits']:.1f}",
+                    *(f"{one['hits']:.1f} / {other['hits']:.1f}", f"{row['load_before']:.1f}"),
                 )
     console.print(times)
     rates = Table("variant", "promised to 90 %", "goodput measured", "modelled", "")
