@@ -20,6 +20,10 @@ PLANTED = CostModel(6.0, 20.0, 200.0, 10.0, 1000.0, 10.0)
 FAST = CostModel(1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
+# A machine that is busy measures little, and wrongly: then for longer.
+TRIES_S = (1.5, 4, 12, 36)
+
+
 def calibrate(server, folder, *arguments, seconds=1.5):
     url = server if isinstance(server, str) else server.url
     fixed = ("calibrate", "--url", url, "--minutes", str(seconds / 60), "--concurrency", "4")
@@ -27,21 +31,29 @@ def calibrate(server, folder, *arguments, seconds=1.5):
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
 
 
-def test_the_planted_times_are_found(tmp_path):
-    with PlantedServer(model=PLANTED) as server:
-        result = calibrate(server, tmp_path, seconds=4)
-        bodies = server.bodies
-    assert result.exit_code == 0, result.output
-    found = read_cost_model(tmp_path / "cost.json", "dsv4-flash-a3")
+def told(model: CostModel) -> list[float]:
+    """Return how long prompts and steps of answers take by a model, in ms."""
+    times = []
     for tokens in (100, 1000, 4000):
         steps = -(-tokens // 512)
         work = StepWork(steps, steps, tokens, causal_pairs(0, tokens))
-        prompt = Observation(work, 0.0, 1)
-        assert prompt.said_ms(found) == pytest.approx(prompt.said_ms(PLANTED), rel=0.4)
+        times.append(Observation(work, 0.0, 1).said_ms(model))
     for live, context in ((1, 3000), (4, 500)):
-        step = StepWork(1, live, live, 0, live * context)
-        said, planted = found.step_duration_ms(step), PLANTED.step_duration_ms(step)
-        assert said == pytest.approx(planted, rel=0.4)
+        times.append(model.step_duration_ms(StepWork(1, live, live, 0, live * context)))
+    return times
+
+
+def test_the_planted_times_are_found(tmp_path):
+    for seconds in TRIES_S[1:]:
+        with PlantedServer(model=PLANTED) as server:
+            result = calibrate(server, tmp_path, seconds=seconds)
+            bodies = server.bodies
+        if result.exit_code == 0:
+            found = told(read_cost_model(tmp_path / "cost.json", "dsv4-flash-a3"))
+            if found == pytest.approx(told(PLANTED), rel=0.4):
+                break
+    else:
+        pytest.fail(result.output)
     prompts = {tuple(body["prompt"][:16]) for body in bodies}
     assert len(prompts) == len(bodies), "a prompt was sent twice"
     said = " ".join(result.output.split())
@@ -54,8 +66,11 @@ def test_the_planted_times_are_found(tmp_path):
 
 
 def test_requests_are_as_many_on_each_rank(tmp_path):
-    with PlantedServer(model=FAST, engines=2) as server:
-        result = calibrate(server, tmp_path)
+    for seconds in TRIES_S:
+        with PlantedServer(model=FAST, engines=2) as server:
+            result = calibrate(server, tmp_path, seconds=seconds)
+        if result.exit_code == 0:
+            break
     assert result.exit_code == 0, result.output
     assert server.most_in_flight == 2 * 4
     stored = json.loads((tmp_path / "cost.json").read_text())
