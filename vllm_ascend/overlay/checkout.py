@@ -12,6 +12,7 @@ from vllm_ascend.overlay.errors import OverlayError
 from vllm_ascend.overlay.functions import changed_inside
 from vllm_ascend.overlay.known_heads import digest_files, known_heads
 from vllm_ascend.overlay.patch_list import listed_patches
+from vllm_ascend.overlay.states import states_outside
 from vllm_ascend.overlay.surface import missing_names
 from vllm_ascend.patch.upstream.source import PACKAGE, misfits
 from vllm_ascend.releases import Release, find_release
@@ -93,7 +94,11 @@ def inspect(
     assert release is not None, "a supported head is of a supported release"
     problems: tuple[str, ...] = ()
     if originals is None:
-        problems = (*missing_names(package, release), *_misfits(package, release))
+        problems = (
+            *states_outside(package, release),
+            *missing_names(package, release),
+            *_misfits(package, release),
+        )
     changed = tuple(differences[nearest])
     covered = tuple(path for path in changed if path in found and path in release.replaced)
     inside = (*covered, *_changed_inside(package, release, nearest)) if changed else ()

@@ -53,6 +53,8 @@ class Release(VllmTerms):
         left_out: Files of ours that stay out of such a checkout -> why.
         needed_functions: Functions of that vllm-ascend, as targets, that the overlay needs as they
             are and changes nothing of.
+        pooled_states: Function of that vllm-ascend, as a target, that says how a compressor's state
+            is cached -> the class of specs that it must return: blocks of the pool, as hits need.
         hooks: File of that vllm-ascend -> the module of ours that it must import, by which the
             patches are installed.
         wrappers: Modules of that vllm-ascend that have wrapped functions of vLLM before us.
@@ -78,6 +80,7 @@ class Release(VllmTerms):
     extended: ClassVar[Mapping[str, tuple[str, str]]] = {}
     left_out: ClassVar[Mapping[str, str]] = {}
     needed_functions: ClassVar[tuple[str, ...]] = ()
+    pooled_states: ClassVar[Mapping[str, str]] = {}
     hooks: ClassVar[Mapping[str, str]] = {}
     wrappers: ClassVar[frozenset[str]] = frozenset()
     left_to_wrappers: ClassVar[Mapping[str, str]] = {}

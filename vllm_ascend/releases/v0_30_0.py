@@ -93,6 +93,9 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
 _OWN_MODELS = "vllm-ascend's serves models that ours does not know"
 _OWN_TABLES = "vllm-ascend's tables count tokens"
 _OWN_SIZES = "vllm-ascend's model and kernels have blocks of the configured size"
+_STATE_SPEC = (
+    "vllm_ascend.models.deepseek_v4.compressor:AscendCompressorStateCache.get_kv_cache_spec"
+)
 
 
 class Vllm0300(BlocksOfTokens, SpecRegistry, RoomForPrefills, LeavesLoadsUnzeroed):
@@ -120,7 +123,11 @@ class Vllm0300(BlocksOfTokens, SpecRegistry, RoomForPrefills, LeavesLoadsUnzeroe
         "worker/block_table.py": _OWN_TABLES,
         "worker/dsv4_cache_layers.py": shared.OWN_LAYERS,
     }
+    pooled_states: ClassVar[Mapping[str, str]] = {
+        _STATE_SPEC: "AscendSlidingWindowMLASpec",
+    }
     needed_functions: ClassVar[tuple[str, ...]] = (
+        _STATE_SPEC,
         "vllm_ascend.patch.platform.patch_pp_mtp:_patch_scheduler_update_after_schedule",
         "vllm_ascend.patch.platform.patch_pp_mtp:_patch_scheduler_update_from_output",
         "vllm_ascend.worker.model_runner_v1:NPUModelRunner._update_states",

@@ -53,8 +53,20 @@ def files_of(release: Release) -> dict[str, str]:
         **_COMMON,
         **{path: f"import {module}  # noqa\n" for path, module in release.hooks.items()},
         **{path: text for path, text in _SERVING.items() if path in release.left_out},
+        **{
+            _path_of(target): _state(target, spec) for target, spec in release.pooled_states.items()
+        },
         **{path: f"# the original {path}\n" for path in (*release.replaced, *release.extended)},
     }
+
+
+def _path_of(target: str) -> str:
+    return f"{target.partition(':')[0].removeprefix('vllm_ascend.').replace('.', '/')}.py"
+
+
+def _state(target: str, spec: str) -> str:
+    name, _, method = target.partition(":")[2].partition(".")
+    return f"class {name}:\n    def {method}(self, vllm_config):\n        return {spec}()\n"
 
 
 FILES = files_of(SUPPORTED[0])
