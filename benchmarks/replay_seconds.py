@@ -140,11 +140,11 @@ def _wait_until_ready(server: subprocess.Popen[bytes], health: str, log: Path) -
     raise RuntimeError(f"the server did not begin within {_START_S} s; see {log}")
 
 
-def run_of(folder: Path) -> dict[str, Any]:
-    """Return the only run of a report."""
+def times_of(folder: Path, field: str) -> dict[str, Any]:
+    """Return the hits and the times to first token, a field, of the only run of a report."""
     (workload,) = json.loads((folder / "report.json").read_text())["workloads"]
     (run,) = workload["runs"]
-    return run
+    return {**{p: run[field][p] for p in PERCENTILES}, "hits": run["hit_rate_percent"]}
 
 
 def modelled(
@@ -159,9 +159,7 @@ def modelled(
         *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--jobs", 1),
         *("--data-parallel", options.ranks),
     )
-    run = run_of(out)
-    times = run["modelled_ttft_ms"]
-    return {**{p: times[p] for p in PERCENTILES}, "hits": run["hit_rate_percent"]}
+    return times_of(out, "modelled_ttft_ms")
 
 
 def measured(
@@ -174,9 +172,7 @@ def measured(
         *("replay", "--url", url, "--workload", other_ids(traffic, rate)),
         *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--out", out),
     )
-    run = run_of(out)
-    times = run["ttft_ms"]
-    return {**{p: times[p] for p in PERCENTILES}, "hits": run["hit_rate_percent"]}
+    return times_of(out, "ttft_ms")
 
 
 def other_ids(traffic: Path, rate: float) -> Path:

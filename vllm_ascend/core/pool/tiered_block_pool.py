@@ -248,8 +248,10 @@ class AscendBlockPool(BlockPool):
 
     def _give_up_if_outlived(self, block: KVCacheBlock, same: dict[int, KVCacheBlock]) -> None:
         """Give a block up that nobody uses any more if another one with its rows is in use."""
+        if get_group_id(block._block_hash) in self.draft_groups:
+            return
         other = next((other for other in same.values() if other.ref_cnt), None)
-        if other is not None and get_group_id(block._block_hash) not in self.draft_groups:
+        if other is not None:
             self._take_over(other, block)
             self._maybe_evict_cached_block(block)
 
