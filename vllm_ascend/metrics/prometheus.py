@@ -27,6 +27,18 @@ TIERS = ("used", *FREE_TIERS)
 EVICTED_TIERS = FREE_TIERS[FREE_RANKS.index(Rank.SPARE) :]
 KINDS = tuple(kind.name.lower() for kind in BoundaryKind)
 
+# Fields of an update that are added up as they are.
+_COUNTERS = {
+    "partial_hits": "Requests let in with a hit that ends inside a block.",
+    "copied_blocks": "Blocks copied because a hit ends inside them.",
+    "junction_misses": (
+        "Requests that hit less than they matched: no tail was cached where they leave it."
+    ),
+    "lost_prompts": "Prompts that returned when too much of them had been given up.",
+    "passed_requests": "Requests let in before others that came earlier.",
+    "held_steps": "Steps that let nobody else in so that the cache keeps its share.",
+}
+
 # A miss is in the first one; DeepSeek-V4's longest prompt is a million tokens.
 HIT_TOKENS_BUCKETS = tuple(1 << exponent for exponent in range(21))
 # From a short prompt to a million tokens that nearly match.
@@ -70,30 +82,10 @@ class PrefixCacheProm:
         self._kept = self._make(
             "counter", "kept_boundaries", "Boundaries whose window tails were kept.", "kind", KINDS
         )
-        self._partial_hits = self._make(
-            "counter", "partial_hits", "Requests let in with a hit that ends inside a block."
-        )
-        self._copied_blocks = self._make(
-            "counter", "copied_blocks", "Blocks copied because a hit ends inside them."
-        )
-        self._junction_misses = self._make(
-            "counter",
-            "junction_misses",
-            "Requests that hit less than they matched: no tail was cached where they leave it.",
-        )
-        self._lost_prompts = self._make(
-            "counter",
-            "lost_prompts",
-            "Prompts that returned when too much of them had been given up.",
-        )
-        self._passed_requests = self._make(
-            "counter", "passed_requests", "Requests let in before others that came earlier."
-        )
-        self._held_steps = self._make(
-            "counter",
-            "held_steps",
-            "Steps that let nobody else in so that the cache keeps its share.",
-        )
+        self._counters = {
+            name: self._make("counter", name, documentation)
+            for name, documentation in _COUNTERS.items()
+        }
         self._hit_tokens = self._make(
             "histogram",
             "prefix_hit_tokens",
@@ -117,12 +109,8 @@ class PrefixCacheProm:
             _add(self._evictions, number, *labels, tier)
         for kind, number in zip(KINDS, update.kept, strict=False):
             _add(self._kept, number, *labels, kind)
-        _add(self._partial_hits, update.partial_hits, *labels)
-        _add(self._copied_blocks, update.copied_blocks, *labels)
-        _add(self._junction_misses, update.junction_misses, *labels)
-        _add(self._lost_prompts, update.lost_prompts, *labels)
-        _add(self._passed_requests, update.passed_requests, *labels)
-        _add(self._held_steps, update.held_steps, *labels)
+        for name, counter in self._counters.items():
+            _add(counter, getattr(update, name), *labels)
         for tokens in update.hit_tokens:
             self._hit_tokens.labels(*labels).observe(tokens)
         for seconds in update.look_up_seconds:

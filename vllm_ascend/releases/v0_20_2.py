@@ -88,12 +88,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "MLAAttentionSpec": "9f27c636faca79dd",
         "SlidingWindowMLASpec": "7feb3df068e09b2f",
     },
-    "vllm.v1.metrics.loggers": {
-        "LoggingStatLogger.log": "ff885767ae08b2fe",
-        "LoggingStatLogger.record": "349a6a9dd4b880aa",
-        "PrometheusStatLogger.__init__": "34121638e857f1f7",
-        "PrometheusStatLogger.record": "e06a5b11d5c6624b",
-    },
+    "vllm.v1.metrics.loggers": {"StatLoggerManager.__init__": "47afa5278ef89cb8"},
     "vllm.v1.worker.gpu_model_runner": {
         "GPUModelRunner._allocate_kv_cache_tensors": "3003a8fcfa3ceb69",
         "GPUModelRunner._update_states": "2c51aa694e26bb38",

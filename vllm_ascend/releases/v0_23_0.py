@@ -70,12 +70,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "DPLBAsyncMPClient.get_core_engine_for_request": "9d09d21116b534d6",
         "DPLBAsyncMPClient.process_engine_outputs": "fdc890c2cb339454",
     },
-    "vllm.v1.metrics.loggers": {
-        "LoggingStatLogger.log": "ff885767ae08b2fe",
-        "LoggingStatLogger.record": "349a6a9dd4b880aa",
-        "PrometheusStatLogger.__init__": "34121638e857f1f7",
-        "PrometheusStatLogger.record": "d54790db6f0807cd",
-    },
+    "vllm.v1.metrics.loggers": {"StatLoggerManager.__init__": "47afa5278ef89cb8"},
     "vllm.v1.worker.gpu_model_runner": {
         "GPUModelRunner._allocate_kv_cache_tensors": "3003a8fcfa3ceb69",
         "GPUModelRunner._update_states": "ce253f27a1dd2bb6",

@@ -71,12 +71,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "DPLBAsyncMPClient.get_core_engine_for_request": "4118c66eb546fad1",
         "DPLBAsyncMPClient.process_engine_outputs": "3537d6283927396a",
     },
-    "vllm.v1.metrics.loggers": {
-        "LoggingStatLogger.log": "43d1dc0d42691661",
-        "LoggingStatLogger.record": "9db04abf7119e203",
-        "PrometheusStatLogger.__init__": "5c6cc0660d998b8d",
-        "PrometheusStatLogger.record": "a95a70cf1be6ca56",
-    },
+    "vllm.v1.metrics.loggers": {"StatLoggerManager.__init__": "47afa5278ef89cb8"},
     "vllm.v1.worker.cpu_model_runner": {"CPUModelRunner._postprocess_triton": "6dd2dd2b56cc7bbd"},
     shared.MOONCAKE: {
         "KVCacheRecvingThread.__init__": "65987d6d66ae0ec4",

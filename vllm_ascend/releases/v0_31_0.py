@@ -68,12 +68,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "DPLBAsyncMPClient.get_core_engine_for_request": "4118c66eb546fad1",
         "DPLBAsyncMPClient.process_engine_outputs": "3537d6283927396a",
     },
-    "vllm.v1.metrics.loggers": {
-        "LoggingStatLogger.log": "33f8f119aa05154a",
-        "LoggingStatLogger.record": "6c799ae7039327f4",
-        "PrometheusStatLogger.__init__": "0d9a0d26d788f165",
-        "PrometheusStatLogger.record": "b37c771c81260f8e",
-    },
+    "vllm.v1.metrics.loggers": {"StatLoggerManager.__init__": "47afa5278ef89cb8"},
 }
 
 

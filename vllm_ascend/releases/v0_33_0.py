@@ -74,12 +74,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "DPLBAsyncMPClient.get_core_engine_for_request": "f5e25a546b97ec6b",
         "DPLBAsyncMPClient.process_engine_outputs": "3537d6283927396a",
     },
-    "vllm.v1.metrics.loggers": {
-        "LoggingStatLogger.log": "49dabdf783c49fc8",
-        "LoggingStatLogger.record": "6c799ae7039327f4",
-        "PrometheusStatLogger.__init__": "db93a88b7499d20c",
-        "PrometheusStatLogger.record": "cd2f01680844e713",
-    },
+    "vllm.v1.metrics.loggers": {"StatLoggerManager.__init__": "47afa5278ef89cb8"},
 }
 
 

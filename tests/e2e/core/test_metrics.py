@@ -12,17 +12,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.metrics.loggers import (
-    AggregatedLoggingStatLogger,
-    LoggingStatLogger,
-    PrometheusStatLogger,
-    StatLoggerManager,
-)
+from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.prometheus import get_prometheus_registry, unregister_vllm_metrics
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -68,13 +64,13 @@ class Wire:
         self.engine.run()
         return self.engine.hits[request_id]
 
-    def record(self, *loggers) -> None:
-        """Deliver all that was sent since the last time."""
+    def record(self, *loggers, engines=(0,)) -> None:
+        """Deliver all that was sent since the last time, once for each engine."""
         decoder = MsgpackDecoder(EngineCoreOutputs)
         for message in self.messages:
             stats = decoder.decode([message]).scheduler_stats
-            for logger in loggers:
-                logger.record(stats, None, engine_idx=0)
+            for logger, engine in product(loggers, engines):
+                logger.record(stats, None, engine_idx=engine)
         self.messages.clear()
 
 
@@ -96,17 +92,18 @@ def empty_registry() -> Iterator[None]:
 
 
 @pytest.fixture
-def told() -> Iterator[list[str]]:
-    """What the project's logger says."""
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """What the project's logger says; vLLM writes lines only where its own says as much."""
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("vllm.plugins.vllm_ascend_backport")
-    level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield messages
-    logger.setLevel(level)
+    with (
+        caplog.at_level(logging.INFO, logger.name),
+        caplog.at_level(logging.INFO, "vllm.v1.metrics.loggers"),
+    ):
+        yield messages
     logger.removeHandler(handler)
 
 
@@ -253,17 +250,19 @@ def test_with_everything_unset_nothing_is_counted_or_shown(make_engine):
     assert scrape() == {}
 
 
-@pytest.mark.parametrize("kind", [LoggingStatLogger, AggregatedLoggingStatLogger])
-def test_one_line_per_interval_and_none_when_nothing_happened(kind, make_engine, told):
+@pytest.mark.parametrize(("aggregates", "prefix"), [(False, "Engine 000"), (True, "1 Engines Agg")])
+def test_one_line_per_interval_and_none_when_nothing_happened(
+    aggregates, prefix, make_engine, told
+):
     wire = Wire(make_engine(**a3(), environment=ZERO))
     config = wire.engine.scheduler.vllm_config
-    logger = kind(config, [0]) if kind is AggregatedLoggingStatLogger else kind(config, 0)
+    logger = StatLoggerManager(config, aggregate_engine_logging=aggregates)
     told.clear()  # the engine has told what is in force
     four_requests(wire)
     wire.record(logger)
     logger.log()
     line = told.pop()
-    assert line.startswith(f"{logger.log_prefix}Prefix cache: ")
+    assert line.startswith(prefix) and ": Prefix cache: " in line
     for part in (
         "35.2 % of 4,000 prompt tokens hit; requests started 4, hits inside a block 2, ",
         "blocks copied 3, junction misses (rows matched further than any tail was cached) 1; ",
@@ -281,10 +280,26 @@ def test_one_line_per_interval_and_none_when_nothing_happened(kind, make_engine,
     assert "Prefix cache: 0.0 % of 300 prompt tokens hit; requests started 1, " in line
 
 
+@pytest.mark.parametrize(("aggregates", "lines"), [(False, 2), (True, 1)])
+def test_there_are_as_many_lines_as_vllms(aggregates, lines, make_engine, told):
+    wire = Wire(make_engine(**a3(), environment=ZERO))
+    config = wire.engine.scheduler.vllm_config
+    logger = StatLoggerManager(config, [0, 1], aggregate_engine_logging=aggregates)
+    silent = StatLoggerManager(config, [0, 1], enable_default_loggers=False)
+    told.clear()
+    four_requests(wire)
+    wire.record(logger, silent, engines=(0, 1))
+    silent.log()
+    assert not told
+    logger.log()
+    requests = [int(re.search(r"requests started (\d+)", line)[1]) for line in told]
+    assert requests == [8 // lines] * lines
+
+
 API_SERVERS = """
 import json, os, pickle, sys
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 from vllm.v1.serial_utils import MsgpackDecoder
 from prometheus_client import generate_latest
@@ -292,7 +307,7 @@ import vllm_ascend.patch.platform
 
 def serve(work):
     config, messages = pickle.load(open(work, "rb"))
-    logger = PrometheusStatLogger(config, [0])
+    logger = StatLoggerManager(config)
     decoder = MsgpackDecoder(EngineCoreOutputs)
     for message in messages:
         logger.record(decoder.decode([message]).scheduler_stats, None, engine_idx=0)
@@ -364,7 +379,7 @@ print(sum(one.prefix_cache_stats.hits for one in stats))
 def test_prometheus_loggers_replace_each_other(make_engine):
     """vLLM builds another one when an engine is scaled; metrics must not be registered twice."""
     config = make_engine(**a3(), environment=ZERO).scheduler.vllm_config
-    PrometheusStatLogger(config, [0])
-    PrometheusStatLogger(config, [0, 1])
+    StatLoggerManager(config, [0])
+    StatLoggerManager(config, [0, 1])
     text = generate_latest(get_prometheus_registry()).decode()
     assert own_metrics(text, "1") == own_metrics(text, "0") != {}
