@@ -3,12 +3,13 @@
 
     .venv/bin/python -m benchmarks.replay_seconds --out seconds.json
     .venv/bin/python -m benchmarks.replay_seconds --workload agentic:200 --variant best --minutes 3
+    .venv/bin/python -m benchmarks.replay_seconds --model tiny-gemma --block-size 32 --scale 4
 
-For each variant a tiny DeepSeek-V4 is served on the CPU and calibrated. Then the same requests
-come at random at several rates, to the server and to a replay with the fitted model: times to first
-token side by side, and the rate at which a tenth of the requests waits longer than promised.
-Nothing else should run: an engine takes one core, and its front end another one. "load" is the
-machine's load average right before; far above 1, other work is in what is measured.
+For each variant a tiny DeepSeek-V4, or another model, is served on the CPU and calibrated. Then the
+same requests come at random at several rates, to the server and to a replay with the fitted model:
+times to first token side by side, and the rate at which a tenth of the requests waits longer than
+promised. Nothing else should run: an engine takes one core, and its front end another one. "load"
+is the machine's load average right before; far above 1, other work is in what is measured.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from rich.table import Table
 from vllm_ascend.command_line.interrupts import termination_interrupts
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
-# What `make serve` has, on top of what vLLM is.
-BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1", "VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
-ENVIRONMENTS = {"upstream-like": {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}, "best": BEST}
+_DSV4, _BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}, {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
+# What `make serve` has, on top of what vLLM is; of other models, what vLLM is.
+ENVIRONMENTS = {"upstream-like": _DSV4, "best": _DSV4 | _BEST}
+OTHERS_ENVIRONMENTS: dict[str, dict[str, str]] = {"stock": {}, "best": _BEST}
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 32, 2048, 32_768
 PERCENTILES = ("p50", "p90")
 _START_S, _STOP_S = 900, 60
@@ -48,8 +50,15 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--workload", default="chat:200", help="as for replay (default: chat:200)")
     parser.add_argument(
-        "--variant", action="append", choices=ENVIRONMENTS, help="default: both, several times"
+        "--variant",
+        action="append",
+        choices=ENVIRONMENTS | OTHERS_ENVIRONMENTS,
+        help="several times (default: upstream-like and best; with --model stock and best)",
     )
+    parser.add_argument(
+        "--model", type=Path, help="folder, with its tokenizer (default: a tiny DeepSeek-V4)"
+    )
+    parser.add_argument("--block-size", type=int, default=128, help="of the engine (128)")
     parser.add_argument("--scale", type=int, default=8, help="one of so many tokens of prompts (8)")
     parser.add_argument(
         "--max-prompt-tokens", type=int, default=1024, help="longer are left out (1024)"
@@ -66,6 +75,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("seconds-out"), help="of all files")
     parser.add_argument("--out", type=Path, default=Path("seconds.json"), help="results")
     return parser.parse_args()
+
+
+def environments(options: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """Return what is set for each variant."""
+    return OTHERS_ENVIRONMENTS if options.model else ENVIRONMENTS
+
+
+def model_of(options: argparse.Namespace) -> Path:
+    """Return the folder of what is served."""
+    return options.model or options.folder / "tiny-dsv4"
+
+
+def layout_of(options: argparse.Namespace) -> list[str]:
+    """Return how a replay is told of the model, if it is another one."""
+    return ["--layout", str(options.model / "config.json")] if options.model else []
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
@@ -95,8 +119,8 @@ def command(*parts: object) -> None:
 
 
 @contextlib.contextmanager
-def served(variant: str, model: Path, options: argparse.Namespace) -> Iterator[str]:
-    """Serve a model; give the address.
+def served(variant: str, options: argparse.Namespace) -> Iterator[str]:
+    """Serve the model; give the address.
 
     Raises:
         RuntimeError: It ended, or did not begin in time.
@@ -105,10 +129,11 @@ def served(variant: str, model: Path, options: argparse.Namespace) -> Iterator[s
         port = free.getsockname()[1]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_ASCEND_")}
     environment |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    environment |= ENVIRONMENTS[variant]
+    environment |= environments(options)[variant]
     vllm = Path(sys.executable).with_name("vllm")
-    call: list[object] = [sys.executable, vllm, "serve", model, "--dtype", "float32"]
-    call += ["--enforce-eager", "--block-size", 128, "--enable-prompt-tokens-details"]
+    call: list[object] = [sys.executable, vllm, "serve", model_of(options), "--dtype", "float32"]
+    call += ["--block-size", options.block_size, "--enforce-eager"]
+    call += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
     call += ["--max-model-len", MAX_MODEL_LEN, "--max-num-seqs", MAX_NUM_SEQS]
     call += ["--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--host", "127.0.0.1"]
     call += ["--port", port, "--data-parallel-size", options.ranks]
@@ -157,7 +182,8 @@ def modelled(
         *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--kv-gib", 64, "--out", out),
         *("--max-num-seqs", MAX_NUM_SEQS, "--max-model-len", MAX_MODEL_LEN),
         *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--jobs", 1),
-        *("--data-parallel", options.ranks),
+        *("--data-parallel", options.ranks, "--block-size", options.block_size),
+        *layout_of(options),
     )
     return times_of(out, "modelled_ttft_ms")
 
@@ -220,19 +246,20 @@ def choose_rates(
     return [broken / 2 * growth**number for number in range(options.rates)], limit
 
 
-def compare(variant: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+def compare(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return both sides of one variant."""
     traffic, num_requests = write_traffic(options)
     cost = options.folder / f"{variant}-cost.json"
-    with served(variant, model, options) as url:
+    with served(variant, options) as url:
         command(
             *("calibrate", "--url", url, "--out", cost, "--minutes", options.minutes),
             *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS),
             *("--max-prompt-tokens", options.max_prompt_tokens),
             *("--concurrency", options.concurrency),
+            *layout_of(options),
         )
         rates, limit = choose_rates(variant, traffic, cost, options)
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "rate": rate,
                 "load_before": os.getloadavg()[0],
@@ -289,13 +316,12 @@ def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
 def main() -> None:
     options = arguments()
     options.folder.mkdir(parents=True, exist_ok=True)
-    model = options.folder / "tiny-dsv4"
-    if not (model / "config.json").exists():
-        command("tiny-model", model)
+    if not (model_of(options) / "config.json").exists():
+        command("tiny-model", model_of(options))
     results = []
     with termination_interrupts():
-        for variant in options.variant or ENVIRONMENTS:
-            results.append(compare(variant, model, options))
+        for variant in options.variant or environments(options):
+            results.append(compare(variant, options))
             # One after the other takes long: what is there is kept.
             options.out.write_text(json.dumps(results, indent=1) + "\n")
     print_tables(results, Console(width=110))
