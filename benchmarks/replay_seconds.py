@@ -5,11 +5,13 @@
     .venv/bin/python -m benchmarks.replay_seconds --workload agentic:200 --variant best --minutes 3
     .venv/bin/python -m benchmarks.replay_seconds --model tiny-gemma --block-size 32 --scale 4
 
-For each variant a tiny DeepSeek-V4, or another model, is served on the CPU and calibrated. Then the
-same requests come at random at several rates, to the server and to a replay with the fitted model:
-times to first token side by side, and the rate at which a tenth of the requests waits longer than
-promised. Nothing else should run: an engine takes one core, and its front end another one. "load"
-is the machine's load average right before; far above 1, other work is in what is measured.
+For each variant a tiny DeepSeek-V4, or another model, is served on the CPU. The same requests come
+at random at several rates, to the server and to a replay with a cost model that was fitted right
+before: times to first token side by side, and the rate at which a tenth of the requests waits
+longer than promised. Nothing else should run: an engine takes one core, and its front end another.
+"load" is the machine's load average right before; far above 1, other work is in what is measured.
+"drift" is how far the fitted models of one variant are apart, in the time of a prompt of middle
+length: a machine whose own speed changes by so much cannot be told more exactly.
 """
 
 from __future__ import annotations
@@ -64,8 +66,10 @@ def arguments() -> argparse.Namespace:
         "--max-prompt-tokens", type=int, default=1024, help="longer are left out (1024)"
     )
     parser.add_argument("--max-output-tokens", type=int, default=16, help="cap of answers (16)")
-    parser.add_argument("--minutes", type=float, default=2.0, help="of a calibration (2)")
-    parser.add_argument("--concurrency", type=int, default=16, help="of a calibration (16)")
+    parser.add_argument("--minutes", type=float, default=0.5, help="of each calibration (0.5)")
+    parser.add_argument(
+        "--concurrency", type=int, default=MAX_NUM_SEQS, help=f"of a calibration ({MAX_NUM_SEQS})"
+    )
     parser.add_argument("--rates", type=int, default=4, help="rates that are compared (4)")
     parser.add_argument("--ranks", type=int, default=1, help="--data-parallel-size (1)")
     parser.add_argument(
@@ -246,39 +250,45 @@ def choose_rates(
     return [broken / 2 * growth**number for number in range(options.rates)], limit
 
 
+def calibrate(variant: str, url: str, number: int, options: argparse.Namespace) -> Path:
+    """Return the file of a cost model of the server as it is now."""
+    cost = options.folder / f"{variant}-cost-{number}.json"
+    command(
+        *("calibrate", "--url", url, "--out", cost, "--minutes", options.minutes),
+        *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS),
+        *("--max-prompt-tokens", options.max_prompt_tokens),
+        *("--concurrency", options.concurrency),
+        *layout_of(options),
+    )
+    return cost
+
+
 def compare(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return both sides of one variant."""
     traffic, num_requests = write_traffic(options)
-    cost = options.folder / f"{variant}-cost.json"
+    rows: list[dict[str, Any]] = []
     with served(variant, options) as url:
-        command(
-            *("calibrate", "--url", url, "--out", cost, "--minutes", options.minutes),
-            *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS),
-            *("--max-prompt-tokens", options.max_prompt_tokens),
-            *("--concurrency", options.concurrency),
-            *layout_of(options),
-        )
+        cost = calibrate(variant, url, 0, options)
         rates, limit = choose_rates(variant, traffic, cost, options)
-        rows: list[dict[str, Any]] = [
-            {
-                "rate": rate,
-                "load_before": os.getloadavg()[0],
-                "measured": measured(variant, url, traffic, rate, options),
-                "modelled": modelled(variant, traffic, cost, rate, options),
-            }
-            for rate in rates
-        ]
+        for number, rate in enumerate(rates, 1):
+            cost = calibrate(variant, url, number, options)
+            row: dict[str, Any] = {"rate": rate, "load_before": os.getloadavg()[0]}
+            row["measured"] = measured(variant, url, traffic, rate, options)
+            row["modelled"] = modelled(variant, traffic, cost, rate, options)
+            row["quiet_ms"] = modelled(variant, traffic, cost, _QUIET, options)["p50"]
+            row["calibration_error_percent"] = json.loads(cost.read_text())["error_percent"]
+            rows.append(row)
     goodput = {
         side: crossing(rates, [row[side]["p90"] for row in rows], limit)
         for side in ("measured", "modelled")
     }
-    error = json.loads(cost.read_text())["error_percent"]
+    quiet = [row["quiet_ms"] for row in rows]
     return {
         "variant": variant,
         "num_requests": num_requests,
         "ttft_ms": limit,
         "goodput": goodput,
-        "calibration_error_percent": error,
+        "drift_percent": 100 * (max(quiet) / min(quiet) - 1),
         "rates": rows,
     }
 
@@ -304,12 +314,13 @@ def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
                     *(f"{one['hits']:.1f} / {other['hits']:.1f}", f"{row['load_before']:.1f}"),
                 )
     console.print(times)
-    rates = Table("variant", "promised to 90 %", "goodput measured", "modelled", "")
+    rates = Table("variant", "promised to 90 %", "goodput measured", "modelled", "", "drift")
     for result in results:
         one, other = result["goodput"]["measured"], result["goodput"]["modelled"]
         said = ["-" if rate is None else f"{rate:.2f} per s" for rate in (one, other)]
         limit = f"{result['ttft_ms']:.0f} ms"
-        rates.add_row(result["variant"], limit, *said, difference(other, one))
+        drift = f"{result['drift_percent']:.0f} %"
+        rates.add_row(result["variant"], limit, *said, difference(other, one), drift)
     console.print(rates)
 
 

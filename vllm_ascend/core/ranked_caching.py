@@ -114,9 +114,10 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         if not (num_local or num_external):
             return
         record = self.ledger.record(request_id)
-        record.loaded = num_local, num_local + num_external
-        # Of what is loaded, the boundary at its end alone can have a tail here.
-        record.passed = num_local + num_external - bool(num_external)
+        end = num_local + num_external
+        record.loaded = num_local, end
+        # Of what is loaded, the boundary at its end alone can have a tail here: it is yet to pass.
+        record.passed = end - 1 if num_external else end
         if not num_local:
             return
         record.cached = num_local

@@ -150,7 +150,9 @@ def _blocks_read(plan: CachePlan, spec: KVCacheSpec) -> int:
         boundaries += cdiv(plan.max_num_batched_tokens, spacing)
     if plan.connector_spares_every:
         boundaries += cdiv(plan.max_num_batched_tokens, plan.connector_spares_every)
-    boundaries = min(boundaries, cdiv(plan.max_num_batched_tokens, plan.alignment))
+    # A tier's hits, and so the junctions that it tells of, end at granules, whatever the alignment.
+    closest = plan.granule if plan.facts.has_connector else plan.alignment
+    boundaries = min(boundaries, cdiv(plan.max_num_batched_tokens, closest))
     tail_blocks = tail_length(tail_spec(spec, plan.specs, plan.alignment))
     return boundaries * tail_blocks + _end_blocks(plan, spec)
 
