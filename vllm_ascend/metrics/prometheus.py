@@ -86,6 +86,12 @@ class PrefixCacheProm:
             name: self._make("counter", name, documentation)
             for name, documentation in _COUNTERS.items()
         }
+        self._reserved = self._make(
+            "gauge",
+            "reserved_blocks",
+            "Blocks that those who are let in leave to the cache; 0: as many run as fit.",
+            multiprocess_mode="mostrecent",
+        )
         self._hit_tokens = self._make(
             "histogram",
             "prefix_hit_tokens",
@@ -111,6 +117,7 @@ class PrefixCacheProm:
             _add(self._kept, number, *labels, kind)
         for name, counter in self._counters.items():
             _add(counter, getattr(update, name), *labels)
+        self._reserved.labels(*labels).set(update.reserved_blocks)
         for tokens in update.hit_tokens:
             self._hit_tokens.labels(*labels).observe(tokens)
         for seconds in update.look_up_seconds:

@@ -246,7 +246,9 @@ def test_while_prompts_are_lost_those_that_run_leave_the_cache_its_share(
     assert most_running > 1, "nobody was let in beside others, so this proves nothing"
     assert most_used > num_blocks // 2 or is_on
     assert (most_kept > num_blocks // 3) == is_on
-    assert bool(coordinator.stats.held_steps) == is_on
+    stats = coordinator.stats
+    assert bool(stats.held_steps) == is_on
+    assert bool(stats.reserved_blocks) == bool(share and share.is_in_force)
     engine.check()
 
 
@@ -263,7 +265,7 @@ def test_where_nothing_is_lost_as_many_run_as_fit(make_engine: MakeEngine) -> No
             running.append(len(bench.engine.scheduler.running))
         engines[is_on] = running
         stats = bench.engine.manager.coordinator.stats
-        assert (stats.lost_prompts, stats.held_steps) == (0, 0)
+        assert (stats.lost_prompts, stats.held_steps, stats.reserved_blocks) == (0, 0, 0)
     assert engines[True] == engines[False]
 
 

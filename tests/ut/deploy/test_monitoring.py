@@ -34,6 +34,7 @@ OUR_GAUGES = {
     "vllm_ascend:kv_cache_blocks": {
         "tier": {"used", "scratch", "spare", "cached", "protected", "pinned"}
     },
+    "vllm_ascend:reserved_blocks": {},
 }
 OUR_COUNTERS = {
     "vllm_ascend:kv_cache_evictions_total": {"tier": {"spare", "cached", "protected", "pinned"}},
@@ -180,6 +181,9 @@ def test_our_names_and_label_values_are_those_exported():
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ("self._make", "make")
     ]
     made += [[m.kind.__name__.lower(), f"tier_{m.name}"] for m in of_tier.METRICS]
+    # One call makes all that an update's fields are added to.
+    made = [names for names in made if names[1:]]
+    made += [["counter", name] for name in exporter._COUNTERS]
     exported = {found for kind, name in made for found in series(f"vllm_ascend:{name}", kind)}
     assert exported == our_metrics()
     for metric in of_tier.METRICS:

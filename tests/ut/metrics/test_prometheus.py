@@ -71,9 +71,11 @@ def test_engines_are_told_apart(metrics, registry):
 
 
 def test_admission_is_counted(metrics, registry):
-    metrics.record(update(lost_prompts=1, passed_requests=2, held_steps=3), 0)
-    names = ("lost_prompts_total", "passed_requests_total", "held_steps_total")
-    assert [value(registry, name) for name in names] == [1, 2, 3]
+    told = update(lost_prompts=1, passed_requests=2, held_steps=3, reserved_blocks=4)
+    metrics.record(told, 0)
+    metrics.record(told, 0)
+    names = ("lost_prompts_total", "passed_requests_total", "held_steps_total", "reserved_blocks")
+    assert [value(registry, name) for name in names] == [2, 4, 6, 4]
 
 
 def test_labels_belong_to_their_numbers(metrics, registry):

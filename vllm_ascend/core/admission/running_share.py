@@ -71,6 +71,7 @@ class RunningShare:
                 self._num_lost, self._handed_out_before = self._stats.lost_prompts, handed_out
             since = handed_out - self._handed_out_before
             self._cached = cached_share(self._pool.num_gpu_blocks, since)
+            self._stats.reserved_blocks = self._cached
 
     def step_ends(self) -> None:
         """The step has been scheduled.

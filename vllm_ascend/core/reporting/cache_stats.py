@@ -46,6 +46,7 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
             cached until recently has been given up.
         passed_requests: Requests that were let in before others that came earlier.
         held_steps: Steps in which nobody else was let in so that the cache keeps its share.
+        reserved_blocks: Blocks of that share. A state, not a difference.
     """
 
     blocks: tuple[int, ...]
@@ -60,6 +61,7 @@ class CacheUpdate(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     lost_prompts: int = 0
     passed_requests: int = 0
     held_steps: int = 0
+    reserved_blocks: int = 0
 
 
 class CacheStats:
@@ -72,9 +74,10 @@ class CacheStats:
         self.junction_misses = 0
         self.prompt_tokens = 0
         self.lost_prompts = self.passed_requests = self.held_steps = 0
+        self.reserved_blocks = 0
         self.hit_tokens: deque[int] = deque(maxlen=_MAX_OBSERVATIONS)
         self.look_up_seconds: deque[float] = deque(maxlen=_MAX_OBSERVATIONS)
-        self._told_blocks: tuple[int, ...] = ()
+        self._told_state: tuple[tuple[int, ...], int] = ((), 0)
         self._told_counts: tuple[int, ...] = ()
 
     def note_start(self, prompt_tokens: int, hit_tokens: int, *, missed_junction: bool) -> None:
@@ -93,18 +96,19 @@ class CacheStats:
         started = (self.partial_hits, self.copied_blocks, self.junction_misses, self.prompt_tokens)
         admission = (self.lost_prompts, self.passed_requests, self.held_steps)
         counts = (*started, *admission, *self.kept, *evicted)
+        state = blocks, self.reserved_blocks
         if counts == self._told_counts and not self.hit_tokens and not self.look_up_seconds:
-            if blocks == self._told_blocks:
+            if state == self._told_state:
                 return None
             # By far the most steps: decodes took blocks, and nothing else happened.
-            self._told_blocks = blocks
-            return CacheUpdate(blocks)
+            self._told_state = state
+            return CacheUpdate(blocks, reserved_blocks=self.reserved_blocks)
         told, num_kinds = self._told_counts or (0,) * len(counts), len(self.kept)
         partial_hits, copied_blocks, junction_misses, prompt_tokens, *others = map(
             sub, counts, told
         )
         lost_prompts, passed_requests, held_steps, *rest = others
-        self._told_counts, self._told_blocks = counts, blocks
+        self._told_counts, self._told_state = counts, state
         update = CacheUpdate(
             blocks,
             tuple(rest[num_kinds:]),
@@ -118,6 +122,7 @@ class CacheStats:
             lost_prompts,
             passed_requests,
             held_steps,
+            self.reserved_blocks,
         )
         self.hit_tokens.clear()
         self.look_up_seconds.clear()

@@ -25,6 +25,7 @@ def test_nothing_new_is_nothing():
         lambda stats: setattr(stats, "lost_prompts", 1),
         lambda stats: setattr(stats, "passed_requests", 1),
         lambda stats: setattr(stats, "held_steps", 1),
+        lambda stats: setattr(stats, "reserved_blocks", 1),
         lambda stats: stats.kept.__setitem__(BoundaryKind.FINISH, 1),
         lambda stats: stats.note_start(10, 0, missed_junction=False),
         lambda stats: stats.look_up_seconds.append(0.0),
