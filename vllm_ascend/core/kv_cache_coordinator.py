@@ -41,6 +41,7 @@ from vllm_ascend.core.reporting.cache_stats import CacheStats, CacheUpdate
 from vllm_ascend.core.retention.ledger import Ledger
 from vllm_ascend.core.retention.request_record import RequestRecord
 from vllm_ascend.core.retention.sessions import rewind
+from vllm_ascend.core.ring_tails.caching import RingCaching, check_rings
 from vllm_ascend.prefix_cache_config import load_config
 
 
@@ -117,8 +118,10 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             scheduler_block_size=scheduler_block_size,
             interval=local_kv_retention_interval,
         )
+        if enable_caching and plan.has_rings:
+            check_rings(plan)
         if not plan.is_stock:
-            by_rank: Any = RankedCoordinator
+            by_rank: Any = RingCoordinator if plan.has_rings else RankedCoordinator
             self.__class__ = by_rank
         self.lcm_block_size, self.local_kv_retention_interval = plan.alignment, plan.interval
         self.request_footprint = RequestFootprint(plan)
@@ -404,3 +407,7 @@ class RankedCoordinator(RankedCaching, AscendHybridKVCacheCoordinator):
     def _connect_parts(self) -> None:
         super()._connect_parts()
         self.connect_parts_by_rank()
+
+
+class RingCoordinator(RingCaching, RankedCoordinator):
+    """The same where compressor state is in rings."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm_ascend.core.checks.drafts import DSPARK
 from vllm_ascend.core.layout import dsv4_layout as dsv4
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Specs, ascend_specs
+from vllm_ascend.core.ring_tails.layout import ring_specs, with_rings
 from vllm_ascend.releases import running_release
 
 # DeepSeek-V4-Flash: two plain sliding-window layers, then C4 and C128 in turn, 43 in all.
@@ -45,11 +46,13 @@ class KVLayout:
         name: How reports call it.
         block_size: ``--block-size`` in force (rows for Ascend's layout, tokens elsewhere).
         specs: Layer name -> spec, in registration order.
+        rings: The same of compressor state that each request holds in rings, beside the pool.
     """
 
     name: str
     block_size: int
     specs: dict[str, KVCacheSpec]
+    rings: dict[str, KVCacheSpec] = field(default_factory=dict)
 
 
 def _by_layer(
@@ -87,6 +90,16 @@ def dsv4_flash_a3(
     """
     specs = _by_layer(ascend_specs(block_size), compress_ratios, num_draft_layers)
     return KVLayout("dsv4-flash-a3", block_size, specs)
+
+
+def in_rings(layout: KVLayout) -> KVLayout:
+    """Return a layout whose compressor state is in rings, a prototype (``docs/ring-tails.md``)."""
+    return KVLayout(
+        f"{layout.name}-rings",
+        layout.block_size,
+        with_rings(layout.specs),
+        ring_specs(layout.specs),
+    )
 
 
 def dsv4_flash_gpu(

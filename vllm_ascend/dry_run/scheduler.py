@@ -41,6 +41,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from vllm_ascend.core.checks.drafts import DSPARK, keep_last_block
+from vllm_ascend.core.ring_tails.layout import ring_bytes
 from vllm_ascend.dry_run.layouts import KVLayout
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend.releases import running_release
@@ -282,5 +283,7 @@ def _kv_cache_config(
         return kv_cache_utils.generate_scheduler_kv_cache_config(
             [plan(vllm_config, groups, 1 << 40)]
         )
+    drafts = options.num_speculative_tokens
+    memory -= options.max_num_seqs * ring_bytes(layout.rings.values(), drafts)
     configs = release.plan_pool(vllm_config, specs, memory)
     return kv_cache_utils.generate_scheduler_kv_cache_config(configs)

@@ -11,11 +11,15 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4Attention,
     apply_rotary_pos_emb,
 )
+from vllm.config import get_current_vllm_config
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Specs
+from vllm_ascend.core.layout.specs import carries_ring
 from vllm_ascend_evaluation.models.compressor import PagedCompressor
 from vllm_ascend_evaluation.models.indexer import PagedIndexer
 from vllm_ascend_evaluation.models.paged_cache import PagedCache, RequestSlice
+from vllm_ascend_evaluation.models.ring_cache import RingCache
 
 # Queries that are attended at once: bounds the memory of scores, not the result.
 _TILE_TOKENS = 256
@@ -61,15 +65,23 @@ class PagedAttention(DeepseekV4Attention):
         ratio = self.compressor.compress_rate
         self.paged_compressor = PagedCompressor(
             self.compressor,
-            PagedCache(f"{prefix}.compressor.state_cache", specs.state[ratio]),
+            _state_cache(f"{prefix}.compressor.state_cache", specs.state[ratio], specs),
             PagedCache(f"{prefix}.mla", specs.mla[ratio]),
         )
         if hasattr(self.compressor, "indexer"):
             self.paged_indexer = PagedIndexer(
                 self.compressor.indexer,
-                PagedCache(f"{prefix}.indexer.compressor.state_cache", specs.indexer_state),
+                _state_cache(
+                    f"{prefix}.indexer.compressor.state_cache", specs.indexer_state, specs
+                ),
                 PagedCache(f"{prefix}.indexer.k_cache", specs.indexer),
             )
+
+    def ring_caches(self) -> list[RingCache]:
+        """Return where the layer's compressors keep their state, if that is in rings."""
+        compressors = [c for c in (self.paged_compressor, self.paged_indexer) if c is not None]
+        caches = [compressor.state_cache for compressor in compressors]
+        return [cache for cache in caches if isinstance(cache, RingCache)]
 
     def forward(
         self,
@@ -175,6 +187,14 @@ class PagedAttention(DeepseekV4Attention):
         sinks = self.sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
         weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
         return torch.einsum("hqr,rd->qhd", weights.to(rows.dtype), rows)
+
+
+def _state_cache(prefix: str, spec: KVCacheSpec, specs: Dsv4Specs) -> PagedCache | RingCache:
+    """Return where a compressor's state is: in the pool's pages, or in rings beside it."""
+    if not carries_ring(specs.window):
+        return PagedCache(prefix, spec)
+    speculative = get_current_vllm_config().speculative_config
+    return RingCache(spec, speculative.num_speculative_tokens if speculative else 0)
 
 
 def _tile(request: RequestSlice, start: int) -> RequestSlice:

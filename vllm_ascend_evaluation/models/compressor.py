@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
-from vllm_ascend_evaluation.models.paged_cache import PagedCache, PagedMetadata, RequestSlice
+from vllm_ascend_evaluation.models.paged_cache import PagedCache, RequestSlice
+from vllm_ascend_evaluation.models.ring_cache import RingCache
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class PagedCompressor:
         row_cache: Where compressed rows lie.
     """
 
-    def __init__(self, module: nn.Module, state_cache: PagedCache, row_cache: PagedCache) -> None:
+    def __init__(
+        self, module: nn.Module, state_cache: PagedCache | RingCache, row_cache: PagedCache
+    ) -> None:
         self.module = module
         self.state_cache = state_cache
         self.row_cache = row_cache
@@ -59,22 +62,21 @@ class PagedCompressor:
         values = self.module.kv_proj(hidden_states).float()
         scores = self.module.gate_proj(hidden_states).float()
         states = torch.cat([values, scores], dim=-1)
-        state_metadata, row_metadata = self.state_cache.metadata(), self.row_cache.metadata()
-        assert state_metadata is not None and row_metadata is not None
+        metadata = self.row_cache.metadata()
+        assert metadata is not None
         # All reads come before all writes: kernels give no order between requests of a step.
         rows = [
-            self._compress(self._window_tokens(states, state_metadata, index), request)
-            for index, request in enumerate(state_metadata.requests)
+            self._compress(self._window_tokens(states, request, index), request)
+            for index, request in enumerate(metadata.requests)
         ]
-        self.state_cache.write(states, state_metadata.slot_mapping[: len(states)])
-        slots = row_metadata.slot_mapping[: len(states)]
+        self.state_cache.keep(states, metadata.requests)
+        slots = metadata.slot_mapping[: len(states)]
         self.row_cache.write(torch.cat(rows).to(hidden_states.dtype), slots[slots >= 0])
 
     def _window_tokens(
-        self, states: torch.Tensor, metadata: PagedMetadata, index: int
+        self, states: torch.Tensor, request: RequestSlice, index: int
     ) -> WindowTokens:
         """Return the tokens of the closing windows of a request, one window more if overlapping."""
-        request = metadata.requests[index]
         first_window = request.start // self.ratio - (1 if self.overlapping else 0)
         num_tokens = (request.end // self.ratio - first_window) * self.ratio
         first_token = max(first_window * self.ratio, 0)

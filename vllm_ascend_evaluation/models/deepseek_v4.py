@@ -9,6 +9,7 @@ vLLM's KV cache manager, and this project's, decide where every row lies.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import transformers
@@ -21,8 +22,10 @@ from vllm.sequence import IntermediateTensors
 from vllm_ascend.core.layout.block_sizes import dsv4_compressed_block_size
 from vllm_ascend.core.layout.dsv4_layout import C4_RATIO, C128_RATIO
 from vllm_ascend.core.layout.dsv4_specs import Dsv4Model, Dsv4Specs, ascend_specs
+from vllm_ascend.core.ring_tails.layout import carrying
 from vllm_ascend.prefix_cache_config import load_config
 from vllm_ascend_evaluation.models.attention import PagedAttention
+from vllm_ascend_evaluation.models.ring_cache import has_rings
 
 
 class DeepseekV4ForCausalLM(nn.Module):
@@ -132,7 +135,8 @@ def specs_of_model(vllm_config: VllmConfig, config: DeepseekV4Config) -> Dsv4Spe
         ValueError: See :class:`DeepseekV4ForCausalLM`.
     """
     rows = dsv4_compressed_block_size(load_config(), vllm_config.cache_config)
-    return ascend_specs(rows, _row_sizes(config, vllm_config.model_config.dtype))
+    specs = ascend_specs(rows, _row_sizes(config, vllm_config.model_config.dtype))
+    return replace(specs, window=carrying(specs.window)) if has_rings(vllm_config) else specs
 
 
 def _row_sizes(config: DeepseekV4Config, dtype: torch.dtype) -> Dsv4Model:

@@ -200,6 +200,17 @@ class PagedCache(nn.Module, AttentionLayerBase):
         slots = slots[stored]
         pages[slots // num_rows, slots % num_rows] = rows[stored].to(pages.dtype)
 
+    def keep(self, rows: torch.Tensor, requests: Sequence[RequestSlice]) -> None:
+        """Store a row of every token of the step.
+
+        Args:
+            rows: ``[num_tokens, row size]``.
+            requests: Whose tokens are where, which the slots know already.
+        """
+        metadata = self.metadata()
+        assert metadata is not None
+        self.write(rows, metadata.slot_mapping[: len(rows)])
+
     def read_request(self, index: int, start: int, end: int) -> torch.Tensor:
         """Return rows [start, end) of a request of this step: ``[end - start, row size]``.
 

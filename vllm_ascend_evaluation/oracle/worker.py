@@ -11,6 +11,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_ascend.core.checks.drafts import DSPARK
+from vllm_ascend.core.layout.specs import carries_ring
 from vllm_ascend_evaluation.oracle.contents import digests_of
 from vllm_ascend_evaluation.oracle.digests import LOST, STALE, PrefixDigests
 from vllm_ascend_evaluation.oracle.drafting import FakeModel
@@ -20,6 +21,7 @@ from vllm_ascend_evaluation.oracle.guard import NULL_BLOCK_ID, BlockGuard
 from vllm_ascend_evaluation.oracle.mamba_group import MambaGroup
 from vllm_ascend_evaluation.oracle.options import OracleOptions
 from vllm_ascend_evaluation.oracle.request_state import BlockTable, RequestState, Span
+from vllm_ascend_evaluation.oracle.rings import Rings
 from vllm_ascend_evaluation.oracle.row_groups import (
     ChunkedGroup,
     RowGroup,
@@ -66,6 +68,9 @@ class ShadowWorker:
         self._groups = [
             self._make_group(group_id, rule, options) for group_id, rule in enumerate(rules)
         ]
+        has_rings = any(carries_ring(group.kv_cache_spec) for group in config.kv_cache_groups)
+        self._rings = Rings(rules, self._num_drafts) if has_rings else None
+        self._writers = [*self._groups, *([self._rings] if self._rings else [])]
         self._model = FakeModel(
             vocabulary=options.vocabulary,
             acceptance=options.acceptance,
@@ -87,8 +92,8 @@ class ShadowWorker:
             for request_id, num_tokens in output.num_scheduled_tokens.items()
         ]
         for phase in ("before_writes", "write", "after_writes", "write_drafts", "after_drafts"):
-            for group in self._groups:
-                getattr(group, phase)(spans)
+            for writer in self._writers:
+                getattr(writer, phase)(spans)
         for span in spans:
             self._finish_span(span)
         if spans:
@@ -174,6 +179,8 @@ class ShadowWorker:
 
     def _update_requests(self, output: SchedulerOutput) -> None:
         """Take in who came, went and was given which blocks; then zero and copy pages."""
+        if self._rings:
+            self._rings.take_late(output, self._requests)
         for request_id in output.finished_req_ids:
             self._requests.pop(request_id, None)
         cached = output.scheduled_cached_reqs
@@ -190,6 +197,8 @@ class ShadowWorker:
         if copies:
             for request_id in new_ids | cached.resumed_req_ids:
                 self._spoil_behind_hit(self._requests[request_id])
+        if self._rings:
+            self._rings.start_step(output, self._requests)
 
     def _newcomers(self, output: SchedulerOutput) -> set[str]:
         """Requests whose look-up may have met blocks that others are given in this step."""
@@ -334,6 +343,8 @@ class ShadowWorker:
             if not moved:
                 self._guard.check_given(block_id, group_id, rules.kind, state.request_id)
                 self._memory.give(block_id, group_id, state.life)
+                if self._rings:
+                    self._rings.lose(block_id)
 
     def _plan(self, output: SchedulerOutput, request_id: str, num_tokens: int) -> Span:
         """Decide what the step computes for a request, and let the model sample."""

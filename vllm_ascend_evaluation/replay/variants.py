@@ -14,9 +14,11 @@ from vllm_ascend.prefix_cache_config import FORMER_VARIABLES, VARIABLES, load_co
 
 ASCEND_LAYOUT = "dsv4-flash-a3"
 GPU_LAYOUT = "dsv4-flash-gpu"
+RINGS_LAYOUT = "dsv4-flash-a3-rings"
 _LAYOUTS = {
     ASCEND_LAYOUT: "vllm-ascend's layout of DeepSeek-V4-Flash",
     GPU_LAYOUT: "vLLM's own layout of DeepSeek-V4-Flash for GPUs",
+    RINGS_LAYOUT: "a prototype of vllm-ascend's, with compressor state in rings",
 }
 _GPU_BLOCK_SIZE = 256  # the only one that vLLM has for this model
 _APPLY = "VLLM_ASCEND_APPLY_DSV4_PATCH"
@@ -194,14 +196,14 @@ def _block_size(value: str) -> int:
 
 
 def _fit_to_layout(variant: Variant, layout: str) -> tuple[Variant, str | None]:
-    if layout != ASCEND_LAYOUT:
+    if layout not in (ASCEND_LAYOUT, RINGS_LAYOUT):
         return variant, None
     if not variant.patched:
         # vLLM counts tokens where Ascend's specs count rows: it cannot build this layout.
         name = variant.name.replace("stock", "upstream-like", 1)
         stand_in = replace(_BUILT_IN["upstream-like"], name=name, block_size=variant.block_size)
         return _fit_to_layout(stand_in, layout)[0], (
-            f"stock vLLM cannot carry the layout {ASCEND_LAYOUT}: {name!r} stands in for it "
+            f"stock vLLM cannot carry the layout {layout}: {name!r} stands in for it "
             f"(stock vLLM itself: --variant stock@{GPU_LAYOUT})"
         )
     environment = {_APPLY: "1", **variant.environment}
@@ -234,6 +236,8 @@ def with_evictions(variants: Sequence[str], evictions: Sequence[str]) -> list[st
 
 def default_variants(layout: str) -> list[str]:
     """Return what to compare if the user names nothing: as it was, and what we recommend."""
+    if layout == RINGS_LAYOUT:  # nothing else takes its snapshots
+        return ["best"]
     return ["upstream-like" if layout == ASCEND_LAYOUT else "stock", "best"]
 
 
@@ -247,7 +251,7 @@ def check_layout(layout: str, option: str = "--layout") -> None:
     Raises:
         BadInputError: It is neither a known name nor a file or folder.
     """
-    if layout not in (ASCEND_LAYOUT, GPU_LAYOUT) and not Path(layout).exists():
+    if layout not in _LAYOUTS and not Path(layout).exists():
         raise BadInputError(
             f"{option} {layout}: neither {ASCEND_LAYOUT} nor {GPU_LAYOUT} nor a Hugging Face "
             "config.json"
@@ -262,7 +266,7 @@ def fit_block_size(layout: str, block_size: int, option: str = "--block-size") -
     """
     if layout == GPU_LAYOUT:
         return _GPU_BLOCK_SIZE
-    if layout == ASCEND_LAYOUT and block_size not in DSV4_COMPRESSED_BLOCK_SIZES:
+    if layout in (ASCEND_LAYOUT, RINGS_LAYOUT) and block_size not in DSV4_COMPRESSED_BLOCK_SIZES:
         raise BadInputError(f"{option} {block_size}: {layout} has 32, 64 and 128")
     if block_size < 1:
         raise BadInputError(f"{option} {block_size}: expected a positive number")

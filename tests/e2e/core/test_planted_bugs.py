@@ -154,7 +154,7 @@ def free_the_window_that_an_open_one_overlaps(patch: pytest.MonkeyPatch) -> None
     original = ranked_caching.leave_behind
 
     def leave_behind(group, *args):
-        if group.is_compressor_state:
+        if group.is_read_first:
             group = replace(group, held=replace(group.held, behind=0))
         return original(group, *args)
 

@@ -47,7 +47,8 @@ class Group:
     block_tokens: int
     is_downward_closed: bool
     is_retained: bool  # retention decides which tails are kept
-    is_compressor_state: bool
+    # Compressor state, and what carries it: a step reads it before it writes anything.
+    is_read_first: bool
     is_eagle: bool  # layers of a draft model may be in it
     ends_inside: bool  # a hit may end inside a block, which is then copied
     tail_start: TailStart  # of a group that forgets

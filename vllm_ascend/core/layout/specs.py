@@ -171,6 +171,11 @@ def read_span(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> ReadSpan:
     return ReadSpan(window - ratio, step=ratio)
 
 
+def carries_ring(spec: KVCacheSpec) -> bool:
+    """Whether a window's blocks carry what rings of compressor state hold (``ring_tails``)."""
+    return getattr(unpack_uniform(spec), "carries_ring", False)
+
+
 def kind_in_words(spec: KVCacheSpec) -> str:
     """Return what a group holds, for people."""
     if is_compressed(spec):

@@ -22,6 +22,7 @@ from vllm_ascend.core.connectors.connector_rules import (
 from vllm_ascend.core.layout.block_sizes import Granularity
 from vllm_ascend.core.layout.groups import Group, Groups, hits_end_inside, tail_length, tail_spec
 from vllm_ascend.core.layout.specs import (
+    carries_ring,
     is_compressor_state,
     is_downward_closed,
     is_windowed,
@@ -114,6 +115,11 @@ class CachePlan:
         # Only Ascend's kernels skip writes to the null block.
         is_ascend_state = isinstance(spec, AscendSlidingWindowMLASpec) and is_compressor_state(spec)
         return is_ascend_state and self.facts.state_may_be_sparse
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether compressor state is in rings, of which tails carry snapshots."""
+        return any(map(carries_ring, self.specs))
 
     @property
     def connector_spares_every(self) -> int:
@@ -222,7 +228,7 @@ def describe_groups(
                 block_tokens=tokens_per_block(spec),
                 is_downward_closed=is_downward_closed(spec),
                 is_retained=is_windowed(spec),
-                is_compressor_state=is_compressor_state(spec),
+                is_read_first=is_compressor_state(spec) or carries_ring(spec),
                 is_eagle=i in draft_groups,
                 ends_inside=plan.ends_inside_blocks and hits_end_inside(spec, plan.alignment),
                 **tails(spec, manager),

@@ -188,7 +188,7 @@ class TailCache:
             if not ordinals:
                 continue
             where = (group.block_tokens, group.id)
-            if group.is_compressor_state:
+            if group.is_read_first:
                 pool.announce(request, blocks, ordinals, *where)
                 waiting.append(WaitingTails(group, ordinals, rank))
                 continue

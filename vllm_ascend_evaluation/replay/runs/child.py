@@ -236,8 +236,9 @@ def _layout(job: Job) -> KVLayout:
 
     # The MTP layer has its memory also where nothing is drafted, as in the checkpoint.
     num_draft_layers = layouts.DRAFT_LAYERS[job.draft_method]
-    if job.layout == "dsv4-flash-a3":
-        return layouts.dsv4_flash_a3(job.block_size, num_draft_layers=num_draft_layers)
+    if job.layout in ("dsv4-flash-a3", "dsv4-flash-a3-rings"):
+        layout = layouts.dsv4_flash_a3(job.block_size, num_draft_layers=num_draft_layers)
+        return layouts.in_rings(layout) if job.layout == "dsv4-flash-a3-rings" else layout
     if job.layout == "dsv4-flash-gpu":
         return layouts.dsv4_flash_gpu(num_draft_layers=num_draft_layers)
     return layouts.from_hf_config(Path(job.layout), job.block_size)

@@ -29,7 +29,7 @@ def test_deepseek_v4s_groups_where_hits_end_at_granules():
     assert [group.block_tokens for group in groups] == [128, 512, 16_384, 8, 32]
     assert [group.ends_inside for group in groups] == [False, True, True, False, False]
     assert [group.is_retained for group in groups] == [True, False, False, True, True]
-    assert [group.is_compressor_state for group in groups] == [False, False, False, True, True]
+    assert [group.is_read_first for group in groups] == [False, False, False, True, True]
     assert [group.window for group in groups] == [128, 0, 0, 8, 128]
     assert groups[3].suffix == b"\0\0\0\3"
 

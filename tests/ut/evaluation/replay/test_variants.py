@@ -141,6 +141,7 @@ def test_stock_never_turns_into_something_patched():
 def test_the_default_comparison_has_a_stock_side_that_can_run():
     assert default_variants("dsv4-flash-a3") == ["upstream-like", "best"]
     assert default_variants("some/config.json") == ["stock", "best"]
+    assert default_variants("dsv4-flash-a3-rings") == ["best"]
 
 
 def test_layouts_that_cannot_be_there(tmp_path):
