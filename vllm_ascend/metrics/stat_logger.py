@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import (
 from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_ascend.dp_routing.client import process_stats
-from vllm_ascend.metrics.prometheus import PrefixCacheProm, unregister
+from vllm_ascend.metrics.prometheus import PrefixCacheProm
 from vllm_ascend.metrics.routing import RoutingProm
 from vllm_ascend.metrics.summary import PrefixCacheSummary
 from vllm_ascend.prefix_cache_config import load_config
@@ -30,14 +30,13 @@ class PrefixCacheStatLogger(AggregateStatLoggerBase):
     """One per API server: Prometheus for all engines, a log line where vLLM writes its own."""
 
     def __init__(self, vllms: Sequence[AggregateStatLoggerBase]) -> None:
-        """Register the metrics; those of an earlier logger are gone then.
+        """Register the metrics.
 
         Args:
             vllms: The other loggers, which tell engines, labels, metric classes and prefixes of
                 lines. One of them is vLLM's for Prometheus, or takes its place.
         """
         prometheus = next(each for each in vllms if isinstance(each, PrometheusStatLogger))
-        unregister()
         self._cache = PrefixCacheProm(prometheus) if load_config().changes_caching else None
         self._routing = RoutingProm(prometheus) if process_stats() is not None else None
         self._lines = [(each, PrefixCacheSummary()) for each in _line_writers(vllms)]

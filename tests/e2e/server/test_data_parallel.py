@@ -44,10 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def two_ranks(model: Path, folder: Path) -> Iterator[tuple[Server, subprocess.Popen]]:
+def two_ranks(
+    model: Path, folder: Path, *options: str
+) -> Iterator[tuple[Server, subprocess.Popen]]:
     """Start a leader and a headless worker, as on two nodes; return both."""
     port = str(free_port())
     shared = (
+        *options,
         *("--data-parallel-size", "2", "--data-parallel-size-local", "1"),
         *("--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", port),
     )

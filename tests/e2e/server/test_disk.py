@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.server.server import BEST, GRANULE, Server, cached, longest_hit, serve, tokens
+from tests.e2e.server.test_data_parallel import two_ranks
 from tests.e2e.server.test_tier import with_tier
 from vllm_ascend_evaluation.models.tiny.maker import make_tiny_model
 
@@ -64,8 +65,7 @@ def test_a_chat_that_moves_finds_its_rows_on_the_disk_of_all_ranks(tmp_path):
     (tmp_path / "disk").mkdir()
     disk = {"path": str(tmp_path / "disk"), "gib": 1}
     options = with_tier({"backend": "host", "gib": 0.25, "disk": disk})
-    options = (*options, "--data-parallel-size", "2")
-    with serve(tmp_path / "model", tmp_path / "ranks.log", BEST, *options) as server:
+    with two_ranks(tmp_path / "model", tmp_path, *options) as (server, _):
         first = ask(server, PROMPT, rank=0)
         wait_for_the_disk(server)
         moved = ask(server, PROMPT, rank=1)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from vllm.v1.metrics.loggers import StatLoggerManager
 
 from vllm_ascend.core.reporting.cache_stats import CacheUpdate
+from vllm_ascend.metrics.prometheus import unregister
 from vllm_ascend.metrics.stat_logger import PrefixCacheStatLogger
 from vllm_ascend.patch.features import DP_ROUTING, METRICS
 from vllm_ascend.patch.table import AddField, Patch, changes
@@ -24,6 +25,7 @@ _STATS = "vllm.v1.metrics.stats:SchedulerStats"
 @changes("vllm.v1.metrics.loggers:StatLoggerManager.__init__", METRICS)
 def wrap_manager_init(self: StatLoggerManager, *args, original: Callable, **kwargs) -> None:
     """Puts a stat logger behind vLLM's own, which have registered their metrics by then."""
+    unregister()  # not later: vLLM's own have registered the tier's metrics as well
     original(self, *args, **kwargs)
     self.stat_loggers.append(PrefixCacheStatLogger(self.stat_loggers))
 
