@@ -134,6 +134,8 @@ def served(variant: str, options: argparse.Namespace) -> Iterator[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_ASCEND_")}
     environment |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     environment |= environments(options)[variant]
+    # Ranks get cores of their own also where all cores are one NUMA node.
+    environment |= {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if options.ranks > 1 else {}
     vllm = Path(sys.executable).with_name("vllm")
     call: list[object] = [sys.executable, vllm, "serve", model_of(options), "--dtype", "float32"]
     call += ["--block-size", options.block_size, "--enforce-eager"]

@@ -36,6 +36,7 @@ def vllm_config(folder, **cache) -> SimpleNamespace:
     return SimpleNamespace(
         model_config=SimpleNamespace(hf_config=read, dtype=torch.float32),
         cache_config=SimpleNamespace(user_specified_block_size=True, block_size=32, **cache),
+        parallel_config=SimpleNamespace(worker_cls="auto"),
     )
 
 
