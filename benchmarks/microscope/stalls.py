@@ -88,8 +88,8 @@ class Steps:
 
 ALL_STALLS = (
     Stalls("as upstream", SIDES["upstream-128"], None, None),
-    Stalls("best", SIDES["best-128"], None, 8.0, 10),
-    Stalls("best, with a tier", SIDES["best-128"], 256, 20.0, 40),
+    Stalls("best", SIDES["best-128"], None, 8.0, 5),
+    Stalls("best, with a tier", SIDES["best-128"], 256, 10.0, 20),
 )
 
 

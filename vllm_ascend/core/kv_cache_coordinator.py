@@ -31,6 +31,7 @@ from vllm_ascend.core.layout.groups import Blocks, find_draft_groups
 from vllm_ascend.core.layout.specs import group_specs
 from vllm_ascend.core.lookup.hit_search import Hit, HitSearch, RequestLookup
 from vllm_ascend.core.lookup.prefix_lookup import CacheView
+from vllm_ascend.core.new_prompts import NewPrompts
 from vllm_ascend.core.plan.cache_plan import describe_groups, plan_cache
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
 from vllm_ascend.core.policy.units import KVCacheBlockCopy
@@ -156,6 +157,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
         self.ledger = Ledger(has_connector=plan.facts.has_connector)
         self.confirmed_steps = ConfirmedSteps(self.ledger, self, self.single_type_managers)
         self.loaded_first = LoadedFirst()
+        self.new_prompts = NewPrompts()
         self.waiting_order: WaitingOrder | None = None  # the scheduler may ask for one
         self._room_to_start = RoomToStart(self.blocks_needed, self.ledger, self.groups, plan)
         self.search = HitSearch(plan, self.groups, CacheView(pool, plan, self.successors))

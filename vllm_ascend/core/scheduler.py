@@ -82,6 +82,11 @@ class CachingScheduler(Scheduler):
     def _coordinator(self) -> AscendHybridKVCacheCoordinator:
         return self.kv_cache_manager.coordinator
 
+    def add_request(self, request: Request) -> None:
+        """A step is not to wait until the garbage collector has walked millions of tokens."""
+        super().add_request(request)
+        self._coordinator.new_prompts.added(request.num_prompt_tokens)
+
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """What a running request has entered is never written if a scheduler frees it meanwhile.
 

@@ -58,6 +58,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler._select_waiting_queue_for_scheduling": "70bfb3b443725109",
         "Scheduler._update_after_schedule": "5dcec8ecd4cd8b72",
         "Scheduler._update_request_as_session": "dde031ff38979b1b",
+        "Scheduler.add_request": "8cc681fcab754b3c",
         "Scheduler.has_finished_requests": "7c1f6d900b72ca48",
         "Scheduler.make_stats": "c495855b2fac9c07",
         "Scheduler.reset_prefix_cache": "cfb9da648143a518",

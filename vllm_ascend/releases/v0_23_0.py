@@ -52,6 +52,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.reset_prefix_cache": "d070ee5c068f34da",
         "Scheduler.update_from_output": "dae72be240168961",
         "Scheduler.schedule": "31fce14a6b23f64f",
+        "Scheduler.add_request": "2de9d40ec111b709",
         "Scheduler.has_finished_requests": "e00bf16dca545bcb",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {

@@ -53,6 +53,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.reset_prefix_cache": "fe3b2977fe48ad87",
         "Scheduler.update_from_output": "676eb54028d57b97",
         "Scheduler.schedule": "23146d5ff34a8771",
+        "Scheduler.add_request": "5eafa1332aaa763a",
         "Scheduler.has_finished_requests": "e00bf16dca545bcb",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {

@@ -50,6 +50,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.reset_prefix_cache": "e06c86f8e2e97cba",
         "Scheduler.update_from_output": "3c9751a0424f8f2f",
         "Scheduler.schedule": "8f24ffc6ee51149c",
+        "Scheduler.add_request": "5eafa1332aaa763a",
         "Scheduler.has_finished_requests": "9707335b0835dbbe",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {

@@ -50,6 +50,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.reset_prefix_cache": "09dae60bcdd146e4",
         "Scheduler.update_from_output": "3c9751a0424f8f2f",
         "Scheduler.schedule": "b858cfaada3974fa",
+        "Scheduler.add_request": "d44c6de45d62abfa",
         "Scheduler.has_finished_requests": "9707335b0835dbbe",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {

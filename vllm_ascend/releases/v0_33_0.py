@@ -56,6 +56,7 @@ _DIGESTS: dict[str, dict[str, Digests]] = {
         "Scheduler.reset_prefix_cache": "09dae60bcdd146e4",
         "Scheduler.update_from_output": "29c61b98701b26c4",
         "Scheduler.schedule": "32f915f36c77cedd",
+        "Scheduler.add_request": "d44c6de45d62abfa",
         "Scheduler.has_finished_requests": "9707335b0835dbbe",
     },
     "vllm.v1.core.single_type_kv_cache_manager": {
