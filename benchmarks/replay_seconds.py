@@ -3,9 +3,9 @@
 
     .venv/bin/python -m benchmarks.replay_seconds --out seconds.json
     .venv/bin/python -m benchmarks.replay_seconds --workload agentic:200 --variant best --minutes 3
-    .venv/bin/python -m benchmarks.replay_seconds --model tiny-gemma --block-size 32 --scale 4
+    .venv/bin/python -m benchmarks.replay_seconds --gemma --scale 4
 
-For each variant a tiny DeepSeek-V4, or another model, is served on the CPU. The same requests come
+For each variant a tiny DeepSeek-V4, or Gemma-3, is served on the CPU. The same requests come
 at random at several rates, to the server and to a replay with a cost model that was fitted right
 before: times to first token side by side, and the rate at which a tenth of the requests waits
 longer than promised. Nothing else should run: an engine takes one core, and its front end another.
@@ -38,9 +38,10 @@ from vllm_ascend.command_line.interrupts import termination_interrupts
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 _DSV4, _BEST = {"VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}, {"VLLM_ASCEND_PREFIX_CACHE_PROFILE": "best"}
-# What `make serve` has, on top of what vLLM is; of other models, what vLLM is.
+# What `make serve` has, on top of what vLLM is; of Gemma, what vLLM is.
 ENVIRONMENTS = {"upstream-like": _DSV4, "best": _DSV4 | _BEST}
-OTHERS_ENVIRONMENTS: dict[str, dict[str, str]] = {"stock": {}, "best": _BEST}
+GEMMA_ENVIRONMENTS: dict[str, dict[str, str]] = {"stock": {}, "best": _BEST}
+_BLOCK_SIZE, _GEMMA_BLOCK_SIZE = 128, 32
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 32, 2048, 32_768
 PERCENTILES = ("p50", "p90")
 _START_S, _STOP_S = 900, 60
@@ -54,13 +55,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--variant",
         action="append",
-        choices=ENVIRONMENTS | OTHERS_ENVIRONMENTS,
-        help="several times (default: upstream-like and best; with --model stock and best)",
+        choices=ENVIRONMENTS | GEMMA_ENVIRONMENTS,
+        help="several times (default: upstream-like and best; with --gemma stock and best)",
     )
     parser.add_argument(
-        "--model", type=Path, help="folder, with its tokenizer (default: a tiny DeepSeek-V4)"
+        "--gemma", action="store_true", help="a tiny Gemma-3 instead, in blocks of 32 tokens"
     )
-    parser.add_argument("--block-size", type=int, default=128, help="of the engine (128)")
     parser.add_argument("--scale", type=int, default=8, help="one of so many tokens of prompts (8)")
     parser.add_argument(
         "--max-prompt-tokens", type=int, default=1024, help="longer are left out (1024)"
@@ -83,17 +83,34 @@ def arguments() -> argparse.Namespace:
 
 def environments(options: argparse.Namespace) -> dict[str, dict[str, str]]:
     """Return what is set for each variant."""
-    return OTHERS_ENVIRONMENTS if options.model else ENVIRONMENTS
+    return GEMMA_ENVIRONMENTS if options.gemma else ENVIRONMENTS
 
 
 def model_of(options: argparse.Namespace) -> Path:
     """Return the folder of what is served."""
-    return options.model or options.folder / "tiny-dsv4"
+    return options.folder / ("tiny-gemma" if options.gemma else "tiny-dsv4")
+
+
+def make_model(options: argparse.Namespace) -> None:
+    """Make what is served, if it is not there."""
+    if (model_of(options) / "config.json").exists():
+        return
+    if not options.gemma:
+        command("tiny-model", model_of(options))
+        return
+    from vllm_ascend_evaluation.models.tiny.gemma import make_tiny_gemma
+
+    make_tiny_gemma(model_of(options))
+
+
+def block_size_of(options: argparse.Namespace) -> int:
+    """Return the tokens of a block."""
+    return _GEMMA_BLOCK_SIZE if options.gemma else _BLOCK_SIZE
 
 
 def layout_of(options: argparse.Namespace) -> list[str]:
     """Return how a replay is told of the model, if it is another one."""
-    return ["--layout", str(options.model / "config.json")] if options.model else []
+    return ["--layout", str(model_of(options) / "config.json")] if options.gemma else []
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
@@ -138,7 +155,7 @@ def served(variant: str, options: argparse.Namespace) -> Iterator[str]:
     environment |= {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if options.ranks > 1 else {}
     vllm = Path(sys.executable).with_name("vllm")
     call: list[object] = [sys.executable, vllm, "serve", model_of(options), "--dtype", "float32"]
-    call += ["--block-size", options.block_size, "--enforce-eager"]
+    call += ["--block-size", block_size_of(options), "--enforce-eager"]
     call += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
     call += ["--max-model-len", MAX_MODEL_LEN, "--max-num-seqs", MAX_NUM_SEQS]
     call += ["--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--host", "127.0.0.1"]
@@ -188,7 +205,7 @@ def modelled(
         *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--kv-gib", 64, "--out", out),
         *("--max-num-seqs", MAX_NUM_SEQS, "--max-model-len", MAX_MODEL_LEN),
         *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--jobs", 1),
-        *("--data-parallel", options.ranks, "--block-size", options.block_size),
+        *("--data-parallel", options.ranks, "--block-size", block_size_of(options)),
         *layout_of(options),
     )
     return times_of(out, "modelled_ttft_ms")
@@ -329,8 +346,7 @@ def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
 def main() -> None:
     options = arguments()
     options.folder.mkdir(parents=True, exist_ok=True)
-    if not (model_of(options) / "config.json").exists():
-        command("tiny-model", model_of(options))
+    make_model(options)
     results = []
     with termination_interrupts():
         for variant in options.variant or environments(options):

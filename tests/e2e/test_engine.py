@@ -15,30 +15,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.prefix_cache_config import child_environment
-
-CONFIG = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "num_hidden_layers": 6,
-    "vocab_size": 512,
-    "max_position_embeddings": 8192,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-    "rms_norm_eps": 1e-6,
-    "torch_dtype": "float32",
-    "query_pre_attn_scalar": 32,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rope_theta": 10000.0,
-    "rope_local_base_freq": 10000.0,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
+from vllm_ascend_evaluation.models.tiny.gemma import CONFIG
 
 PROGRAM = """
 import json, sys

@@ -81,7 +81,7 @@ def calibrate(
 ) -> None:
     """Measure an idle server for some minutes, and fit the time of its steps to what they do.
 
-    All prompts are random and new, so that nothing of them is cached.
+    All prompts are random and new, but for those that go on as one sent right before.
     """
     with bad_input_ends():
         for option, value in (("--minutes", minutes), ("--timeout", timeout)):
@@ -108,7 +108,8 @@ def calibrate(
             )
             before = server.counters()
             measured = asyncio.run(_measure(address, plan, timeout, access))
-            check_left_alone(address, before, server.counters(), measured.num_requests)
+            counts = measured.num_requests, measured.known_tokens
+            check_left_alone(address, before, server.counters(), *counts)
             server.check_start(target)
     _end(plan, measured, target, layout, out, png)
 

@@ -19,6 +19,7 @@ from vllm_ascend_evaluation.calibrate.shots import (
     Shot,
     decode_observation,
     decode_shot,
+    next_turn,
     powers_of_two,
     prefill_lengths,
     prefill_observation,
@@ -70,12 +71,14 @@ class Measured:
     Attributes:
         points: In the order of measuring.
         num_requests: Sent; a server counts one that is given up as answered.
+        known_tokens: Of them, which the server may find in its cache.
         num_rounds: Of all shots, the one that is under way among them.
         interrupted: Whether the user ended it.
     """
 
     points: list[Point] = field(default_factory=list)
     num_requests: int = 0
+    known_tokens: int = 0
     num_rounds: int = 0
     interrupted: bool = False
 
@@ -103,6 +106,8 @@ class Measuring:
         self._draw = random.SystemRandom()
         self._tokens = np.random.default_rng()
         self._started = 0.0
+        self._prompt: list[int] = []  # sent last
+        self._tells_hits = False  # whether the server finds what it knows, and says so
 
     async def run(self) -> None:
         """Measure until the time is over; being cancelled ends it early.
@@ -120,11 +125,16 @@ class Measuring:
                 for shot in round_of_shots(lengths, plan.most_requests, plan.chunk, self._draw):
                     if self._is_over:
                         break
-                    observation = await self._send(shot)
-                    if observation is not None:
-                        self.measured.points.append(Point(shot, observation))
+                    await self._measure(shot)
+                    if shot.is_prefill and self._tells_hits:
+                        await self._measure(next_turn(shot, self._draw))
         except asyncio.CancelledError:
             self.measured.interrupted = True
+
+    async def _measure(self, shot: Shot) -> None:
+        observation = await self._send(shot)
+        if observation is not None:
+            self.measured.points.append(Point(shot, observation))
 
     async def _warm_up(self) -> list[int]:
         """Send every kind once, uncounted, and return the lengths for which there is time."""
@@ -135,6 +145,7 @@ class Measuring:
         for length in prefill_lengths(plan.longest):
             started = time.perf_counter()
             await self._send(Shot(length))
+            await self._send(Shot(length, known_tokens=length - 1))
             took_too_long = time.perf_counter() - started > plan.seconds * _SHARE_OF_A_SHOT
             if took_too_long and reached:
                 break
@@ -155,8 +166,11 @@ class Measuring:
         num_requests = 1 if shot.is_prefill else shot.num_requests * plan.num_ranks
         size = (num_requests, shot.prompt_tokens)
         prompts = self._tokens.integers(FIRST_ID, plan.vocab_size, size).tolist()
+        prompts[0][: shot.known_tokens] = self._prompt[: shot.known_tokens]
+        self._prompt = prompts[0]
         times: list[list[float]] = [[] for _ in prompts]
         self.measured.num_requests += num_requests
+        self.measured.known_tokens += shot.known_tokens
         answers = await asyncio.gather(
             *(
                 self._client.complete(plan.model, prompt, shot.output_tokens, of.append)
@@ -166,15 +180,20 @@ class Measuring:
         for answer, of in zip(answers, times, strict=True):
             _check(shot, answer, num_pieces=len(of))
         if shot.is_prefill:
-            return prefill_observation(shot.prompt_tokens, answers[0].ttft_s, plan.chunk)
+            cached_tokens, ttft_s = answers[0].cached_tokens or 0, answers[0].ttft_s
+            self._tells_hits |= cached_tokens > 0
+            if shot.known_tokens and not cached_tokens:
+                return None  # vLLM says nothing where it finds nothing, or is not to tell
+            return prefill_observation(shot.prompt_tokens, ttft_s, plan.chunk, cached_tokens)
         return decode_observation(shot.prompt_tokens, times, plan.num_ranks)
 
 
 def _check(shot: Shot, answer: Answer, *, num_pieces: int) -> None:
-    if answer.cached_tokens:
+    if (answer.cached_tokens or 0) > shot.known_tokens:
+        new = shot.prompt_tokens - shot.known_tokens
         raise BadInputError(
             f"the server found {answer.cached_tokens} of {shot.prompt_tokens} tokens of a prompt "
-            "in its cache, though all are random and new: it caches what should be computed"
+            f"in its cache, though {new} are random and new: it caches what should be computed"
         )
     if answer.output_tokens < shot.output_tokens:
         raise BadInputError(

@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -19,14 +18,15 @@ from vllm_ascend_evaluation.calibrate.measuring import Measured, Plan, Point
 from vllm_ascend_evaluation.replay.cost.fit import Fit
 from vllm_ascend_evaluation.replay.cost.model import CostModel
 from vllm_ascend_evaluation.replay.cost.stored import StoredCostModel, layout_key
-from vllm_ascend_evaluation.replay.report.figures import FAINT, picture
+from vllm_ascend_evaluation.replay.report.figures import FAINT, picture, scale_by_decades
 
 # Unit, and what has the time.
 _MEANING = {
     "step_ms": ("ms", "per step: scheduling, launches"),
     "token_us": ("µs", "per computed token: dense layers, experts"),
     "request_us": ("µs", "per request of a step: inputs, sampling, answer"),
-    "prefill_pair_ns": ("ns", "per pair of tokens: attention of prompts"),
+    "prefill_pair_ns": ("ns", "per pair of tokens of a step: attention of prompts"),
+    "prefill_context_ns": ("ns", "per pair with a token before it: attention of prompts"),
     "decode_row_ns": ("ns", "per token of context: attention of answers"),
     "front_end_ms": ("ms", "per request, beside steps: HTTP, checks"),
 }
@@ -58,11 +58,12 @@ def stored_model(
 
 
 def _told(point: Point, model: CostModel) -> dict[str, float]:
-    """Return a point in ms: of the whole prompt, or of one step of the answers."""
+    """Return a point in ms: of the whole prompt, or of one step of the answers, a token each."""
     shot, seen = point
     num_steps = 1 if shot.is_prefill else seen.work.num_steps
     return {
         "prompt_tokens": shot.prompt_tokens,
+        "computed_tokens": seen.work.num_tokens if shot.is_prefill else 1,
         "num_requests": shot.num_requests,
         "is_prefill": shot.is_prefill,
         "measured_ms": seen.duration_ms / num_steps,
@@ -102,8 +103,8 @@ def calibration_png(stored: StoredCostModel, path: Path) -> None:
     decodes = [point for point in stored.points if not point["is_prefill"]]
     with picture(path) as figure:
         left, right = figure.subplots(1, 2)
-        lengths = [point["prompt_tokens"] for point in prefills]
-        _draw(left, lengths, prefills, "tokens of the prompt", "time to first token, ms")
+        computed = [point["computed_tokens"] for point in prefills]
+        _draw(left, computed, prefills, "computed tokens of the prompt", "time to first token, ms")
         rows = [point["prompt_tokens"] * point["num_requests"] for point in decodes]
         _draw(right, rows, decodes, "tokens of context, all requests", "time per token, ms")
         figure.legend(
@@ -121,9 +122,5 @@ def _draw(
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if not points:
         return
-    axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axis.set_minor_formatter(NullFormatter())
+    scale_by_decades(axes)
     axes.tick_params(axis="x", labelsize=8)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 
 from vllm_ascend_evaluation.replay.cost.fit import Observation
-from vllm_ascend_evaluation.replay.cost.model import StepWork, causal_pairs
+from vllm_ascend_evaluation.replay.cost.model import StepWork, pairs_among
 
 SHORTEST = 64
 _NUM_LENGTHS = 10
@@ -31,11 +31,13 @@ class Shot:
         prompt_tokens: Of each prompt.
         num_requests: So many on each rank; a prompt is measured on one of them.
         output_tokens: Of each answer. One: the time to it is measured, else the time per token.
+        known_tokens: The prompt begins as one that was sent right before, for so long.
     """
 
     prompt_tokens: int
     num_requests: int = 1
     output_tokens: int = 1
+    known_tokens: int = 0
 
     @property
     def is_prefill(self) -> bool:
@@ -44,7 +46,8 @@ class Shot:
 
     def __str__(self) -> str:
         if self.is_prefill:
-            return f"a prompt of {self.prompt_tokens:,} tokens"
+            known = f", {self.known_tokens:,} of them known" if self.known_tokens else ""
+            return f"a prompt of {self.prompt_tokens:,} tokens{known}"
         answers = "an answer" if self.num_requests == 1 else f"{self.num_requests} answers"
         return f"{answers} behind {self.prompt_tokens:,} tokens"
 
@@ -81,6 +84,12 @@ def round_of_shots(
     return shots
 
 
+def next_turn(shot: Shot, draw: random.Random) -> Shot:
+    """Return a prompt of the same length that leaves another one somewhere, rather late."""
+    new_tokens = round(shot.prompt_tokens ** draw.random())
+    return Shot(shot.prompt_tokens, known_tokens=shot.prompt_tokens - new_tokens)
+
+
 def powers_of_two(most: int) -> list[int]:
     """Return 1, 2, 4 ... up to ``most``, and that itself."""
     return sorted({*(1 << power for power in range(most.bit_length())), most})
@@ -96,17 +105,21 @@ def _shorter(length: int, draw: random.Random) -> int:
     return max(1, round(length * (1 - _SPREAD * draw.random())))
 
 
-def prefill_observation(prompt_tokens: int, ttft_s: float, chunk: int) -> Observation:
+def prefill_observation(
+    prompt_tokens: int, ttft_s: float, chunk: int, cached_tokens: int = 0
+) -> Observation:
     """Return what the time to first token tells of an idle server.
 
     Args:
-        prompt_tokens: None of which was cached.
+        prompt_tokens: Of the prompt.
         ttft_s: Time to first token in seconds.
         chunk: ``--max-num-batched-tokens`` of the server.
+        cached_tokens: What of the prompt was found in the cache.
     """
-    num_steps = math.ceil(prompt_tokens / chunk)
-    pairs = causal_pairs(0, prompt_tokens)
-    work = StepWork(num_steps, num_steps, prompt_tokens, prefill_pairs=pairs)
+    work = StepWork(num_steps=0)
+    for start in range(cached_tokens, prompt_tokens, chunk):
+        num_new = min(chunk, prompt_tokens - start)
+        work += StepWork(1, 1, num_new, pairs_among(num_new), start * num_new)
     return Observation(work, 1000 * ttft_s, num_arrivals=1)
 
 

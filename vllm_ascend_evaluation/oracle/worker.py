@@ -11,7 +11,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_ascend.core.checks.drafts import DSPARK
-from vllm_ascend.core.layout.specs import carries_ring
+from vllm_ascend.core.layout.specs import group_specs, has_rings
 from vllm_ascend_evaluation.oracle.contents import digests_of
 from vllm_ascend_evaluation.oracle.digests import LOST, STALE, PrefixDigests
 from vllm_ascend_evaluation.oracle.drafting import FakeModel
@@ -68,8 +68,8 @@ class ShadowWorker:
         self._groups = [
             self._make_group(group_id, rule, options) for group_id, rule in enumerate(rules)
         ]
-        has_rings = any(carries_ring(group.kv_cache_spec) for group in config.kv_cache_groups)
-        self._rings = Rings(rules, self._num_drafts) if has_rings else None
+        rings = has_rings(group_specs(config))
+        self._rings = Rings(rules, self._num_drafts) if rings else None
         self._writers = [*self._groups, *([self._rings] if self._rings else [])]
         self._model = FakeModel(
             vocabulary=options.vocabulary,

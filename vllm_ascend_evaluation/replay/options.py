@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_ascend.releases import describe_supported
-from vllm_ascend_evaluation.replay.variants import BUILT_IN_NAMES
+from vllm_ascend_evaluation.replay.variants import BUILT_IN_NAMES, LAYOUTS
 
 MAX_KV_GIB = 1_000_000
 KvGib = Annotated[
@@ -134,9 +134,7 @@ Variants = Annotated[
         "overrides the layout. May be given several times.",
     ),
 ]
-Layout = Annotated[
-    str, typer.Option(help="dsv4-flash-a3, dsv4-flash-gpu, or a Hugging Face config.json.")
-]
+Layout = Annotated[str, typer.Option(help=f"{', '.join(LAYOUTS)}, or a Hugging Face config.json.")]
 StepMs = Annotated[float, typer.Option(help="Cost model: fixed time of a step.", min=0)]
 TokenUs = Annotated[float, typer.Option(help="Cost model: time per scheduled token.", min=0)]
 CostModelFile = Annotated[

@@ -15,7 +15,8 @@ from vllm_ascend.prefix_cache_config import FORMER_VARIABLES, VARIABLES, load_co
 ASCEND_LAYOUT = "dsv4-flash-a3"
 GPU_LAYOUT = "dsv4-flash-gpu"
 RINGS_LAYOUT = "dsv4-flash-a3-rings"
-_LAYOUTS = {
+ASCEND_LAYOUTS = (ASCEND_LAYOUT, RINGS_LAYOUT)
+LAYOUTS = {
     ASCEND_LAYOUT: "vllm-ascend's layout of DeepSeek-V4-Flash",
     GPU_LAYOUT: "vLLM's own layout of DeepSeek-V4-Flash for GPUs",
     RINGS_LAYOUT: "a prototype of vllm-ascend's, with compressor state in rings",
@@ -155,7 +156,7 @@ def parse_variant(text: str, default_layout: str) -> tuple[Variant, str | None]:
             variant,
             name=f"{variant.name}@{layout}",
             layout=layout,
-            description=f"{variant.description}; on {_LAYOUTS.get(layout, layout)}",
+            description=f"{variant.description}; on {LAYOUTS.get(layout, layout)}",
         )
     return _fit_to_layout(variant, layout or default_layout)
 
@@ -196,7 +197,7 @@ def _block_size(value: str) -> int:
 
 
 def _fit_to_layout(variant: Variant, layout: str) -> tuple[Variant, str | None]:
-    if layout not in (ASCEND_LAYOUT, RINGS_LAYOUT):
+    if layout not in ASCEND_LAYOUTS:
         return variant, None
     if not variant.patched:
         # vLLM counts tokens where Ascend's specs count rows: it cannot build this layout.
@@ -251,10 +252,9 @@ def check_layout(layout: str, option: str = "--layout") -> None:
     Raises:
         BadInputError: It is neither a known name nor a file or folder.
     """
-    if layout not in _LAYOUTS and not Path(layout).exists():
+    if layout not in LAYOUTS and not Path(layout).exists():
         raise BadInputError(
-            f"{option} {layout}: neither {ASCEND_LAYOUT} nor {GPU_LAYOUT} nor a Hugging Face "
-            "config.json"
+            f"{option} {layout}: allowed are {', '.join(LAYOUTS)} and a Hugging Face config.json"
         )
 
 
@@ -266,7 +266,7 @@ def fit_block_size(layout: str, block_size: int, option: str = "--block-size") -
     """
     if layout == GPU_LAYOUT:
         return _GPU_BLOCK_SIZE
-    if layout in (ASCEND_LAYOUT, RINGS_LAYOUT) and block_size not in DSV4_COMPRESSED_BLOCK_SIZES:
+    if layout in ASCEND_LAYOUTS and block_size not in DSV4_COMPRESSED_BLOCK_SIZES:
         raise BadInputError(f"{option} {block_size}: {layout} has 32, 64 and 128")
     if block_size < 1:
         raise BadInputError(f"{option} {block_size}: expected a positive number")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.models.hugging_face import Reference
-from tests.e2e.test_engine import CONFIG as GEMMA_CONFIG
+from vllm_ascend_evaluation.models.tiny.gemma import make_tiny_gemma
 from vllm_ascend_evaluation.models.tiny.maker import VOCAB_SIZE, make_tiny_model
 
 LONGEST_PROMPT = 4097
@@ -37,15 +37,8 @@ def deepseek_that_selects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Gemma-3: 5 sliding-window layers, 1 full."""
-    import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
     folder = tmp_path_factory.mktemp("gemma")
-    torch.manual_seed(0)
-    config = GEMMA_CONFIG | {"vocab_size": VOCAB_SIZE}
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**config, initializer_range=0.3))
-    model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(config))
+    make_tiny_gemma(folder)
     return folder
 
 

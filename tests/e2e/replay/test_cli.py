@@ -132,8 +132,8 @@ def test_hugging_face_config_and_stock_with_trace_timestamps(tmp_path):
         (("--variant", "magic"), "--variant magic: unknown"),
         (("--block-size", "48"), "--block-size 48: dsv4-flash-a3 has 32, 64 and 128"),
         (("--workload", "[/y].jsonl"), "--workload [/y].jsonl: neither a file"),
-        (("--layout", "nowhere.json"), "layout nowhere.json: neither dsv4-flash-a3"),
-        (("--variant", "retention-0@nowhere"), "layout nowhere: neither dsv4-flash-a3"),
+        (("--layout", "nowhere.json"), "layout nowhere.json: allowed are dsv4-flash-a3"),
+        (("--variant", "retention-0@nowhere"), "layout nowhere: allowed are dsv4-flash-a3"),
         (("--png", "nowhere/x.png"), "--png nowhere/x.png: there is no folder nowhere"),
         (
             ("--max-model-len", "9000"),

@@ -9,7 +9,7 @@ from tests.e2e.replay.in_process import invoke
 from vllm_ascend_evaluation.replay.cost.model import CostModel
 from vllm_ascend_evaluation.replay.cost.stored import StoredCostModel
 
-MODEL = CostModel(10.0, 20.0, 500.0, 40.0, 1000.0, 7.0)
+MODEL = CostModel(10.0, 20.0, 500.0, 40.0, 20.0, 1000.0, 7.0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -25,8 +25,9 @@ def test_times_of_one_prompt_are_those_of_its_steps(tmp_path, ranks):
     assert result.exit_code == 0, result.output
     (workload,) = json.loads((tmp_path / "report.json").read_text())["workloads"]
     (run,) = workload["runs"]
-    pairs = 1000 * 1001 / 2
-    prefill_ms = 2 * 10.0 + 1000 * 0.020 + 2 * 0.5 + pairs * 40e-6
+    context = 600 * 400  # the second chunk's 400 tokens behind the first one's
+    attention_ms = (1000 * 1001 / 2 - context) * 40e-6 + context * 20e-6
+    prefill_ms = 2 * 10.0 + 1000 * 0.020 + 2 * 0.5 + attention_ms
     decode_ms = [10.0 + 0.020 + 0.5 + rows * 1e-3 for rows in (1001, 1002)]
     assert run["modelled_ttft_ms"]["p50"] == pytest.approx(7.0 + prefill_ms)
     assert run["modelled_tpot_ms"]["p50"] == pytest.approx(sum(decode_ms) / 2)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -174,6 +174,11 @@ def read_span(spec: KVCacheSpec, specs: Sequence[KVCacheSpec]) -> ReadSpan:
 def carries_ring(spec: KVCacheSpec) -> bool:
     """Whether a window's blocks carry what rings of compressor state hold (``ring_tails``)."""
     return getattr(unpack_uniform(spec), "carries_ring", False)
+
+
+def has_rings(specs: Iterable[KVCacheSpec]) -> bool:
+    """Whether compressor state is in rings, of which some group's tails carry snapshots."""
+    return any(map(carries_ring, specs))
 
 
 def kind_in_words(spec: KVCacheSpec) -> str:

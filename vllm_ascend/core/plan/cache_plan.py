@@ -23,6 +23,7 @@ from vllm_ascend.core.layout.block_sizes import Granularity
 from vllm_ascend.core.layout.groups import Group, Groups, hits_end_inside, tail_length, tail_spec
 from vllm_ascend.core.layout.specs import (
     carries_ring,
+    has_rings,
     is_compressor_state,
     is_downward_closed,
     is_windowed,
@@ -119,7 +120,7 @@ class CachePlan:
     @property
     def has_rings(self) -> bool:
         """Whether compressor state is in rings, of which tails carry snapshots."""
-        return any(map(carries_ring, self.specs))
+        return has_rings(self.specs)
 
     @property
     def connector_spares_every(self) -> int:

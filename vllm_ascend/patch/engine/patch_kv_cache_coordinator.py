@@ -21,7 +21,7 @@ from vllm_ascend.core.checks.early_check import check_model_runner
 from vllm_ascend.core.connectors.connector_rules import NEEDS_COORDINATOR
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.layout.kv_cache_groups import has_row_layout
-from vllm_ascend.core.layout.specs import carries_ring, group_specs, is_windowed
+from vllm_ascend.core.layout.specs import group_specs, has_rings, is_windowed
 from vllm_ascend.core.plan.scheduler_facts import scheduler_facts
 from vllm_ascend.core.pool import exact_hashes
 from vllm_ascend.core.retention.interval_option import agreed_interval
@@ -143,7 +143,7 @@ def serves(specs: list[KVCacheSpec]) -> bool:
     Raises:
         ValueError: The KV connector needs it, and vLLM's own must serve this model.
     """
-    if has_row_layout(specs) or any(map(carries_ring, specs)):
+    if has_row_layout(specs) or has_rings(specs):
         return True
     release = running_release()
     if scheduler_facts().connector_takes(NEEDS_COORDINATOR):

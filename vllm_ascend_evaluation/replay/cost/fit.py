@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ _TERM_OF_COUNT = {
     "num_requests": ("request_us", 1e-3),
     "num_tokens": ("token_us", 1e-3),
     "prefill_pairs": ("prefill_pair_ns", 1e-6),
+    "prefill_context": ("prefill_context_ns", 1e-6),
     "decode_rows": ("decode_row_ns", 1e-6),
     "num_arrivals": ("front_end_ms", 1.0),
 }
@@ -109,7 +111,9 @@ def _solve(observations: Sequence[Observation]) -> CostModel:
     works = (
         np.array([(*each.work, each.num_arrivals) for each in observations], dtype=float) * units
     )
-    if np.linalg.matrix_rank(works / _sizes(works), tol=1e-6) < works.shape[1]:
+    # A server that tells of no hit, and prompts of one step each, show no context.
+    no_context = not any(each.work.prefill_context for each in observations)
+    if np.linalg.matrix_rank(works / _sizes(works), tol=1e-6) < works.shape[1] - no_context:
         raise BadInputError(
             "the measurements do not tell the terms of the cost model apart: vary lengths and "
             "numbers of requests more"
@@ -119,7 +123,8 @@ def _solve(observations: Sequence[Observation]) -> CostModel:
     sizes = _sizes(weighted)
     solution, _ = nnls(weighted / sizes, np.ones(len(observations)))
     named = zip(_TERM_OF_COUNT.values(), solution / sizes, strict=True)
-    return CostModel(**{name: float(value) for (name, _), value in named})
+    model = CostModel(**{name: float(value) for (name, _), value in named})
+    return replace(model, prefill_context_ns=model.prefill_pair_ns) if no_context else model
 
 
 def _sizes(columns: np.ndarray) -> np.ndarray:

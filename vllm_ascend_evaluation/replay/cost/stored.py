@@ -14,7 +14,7 @@ from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.replay.cost.model import TERMS, CostModel
 
 # Another meaning of a term, or another set of them, is another version.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from vllm_ascend_evaluation.replay.report.json_file import write_whole
 from vllm_ascend_evaluation.replay.results import Sample
@@ -57,6 +58,15 @@ def picture(path: Path, *, width: float = 8.4, height: float = 4.2) -> Iterator[
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", metadata={"Software": None})
     write_whole(path, buffer.getvalue())
+
+
+def scale_by_decades(axes: Axes) -> None:
+    """Make both axes logarithmic, with numbers at 1, 2, 5 and their multiples by ten."""
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def draw_samples(axes: Axes, samples: Sequence[Sample] | Sequence[HttpSample], **look: Any) -> None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.ticker import StrMethodFormatter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +15,7 @@ from rich.table import Table
 from vllm_ascend_evaluation.replay.curves.loads import GoodputReport, Load
 from vllm_ascend_evaluation.replay.curves.speeds import SLOWEST
 from vllm_ascend_evaluation.replay.report.colours import colours_of
-from vllm_ascend_evaluation.replay.report.figures import FAINT, picture
+from vllm_ascend_evaluation.replay.report.figures import FAINT, picture, scale_by_decades
 from vllm_ascend_evaluation.replay.report.table import print_heading, print_variants
 from vllm_ascend_evaluation.replay.results import Percentiles
 
@@ -125,10 +124,7 @@ def goodput_png(report: GoodputReport, path: Path) -> None:
             color=FAINT,
         )
         if any(drawn.values()):  # nothing was measured if it was interrupted early
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(StrMethodFormatter("{x:.3g}"))
+            scale_by_decades(axes)
         what = "time to first token" if is_ttft else "time per token"
         axes.set(xlabel="requests per s", ylabel=f"{what}, {percentile}, s")
         figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)

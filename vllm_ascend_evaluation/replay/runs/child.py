@@ -15,6 +15,7 @@ from vllm_ascend_evaluation.replay.cost.model import CostModel
 from vllm_ascend_evaluation.replay.runs.job import CACHE_ROUTING, TIMESTAMPS, Job
 from vllm_ascend_evaluation.replay.tier_use import DiskUse, TierUse
 from vllm_ascend_evaluation.replay.trace import Workload
+from vllm_ascend_evaluation.replay.variants import ASCEND_LAYOUTS, GPU_LAYOUT, RINGS_LAYOUT
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
@@ -236,10 +237,10 @@ def _layout(job: Job) -> KVLayout:
 
     # The MTP layer has its memory also where nothing is drafted, as in the checkpoint.
     num_draft_layers = layouts.DRAFT_LAYERS[job.draft_method]
-    if job.layout in ("dsv4-flash-a3", "dsv4-flash-a3-rings"):
+    if job.layout in ASCEND_LAYOUTS:
         layout = layouts.dsv4_flash_a3(job.block_size, num_draft_layers=num_draft_layers)
-        return layouts.in_rings(layout) if job.layout == "dsv4-flash-a3-rings" else layout
-    if job.layout == "dsv4-flash-gpu":
+        return layouts.in_rings(layout) if job.layout == RINGS_LAYOUT else layout
+    if job.layout == GPU_LAYOUT:
         return layouts.dsv4_flash_gpu(num_draft_layers=num_draft_layers)
     return layouts.from_hf_config(Path(job.layout), job.block_size)
 

@@ -26,7 +26,7 @@ class RunSettings:
     """How an engine is started and fed, whatever the variant and the workload are.
 
     Attributes:
-        layout: ``dsv4-flash-a3``, ``dsv4-flash-gpu`` or the path of a Hugging Face config.
+        layout: A name of ``variants``, or the path of a Hugging Face config.
         max_num_seqs: As of ``vllm serve``.
         max_num_batched_tokens: As of ``vllm serve``.
         max_model_len: As of ``vllm serve``, in tokens.

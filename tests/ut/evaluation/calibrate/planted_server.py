@@ -5,11 +5,14 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from aiohttp import web
 
 from tests.ut.evaluation.replay.http.completions_server import CompletionsServer
-from vllm_ascend_evaluation.replay.cost.model import CostModel, StepWork, causal_pairs
+from vllm_ascend_evaluation.replay.cost.model import CostModel, StepWork, pairs_among
+
+GRANULE = 16
 
 
 @dataclass
@@ -23,7 +26,7 @@ class _Live:
 
 @dataclass
 class PlantedServer(CompletionsServer):
-    """Schedules as vLLM does: answers first, then prompts, in chunks.
+    """Schedules as vLLM does: answers first, then prompts, in chunks, behind what it knows.
 
     Attributes:
         model: How long steps take.
@@ -32,7 +35,8 @@ class PlantedServer(CompletionsServer):
         num_others: Requests of others that run, as ``/metrics`` has it.
         answered_others: Requests of others, by now, as ``/metrics`` has it.
         metrics: Whether there is such a page at all.
-        hits: What it says that it found of every prompt.
+        hits: What it says that it found of every prompt beside what it knows.
+        knows: Whether it knows how the prompt before began.
         drafts: Tokens in one piece of an answer.
         engines: Ranks of which ``/metrics`` tells.
     """
@@ -44,12 +48,14 @@ class PlantedServer(CompletionsServer):
     answered_others: int = 0
     metrics: bool = True
     hits: int = 0
+    knows: bool = True
     drafts: int = 1
     engines: int = 1
     max_model_len: int | None = 4096
 
     def _add_routes(self, app):
         self._live, self._answered, self._wake = [], 0, asyncio.Event()
+        self._known, self.num_found = [], 0
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/version", self._version)
         app.router.add_get("/server_info", self._server_info)
@@ -67,7 +73,7 @@ class PlantedServer(CompletionsServer):
     async def _metrics(self, request):
         if not self.metrics:
             return web.Response(text="# nothing\n")
-        hits = self.hits * len(self.bodies)
+        hits = self.hits * len(self.bodies) + self.num_found
         rows = {
             'vllm:num_requests_running{engine="0"}': self.num_others,
             "vllm:num_requests_waiting": 0,
@@ -85,7 +91,8 @@ class PlantedServer(CompletionsServer):
 
     async def _stream(self, request, body, number):
         await asyncio.sleep(self.model.front_end_ms / 1000)
-        live = _Live(len(body["prompt"]), body["max_tokens"])
+        found = self._found(body["prompt"]) if self.knows else 0
+        live = _Live(len(body["prompt"]), body["max_tokens"], found)
         self._live.append(live)
         self._wake.set()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -95,12 +102,20 @@ class PlantedServer(CompletionsServer):
             if piece % self.drafts == 0:
                 await _send(response, {"choices": [{"index": 0, "text": "a"}], "usage": None})
         usage = {"prompt_tokens": live.prompt, "completion_tokens": body["max_tokens"]}
-        if self.tells_details:
-            usage["prompt_tokens_details"] = {"cached_tokens": self.hits}
+        if self.tells_details and self.hits + found:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.hits + found}
         self._answered += 1
         await _send(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _found(self, prompt):
+        """Return how much of a prompt is known; its last token is computed in any case."""
+        same = (one == other for one, other in zip(prompt[:-1], self._known, strict=False))
+        found = sum(takewhile(bool, same)) // GRANULE * GRANULE
+        self._known = prompt
+        self.num_found += found
+        return found
 
     async def _run_engine(self):
         ends = time.perf_counter()
@@ -124,12 +139,12 @@ class PlantedServer(CompletionsServer):
             if live.computed >= live.prompt:
                 live.computed += 1
                 left -= 1
-                work += StepWork(0, 1, 1, 0, live.computed)
+                work += StepWork(0, 1, 1, decode_rows=live.computed)
                 given.append(live)
         for live in self._live:
             if live not in given and left > 0:
                 new = min(left, live.prompt - live.computed)
-                work += StepWork(0, 1, new, causal_pairs(live.computed, new))
+                work += StepWork(0, 1, new, pairs_among(new), new * live.computed)
                 live.computed += new
                 left -= new
                 if live.computed == live.prompt:

@@ -5,19 +5,20 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.ut.evaluation.calibrate.planted_server import PlantedServer
 from vllm_ascend.__main__ import app
-from vllm_ascend_evaluation.replay.cost.fit import Observation
-from vllm_ascend_evaluation.replay.cost.model import CostModel, StepWork, causal_pairs
+from vllm_ascend_evaluation.calibrate.shots import prefill_observation
+from vllm_ascend_evaluation.replay.cost.model import CostModel, StepWork
 from vllm_ascend_evaluation.replay.cost.stored import read_cost_model
 
 # Long enough that what the stand-in and the client take beside it is little.
-PLANTED = CostModel(6.0, 20.0, 200.0, 10.0, 1000.0, 10.0)
-FAST = CostModel(1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+PLANTED = CostModel(6.0, 20.0, 200.0, 10.0, 6.0, 1000.0, 10.0)
+FAST = CostModel(1.0, 1.0)
 
 
 # A machine that is busy measures little, and wrongly: then for longer.
@@ -33,13 +34,11 @@ def calibrate(server, folder, *arguments, seconds=1.5):
 
 def told(model: CostModel) -> list[float]:
     """Return how long prompts and steps of answers take by a model, in ms."""
-    times = []
-    for tokens in (100, 1000, 4000):
-        steps = -(-tokens // 512)
-        work = StepWork(steps, steps, tokens, causal_pairs(0, tokens))
-        times.append(Observation(work, 0.0, 1).said_ms(model))
+    prompts = ((100, 0), (1000, 0), (4000, 0), (4000, 3600))
+    seen = [prefill_observation(tokens, 0.0, 512, cached) for tokens, cached in prompts]
+    times = [observation.said_ms(model) for observation in seen]
     for live, context in ((1, 3000), (4, 500)):
-        times.append(model.step_duration_ms(StepWork(1, live, live, 0, live * context)))
+        times.append(model.step_duration_ms(StepWork(1, live, live, decode_rows=live * context)))
     return times
 
 
@@ -54,15 +53,30 @@ def test_the_planted_times_are_found(tmp_path):
                 break
     else:
         pytest.fail(result.output)
-    prompts = {tuple(body["prompt"][:16]) for body in bodies}
-    assert len(prompts) == len(bodies), "a prompt was sent twice"
+    begun = Counter(tuple(body["prompt"][:16]) for body in bodies)
+    assert max(begun.values()) == 2, "a prompt is followed by one that begins alike; others are new"
     said = " ".join(result.output.split())
     assert "prefill_pair_ns" in said and "kept apart: median" in said
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
     stored = json.loads((tmp_path / "cost.json").read_text())
     assert stored["vllm"] == "0.20.2" and stored["served_model"] == "tiny" and stored["complete"]
     assert stored["settings"]["max_num_batched_tokens"] == 512
-    assert len(stored["points"]) == stored["num_fitted"] + stored["error_percent"]["num_points"]
+    points = stored["points"]
+    assert len(points) == stored["num_fitted"] + stored["error_percent"]["num_points"]
+    behind = [p for p in points if p["is_prefill"] and p["computed_tokens"] < p["prompt_tokens"]]
+    assert behind, "prompts that go on behind a hit are measured as well"
+
+
+@pytest.mark.parametrize("kind", [{"knows": False}, {"tells_details": False}])
+def test_a_server_that_tells_of_no_hit_is_calibrated_as_well(tmp_path, kind):
+    for seconds in TRIES_S:
+        with PlantedServer(model=FAST, **kind) as server:
+            result = calibrate(server, tmp_path, seconds=seconds)
+        if result.exit_code == 0:
+            break
+    assert result.exit_code == 0, result.output
+    points = json.loads((tmp_path / "cost.json").read_text())["points"]
+    assert all(p["computed_tokens"] == p["prompt_tokens"] for p in points if p["is_prefill"])
 
 
 def test_requests_are_as_many_on_each_rank(tmp_path):
@@ -93,7 +107,7 @@ def test_requests_are_as_many_on_each_rank(tmp_path):
         ({"max_model_len": 200}, (), "the server's --max-model-len 200: expected more than 256"),
         ({}, ("--max-num-batched-tokens", "99"), "--max-num-batched-tokens 99: the server has 512"),
         ({}, ("--model", "huge"), "--model huge: "),
-        ({}, ("--layout", "nothing"), "--layout nothing: neither"),
+        ({}, ("--layout", "nothing"), "--layout nothing: allowed are"),
         ({"api_key": "secret"}, (), "status 401"),
     ],
 )

@@ -12,6 +12,7 @@ from vllm_ascend_evaluation.calibrate.shots import (
     Shot,
     decode_observation,
     decode_shot,
+    next_turn,
     powers_of_two,
     prefill_lengths,
     prefill_observation,
@@ -20,7 +21,7 @@ from vllm_ascend_evaluation.calibrate.shots import (
 from vllm_ascend_evaluation.replay.cost.fit import fit
 from vllm_ascend_evaluation.replay.cost.model import TERMS, CostModel, StepWork
 
-PLANTED = CostModel(12.0, 40.0, 150.0, 3.0, 25.0, 30.0)
+PLANTED = CostModel(12.0, 40.0, 150.0, 3.0, 2.0, 25.0, 30.0)
 CHUNK = 2048
 
 
@@ -49,8 +50,21 @@ def test_requests_together_are_no_more_than_the_longest_prompt(longest, most, ch
 
 def test_a_prompt_in_chunks():
     seen = prefill_observation(5000, 1.5, CHUNK)
-    assert seen.work == StepWork(3, 3, 5000, 5000 * 5001 // 2)
+    pairs = 2048 * 2049 + 904 * 905 // 2
+    assert seen.work == StepWork(3, 3, 5000, pairs, 2048 * 2048 + 904 * 4096)
+    assert pairs + seen.work.prefill_context == 5000 * 5001 // 2
     assert seen.duration_ms == 1500.0 and seen.num_arrivals == 1
+
+
+def test_what_was_cached_is_read_not_computed():
+    seen = prefill_observation(5000, 0.5, CHUNK, cached_tokens=4096)
+    assert seen.work == StepWork(1, 1, 904, 904 * 905 // 2, 904 * 4096)
+
+
+@given(st.integers(1, 1 << 17), st.integers(0, 99))
+def test_a_next_turn_is_as_long_and_has_something_new(length, seed):
+    shot = next_turn(Shot(length), random.Random(seed))
+    assert shot.prompt_tokens == length and 0 <= shot.known_tokens < length
 
 
 def test_only_steps_count_in_which_all_answer():
@@ -60,14 +74,14 @@ def test_only_steps_count_in_which_all_answer():
     seen = decode_observation(100, [first, second])
     # From the second's first token at 2 to the first's last one at 9.
     rows = sum(100 + step + 100 + step - 2 for step in range(3, 10))
-    assert seen.work == StepWork(7, 14, 14, 0, rows)
+    assert seen.work == StepWork(7, 14, 14, decode_rows=rows)
     assert seen.duration_ms == 7000.0
 
 
 def test_each_rank_has_its_part_of_the_requests():
     times = [[float(step) for step in range(10)]] * 4
     one, two = decode_observation(100, times), decode_observation(100, times, num_ranks=2)
-    assert two.work == StepWork(9, 18, 18, 0, one.work.decode_rows // 2)
+    assert two.work == StepWork(9, 18, 18, decode_rows=one.work.decode_rows // 2)
     assert (one.work.num_requests, one.duration_ms) == (36, two.duration_ms)
 
 
@@ -94,7 +108,7 @@ def tokens_of(shot, model):
     while min(map(len, times)) < shot.output_tokens:
         live = [of for of in times if len(of) < shot.output_tokens]
         rows = sum(shot.prompt_tokens + len(of) for of in live)
-        now += model.step_duration_ms(StepWork(1, len(live), len(live), 0, rows))
+        now += model.step_duration_ms(StepWork(1, len(live), len(live), decode_rows=rows))
         for of in live:
             of.append(now)
     return [[ms / 1000 for ms in of] for of in times]
@@ -121,5 +135,6 @@ def test_rounds_of_shots_tell_every_term():
 
 def test_a_shot_says_what_it_is():
     assert str(Shot(5000)) == "a prompt of 5,000 tokens"
+    assert str(Shot(5000, known_tokens=4000)) == "a prompt of 5,000 tokens, 4,000 of them known"
     assert str(decode_shot(640, 1, 2048)) == "an answer behind 640 tokens"
     assert str(decode_shot(640, 4, 2048)) == "4 answers behind 640 tokens"

@@ -13,19 +13,22 @@ from vllm_ascend_evaluation.replay.cost.model import (
     TERMS,
     CostModel,
     StepWork,
-    causal_pairs,
+    pairs_among,
 )
 
 
 def works(number=40):
-    """Return prefills of several chunks and decodes of several requests, mixed."""
+    """Return prefills of several chunks, behind hits, and decodes of several requests, mixed."""
     draw, made = random.Random(1), []
     for _ in range(number // 2):
         tokens, chunk = draw.randint(100, 30_000), draw.choice((512, 2048))
-        steps = -(-tokens // chunk)
-        made.append(StepWork(steps, steps, tokens, causal_pairs(0, tokens)))
+        work, hit = StepWork(0), draw.choice((0, tokens // 2, tokens - 50))
+        for start in range(hit, tokens, chunk):
+            new = min(chunk, tokens - start)
+            work += StepWork(1, 1, new, pairs_among(new), start * new)
+        made.append(work)
         live, context = draw.randint(1, 32), draw.randint(100, 30_000)
-        made.append(StepWork(1, live, live, 0, live * context))
+        made.append(StepWork(1, live, live, decode_rows=live * context))
     draw.shuffle(made)
     return made
 
@@ -43,9 +46,11 @@ def observed(model, noise=0.0):
 terms = st.one_of(st.just(0.0), st.floats(0.01, 100.0))
 
 
-@given(st.floats(0.1, 100.0), terms, terms, terms, terms, terms)
-def test_planted_terms_are_found(step_ms, token_us, request_us, pair_ns, row_ns, front_end_ms):
-    planted = CostModel(step_ms, token_us, request_us, pair_ns / 10, row_ns * 10, front_end_ms)
+@given(st.floats(0.1, 100.0), st.tuples(*[terms] * 6))
+def test_planted_terms_are_found(step_ms, others):
+    token_us, request_us, pair_ns, context_ns, row_ns, front_end_ms = others
+    attention = pair_ns / 10, context_ns / 10, row_ns * 10
+    planted = CostModel(step_ms, token_us, request_us, *attention, front_end_ms)
     found = fit(observed(planted))
     for point in observed(planted):
         assert point.said_ms(found.model) == pytest.approx(point.duration_ms, rel=1e-3)
@@ -61,15 +66,25 @@ def test_no_term_is_ever_negative(durations):
 
 
 def test_the_terms_of_a_real_machine_are_found_one_by_one():
-    planted = CostModel(12.0, 40.0, 150.0, 3.0, 25.0, 30.0)
+    planted = CostModel(12.0, 40.0, 150.0, 3.0, 2.0, 25.0, 30.0)
     found = fit(observed(planted, noise=0.02)).model
     for term in TERMS:
         assert getattr(found, term) == pytest.approx(getattr(planted, term), rel=0.3), term
 
 
+def test_without_any_context_it_costs_what_other_pairs_do():
+    """Nobody hit anything, and each prompt was computed in one step."""
+    planted = CostModel(12.0, 40.0, 150.0, 3.0, 3.0, 25.0, 30.0)
+    points = [
+        point._replace(work=point.work._replace(prefill_context=0)) for point in observed(planted)
+    ]
+    found = fit([each._replace(duration_ms=each.said_ms(planted)) for each in points]).model
+    assert found.prefill_context_ns == found.prefill_pair_ns > 0
+
+
 def test_the_error_is_of_the_points_kept_apart():
     """Only those are wrong here, all by as much, and the fit does not see them."""
-    planted = CostModel(12.0, 40.0, 150.0, 3.0, 25.0, 30.0)
+    planted = CostModel(12.0, 40.0, 150.0, 3.0, 2.0, 25.0, 30.0)
     points = [
         point._replace(duration_ms=point.duration_ms * (2 if number % 4 == 3 else 1))
         for number, point in enumerate(observed(planted))
@@ -81,18 +96,18 @@ def test_the_error_is_of_the_points_kept_apart():
 
 
 def test_steps_and_requests_are_counted():
-    model = CostModel(2.0, 3.0, 5.0, 7.0, 11.0, 13.0)
-    one, two = StepWork(1, 2, 300, 4000, 50_000), StepWork(1, 1, 7, 0, 900)
+    model = CostModel(2.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0)
+    one, two = StepWork(1, 2, 300, 4000, 70, 50_000), StepWork(1, 1, 7, decode_rows=900)
     steps_ms = model.step_duration_ms(one) + model.step_duration_ms(two)
     assert Observation(one + two, 0.0, 2).said_ms(model) == pytest.approx(steps_ms + 26.0)
 
 
 def test_too_few_measurements_are_refused():
-    with pytest.raises(BadInputError, match="6 measurements are too few for 6 terms"):
+    with pytest.raises(BadInputError, match="6 measurements are too few for 7 terms"):
         fit(observed(CostModel())[:6])
 
 
 def test_measurements_that_are_all_alike_are_refused():
-    alike = [Observation(StepWork(1, 1, 100, 5050, 0), 20.0)] * 20
+    alike = [Observation(StepWork(1, 1, 100, 5050), 20.0)] * 20
     with pytest.raises(BadInputError, match="do not tell the terms"):
         fit(alike)

@@ -13,7 +13,7 @@ from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 __all__ = ["runner"]  # a fixture
 
-MODEL = CostModel(12.0, 40.0, 150.0, 3.0, 25.0)
+MODEL = CostModel(12.0, 40.0, 150.0, 3.0, 2.0, 25.0)
 COMMANDS = [
     ("replay", "--workload", "chat:2", "--variant", "best"),
     ("goodput", "--workload", "chat:2", "--variant", "best", "--json", "g.json", *PNG),

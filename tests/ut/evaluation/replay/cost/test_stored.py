@@ -13,7 +13,7 @@ from vllm_ascend_evaluation.replay.cost.stored import (
     read_cost_model,
 )
 
-MODEL = CostModel(12.0, 40.0, 150.0, 3.0, 25.0)
+MODEL = CostModel(12.0, 40.0, 150.0, 3.0, 2.0, 25.0)
 
 
 def written(tmp_path, **changes):
@@ -30,7 +30,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"cost_model_version": 2}, "cost.json: version 2; this release reads 1"),
+        ({"cost_model_version": 1}, "cost.json: version 1; this release reads 2"),
         ({"layout": "dsv4-flash-gpu"}, "fitted to layout dsv4-flash-gpu, and --layout is dsv4"),
         ({"model": {"step_ms": 1.0}}, "expected the terms step_ms, token_us"),
         ({"model": {**vars(MODEL), "token_us": -1}}, "token_us is -1; expected a number"),
