@@ -33,12 +33,13 @@ def build(num_requests: int, *, has_tier: bool):
     from vllm_ascend_evaluation.replay.runs.child import build_job_scheduler, make_worker
     from vllm_ascend_evaluation.replay.runs.job import CLOSED_LOOP, Job
     from vllm_ascend_evaluation.replay.sources import WorkloadSource
+    from vllm_ascend_evaluation.replay.variants import ASCEND_LAYOUT
 
     job = Job(
         variant="best",
         patched=True,
         environment={},
-        layout="dsv4-flash-a3",
+        layout=ASCEND_LAYOUT,
         block_size=128,
         kv_memory_bytes=16 << 30,
         workload=WorkloadSource("W1"),

@@ -4,9 +4,10 @@
     python -m benchmarks.tier_rules agentic_coding.jsonl [--tier-gib 64 --tier-gib 256]
 
 UCM's rule for DeepSeek-V4 on Ascend at block size 128, as its connector has it: rows of 512 tokens
-and a tail at the end of each, of the prompt alone; a hit ends at one of them; what brings no more
-than 2,048 tokens is neither loaded nor stored. Memory is the same for both, and the least recently
-used object goes: UCM's own takes half for each kind, and the oldest goes.
+and a tail at the end of each, of the prompt alone; a hit ends at one of them. A hit that brings no
+more than 2,048 tokens is not loaded. Of a prompt that has no more than 2,048 tokens behind what the
+KV cache has nothing is stored. Memory is the same for both, and the least recently used object
+goes: UCM's own takes half for each kind, and the oldest goes.
 
 Under UCM's rule the KV cache is vllm-ascend's own, or the profile ``best`` with whole state, which
 has such tails to store.
@@ -17,12 +18,21 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.children import Child, answer_all
+from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.replay.sources import WorkloadSource
+from vllm_ascend_evaluation.replay.variants import ASCEND_LAYOUT
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from vllm_ascend.core.connectors.connector_rules import Answer
+    from vllm_ascend.tier.progress import Progress, Tables
 
 # github.com/ModelEngine-Group/unified-cache-management, ucm/integration/vllm/hma_connector.py at
 # 04ad9662: hash_block_size, load_tokens_threshold.
@@ -62,18 +72,38 @@ def store_every_chunk() -> None:
         def spare(self, start: int, end: int, others: Collection[int]) -> list[tuple[int, int]]:
             return []
 
-    class GainsOfSomeSize(scheduler_side.TierScheduler):
-        """Loads what is longer than the least gain, and stores nothing of shorter requests."""
+    class OfPrompts(store_orders.StoreOrders):
+        """Rows of a prompt's whole chunks."""
 
-        def look_up(self, request: Any, num_local: int) -> Any:
-            answer = super().look_up(request, num_local)
-            tokens = answer[0]
-            if tokens is not None and 0 < tokens <= _LEAST_GAIN_TOKENS:
+        def _store(self, progress: Progress, end: int) -> int:
+            of_prompt = align_down(progress.request.num_prompt_tokens, _CHUNK_TOKENS)
+            return super()._store(progress, min(end, of_prompt))
+
+    class GainsOfSomeSize(scheduler_side.TierScheduler):
+        """Loads no hit that gains little, and stores nothing of a request that has little left."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.num_here: dict[str, int] = {}
+
+        def look_up(self, request: Request, num_local: int) -> Answer:
+            self.num_here[request.request_id] = align_down(num_local, _CHUNK_TOKENS)
+            tokens, is_async = super().look_up(request, num_local)
+            if tokens and self._is_little(request, num_local + tokens):
                 self._hits.pop(request.request_id, None)
                 return 0, False
-            return answer
+            return tokens, is_async
+
+        def admitted(self, request: Request, tables: Tables, num_external: int) -> None:
+            super().admitted(request, tables, num_external)
+            if self._is_little(request, request.num_tokens):
+                self._stores.ended(request)
+
+        def _is_little(self, request: Request, end: int) -> bool:
+            return end <= self.num_here[request.request_id] + _LEAST_GAIN_TOKENS
 
     store_orders.TailChoice = EveryChunk  # type: ignore[misc]
+    scheduler_side.StoreOrders = OfPrompts  # type: ignore[misc]
     from vllm_ascend.tier import connector
 
     connector.TierScheduler = GainsOfSomeSize  # type: ignore[misc]
@@ -85,7 +115,6 @@ def run(question: dict[str, Any]) -> dict[str, Any]:
         store_every_chunk()
     from vllm_ascend_evaluation.replay.runs.child import run_job
     from vllm_ascend_evaluation.replay.runs.job import CLOSED_LOOP, Job
-    from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
     source = WorkloadSource(
         question["trace"], concurrency=32, max_requests=question["requests"], max_output_tokens=64
@@ -95,7 +124,7 @@ def run(question: dict[str, Any]) -> dict[str, Any]:
             variant=question["rule"],
             patched=True,
             environment={},
-            layout="dsv4-flash-a3",
+            layout=ASCEND_LAYOUT,
             block_size=128,
             kv_memory_bytes=int(question["kv_gib"] * (1 << 30)),
             workload=source,
@@ -151,6 +180,10 @@ def main() -> None:
         return
     if options.trace is None:
         parser.error("which trace?")
+    try:
+        WorkloadSource(options.trace, max_requests=1).prepared()
+    except BadInputError as error:
+        parser.error(str(error))
     rows = []
     for gib in options.tier_gib or (64.0, 256.0):
         for rule, cache, environment in RUNS:

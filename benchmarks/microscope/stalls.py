@@ -31,6 +31,7 @@ from benchmarks.microscope.sides import SIDES, Side
 from vllm_ascend_evaluation.replay.runs.job import CLOSED_LOOP, Job
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 from vllm_ascend_evaluation.replay.trace import TraceRequest, Workload
+from vllm_ascend_evaluation.replay.variants import ASCEND_LAYOUT
 
 REPEATS = 5
 NUM_TURNS = 150
@@ -120,7 +121,7 @@ def make_job(stalls: Stalls) -> Job:
         variant=stalls.name,
         patched=True,
         environment={},
-        layout="dsv4-flash-a3",
+        layout=ASCEND_LAYOUT,
         block_size=128,
         kv_memory_bytes=16 << 30,
         workload=WorkloadSource("W1"),

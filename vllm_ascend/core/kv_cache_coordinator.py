@@ -216,8 +216,8 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
     ) -> int:
         """Return the blocks that a request still needs; see vLLM's base class.
 
-        An asynchronous load needs more: room for those that have loaded before to start in. Whoever
-        is to be let in may have to leave room for what is cached.
+        Whoever is to be let in leaves room for those that have loaded before to start in, and may
+        have to leave some for what is cached.
 
         Args:
             **told: What later releases tell as well: how many tokens are local, where prefill ends.
@@ -232,12 +232,13 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
             apply_admission_cap=apply_admission_cap,
             **told,
         )
-        if apply_admission_cap and self.waiting_order is not None:
-            return need + self.waiting_order.share.blocks_to_leave(request_id, need)
-        if num_tokens_main_model > total_computed_tokens:  # as in most calls: no load
-            return need
-        if self.plan.leaves_room_for_loads and not apply_admission_cap:
+        if not apply_admission_cap and num_tokens_main_model > total_computed_tokens:
+            return need  # as in most calls: it runs, or starts now
+        leaves_room = apply_admission_cap or self.plan.leaves_room_for_loads
+        if leaves_room and self.ledger.has_connector and not self.ledger.awaits_start(request_id):
             need += self._room_to_start.blocks()
+        if apply_admission_cap and self.waiting_order is not None:
+            need += self.waiting_order.share.blocks_to_leave(request_id, need)
         return need
 
     def allocate_new_computed_blocks(

@@ -2,8 +2,10 @@
 """Backend ``host`` with a disk below: what is stored goes there too, and comes up when it is used.
 
 So what falls out of memory is on the disk already. Spare tails, most of which nobody ever asks for,
-would wear it out: they go there once a hit has taken them. An object that comes up has pages at
-once and its bytes later: loads of it wait.
+would wear it out: all but those furthest apart go there once a hit has taken them. Until then
+memory alone has them, so there they do not give way to what the disk has: what was used least
+recently goes, whatever its rank. An object that comes up has pages at once and its bytes later:
+loads of it wait.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from vllm_ascend.tier.host_memory import Place
 from vllm_ascend.tier.layout import ROWS, TAIL
 from vllm_ascend.tier.objects import Gone, Levels
 from vllm_ascend.tier.statistics import TierCounts
-from vllm_ascend.tier.tail_choice import KEPT, MARGINAL
+from vllm_ascend.tier.tail_choice import FAR_APART, KEPT
 
 
 class NothingBelow:
@@ -60,6 +62,7 @@ class MemoryOverDisk(HostIndex):
         super().__init__(num_bytes, object_bytes, num_parts)
         self._num_parts = num_parts
         self._sizes = dict(zip((ROWS, TAIL), object_bytes, strict=True))
+        self._spares: set[bytes] = set()  # in memory alone
         # On their way up: the disk is one of their users.
         self._reading: set[bytes] = set()
         self._moved: dict[bytes, None] = {}
@@ -71,6 +74,27 @@ class MemoryOverDisk(HostIndex):
             kind: self.pages_of(size, self._num_parts) * self.page_bytes
             for kind, size in self._sizes.items()
         }
+
+    def has_room(self, num_bytes: int, num_parts: int, rank: int) -> bool:
+        """Whether enough is free for an object, or something may be given up for it."""
+        return super().has_room(num_bytes, num_parts, KEPT)
+
+    def reserve(
+        self, keys: Sequence[bytes], num_bytes: int, num_parts: int = 1, rank: int = KEPT
+    ) -> list[Place]:
+        """Return pages for new objects; see :meth:`HostIndex.reserve`.
+
+        Args:
+            rank: Says whether the disk takes them at once.
+        """
+        places = super().reserve(keys, num_bytes, num_parts)
+        if rank < FAR_APART:
+            self._spares.update(keys[: len(places)])
+        return places
+
+    def _remove(self, key: bytes) -> None:
+        super()._remove(key)
+        self._spares.discard(key)
 
     def is_known(self, key: bytes) -> bool:
         """Whether an object is stored, being stored, or still in use."""
@@ -99,7 +123,7 @@ class MemoryOverDisk(HostIndex):
 
     def stored(self, key: bytes) -> None:
         """An object was written: from now on it can be loaded. The disk takes it, if no spare."""
-        is_new = key in self._writing and self._ranks[key] >= MARGINAL
+        is_new = key in self._writing and key not in self._spares
         if is_new and self.disk.write(key, self.place(key)):
             self._writing.discard(key)  # it is held until the disk has it
         else:
@@ -125,7 +149,7 @@ class MemoryOverDisk(HostIndex):
         See :meth:`HostIndex.use`.
         """
         wanted = list(keys)
-        spares = [key for key in wanted if self._ranks.get(key, KEPT) < MARGINAL]
+        spares = [key for key in wanted if key in self._spares]
         missing = [key for key in wanted if key not in self._places]
         # Those that are here first, or what comes up would take their place.
         here = iter(super().use(key for key in wanted if key in self._places))
@@ -133,6 +157,7 @@ class MemoryOverDisk(HostIndex):
         for key in spares:
             if self.disk.write(key, self._places[key]):
                 self._num_users[key] += 1  # the disk
+                self._spares.discard(key)
         return [below[key] if key in below else next(here) for key in wanted]
 
     def _bring_up(self, keys: Sequence[bytes]) -> dict[bytes, Place]:

@@ -23,6 +23,8 @@ from vllm_ascend.core.policy.ranks import SPARE_SPACING
 _SPARE_SPACING = tuple(spacing for spacing in SPARE_SPACING.values() if spacing > 1)
 MARGINAL = len(_SPARE_SPACING)
 """The rank of tails close behind a kept one; spare tails have lower ones."""
+FAR_APART = MARGINAL - 1
+"""The rank of the spare tails that are furthest apart."""
 KEPT = MARGINAL + 1
 """The rank of what is kept. The lowest rank is given up first."""
 

@@ -45,6 +45,18 @@ class PoolOfWholeBlocks(FakeConnector):
         return (request.num_tokens - 1) // _UNIT * _UNIT, True
 
 
+class BringsTheStart(PoolOfWholeBlocks):
+    """Brings every prompt its first block, beside the steps."""
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        if num_computed_tokens or request.request_id in self.offered:
+            return 0, False
+        return _UNIT, True
+
+    def _asked(self, request, blocks, num_external_tokens):
+        return _UNIT, True
+
+
 class FailsOnce(PoolOfWholeBlocks):
     """Brings the same again after the first load, which fails."""
 
@@ -98,6 +110,22 @@ def test_without_room_for_those_that_have_loaded_nothing_is_scheduled(switch, mo
         serve_five_long_prompts(switch, _BEST)
 
 
+def test_who_has_loaded_little_does_not_compute_what_another_computes(switch):
+    """The second prompt waits for memory without the start of it, and then finds all of it."""
+    switch(_BEST)
+    transfer = transfer_config(seed=0, failures=0.0, unit=_UNIT, connector=BringsTheStart)
+    options = SchedulerOptions(num_blocks=2_000, max_model_len=70_000, max_num_batched_tokens=8_192)
+    layout = dsv4_flash_a3(128, num_draft_layers=1, compress_ratios=_FEW_LAYERS)
+    engine = Counted(layout, options, transfer, OracleOptions())
+    skip_if_left_to_vllm(engine)
+    prompt = [1_000 + i * 7919 % 90_001 for i in range(_NUM_TOKENS[-1])]
+    for number in range(3):
+        engine.add(f"r{number}", [*prompt, number], 8)
+    engine.run()
+    assert engine.hits["r0"] == _UNIT
+    assert [engine.hits[name] for name in ("r1", "r2")] == [4 * _UNIT] * 2
+
+
 def replay_a_load_that_is_given_back() -> episode.Failure | None:
     recording = Recording.load(_GIVEN_BACK)
     return episode.replay(recording.case, recording.operations)
@@ -133,5 +161,6 @@ def test_a_load_that_goes_on_reserving_is_in_its_own_way(switch, monkeypatch):
     monkeypatch.setattr(type(running_release()), "forget_prefill", lambda *args: None)
     with pytest.raises(AssertionError, match="nothing is scheduled any more"):
         load_again_what_failed(switch)
+    monkeypatch.setattr(RoomToStart, "blocks", lambda room: 0)
     failure = replay_a_load_that_is_given_back()
     assert failure is not None and "nothing is scheduled any more" in failure.text

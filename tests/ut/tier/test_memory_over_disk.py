@@ -8,10 +8,10 @@ import pytest
 from vllm_ascend.tier.disk.level import DiskLevel
 from vllm_ascend.tier.layout import ROWS, TAIL
 from vllm_ascend.tier.memory_over_disk import MemoryOverDisk
-from vllm_ascend.tier.tail_choice import KEPT, MARGINAL
+from vllm_ascend.tier.tail_choice import FAR_APART, KEPT, MARGINAL
 
 SIZES = {ROWS: 1000, TAIL: 8000}
-SPARE = MARGINAL - 1
+SPARE = FAR_APART - 1
 
 
 class Disk:
@@ -51,8 +51,8 @@ def store(index: MemoryOverDisk, key: bytes, rank: int = KEPT) -> bool:
     return True
 
 
-@pytest.mark.parametrize("rank", [MARGINAL, KEPT])
-def test_what_is_no_spare_is_written_at_once_and_comes_up_again(rank):
+@pytest.mark.parametrize("rank", [FAR_APART, MARGINAL, KEPT])
+def test_what_is_kept_or_far_apart_is_written_at_once_and_comes_up_again(rank):
     index, disk = over_disk(2)
     keys = [TAIL + bytes([number]) for number in range(3)]
     for key in keys:
@@ -86,6 +86,19 @@ def test_a_spare_tail_is_written_once_a_hit_has_taken_it():
         index.settle()
     assert index.contains(spares) == [True, False]
     assert index.take_gone().keys == spares[1:]
+
+
+def test_memory_gives_up_what_the_disk_has_before_a_spare_tail_that_was_used_later():
+    index, disk = over_disk(2)
+    kept, spare, new = (TAIL + bytes([number]) for number in range(3))
+    for key, rank in ((kept, KEPT), (spare, SPARE), (new, KEPT)):
+        assert store(index, key, rank)
+        disk.go_on()
+        index.settle()
+    assert index.contains([kept, spare]) == [True, True]
+    assert not index.are_in_memory([kept]) and index.are_in_memory([spare])
+    assert index.has_room(SIZES[TAIL], 1, SPARE), "and a spare may take the place of what is kept"
+    index.check_integrity()
 
 
 def test_a_spare_tail_in_use_keeps_its_pages_until_it_is_written():

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that loads must leave, so that requests which have loaded can start."""
+"""Memory that is left to requests which have loaded, so that they can start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 from vllm.v1.request import Request
 
 from vllm_ascend.core.layout.groups import Blocks, Groups
 from vllm_ascend.core.plan.cache_plan import CachePlan
 from vllm_ascend.core.retention.ledger import Ledger
-from vllm_ascend.core.retention.request_record import RequestRecord
 
 
 class RoomToStart:
-    """The most blocks that any request still needs which holds what it has loaded.
+    """The blocks that those still need who hold what they have loaded.
 
-    Loads hold memory for requests that do not run yet. If none of those has room left to start,
-    nothing would ever be scheduled again. Source: vllm-project/vllm#45388.
+    Nobody else is let in who would take them. Else many would load little, hold it while they wait
+    for memory, and compute behind it what others have computed meanwhile: a request that has loaded
+    is not looked up again. And if none of them had room left, nothing would ever be scheduled
+    (vllm-project/vllm#45388). From 0.23.0 on vLLM has a load leave it, but lets loads in that
+    could not go on behind it.
 
     What a request needs does not change while it waits, so a step counts it once, however many
     loads it lets in.
@@ -40,25 +41,27 @@ class RoomToStart:
         self._blocks_needed, self._ledger = blocks_needed, ledger
         self._step_tokens = plan.max_num_batched_tokens
         self._nothing: Blocks = tuple([] for _ in groups.all)
-        # The largest need first, as a heap; None: nobody has asked in this step.
-        self._needs: list[tuple[int, int, RequestRecord]] | None = None
+        # Of each record, and of all; None: nobody has asked in this step.
+        self._needs: dict[int, int] | None = None
+        self._total = 0
 
     def step_starts(self) -> None:
         """A new step is being scheduled: loads have arrived, and requests have gone."""
         self._needs = None
 
     def blocks(self) -> int:
-        """Return how many blocks the next load must leave free."""
-        started = self._ledger.take_started_loads()
+        """Return how many blocks whoever is let in next must leave free."""
+        loading, started = self._ledger.take_loads()
         if self._needs is None:
-            self._needs, started = [], self._ledger.awaiting_start()
-        for record in started:
+            self._needs, self._total = {}, 0
+            loading, started = self._ledger.awaiting_start(), []
+        for record in loading:
             if record.awaits_start and record.request is not None:
-                need = self._need(record.request)
-                heappush(self._needs, (-need, id(record), record))
-        while self._needs and not self._needs[0][2].awaits_start:
-            heappop(self._needs)  # it has started in this step
-        return -self._needs[0][0] if self._needs else 0
+                need = self._needs[id(record)] = self._need(record.request)
+                self._total += need
+        for record in started:
+            self._total -= self._needs.pop(id(record), 0)
+        return self._total
 
     def _need(self, request: Request) -> int:
         """Return the blocks that a request needs for its first step, or under the cap for all."""

@@ -55,8 +55,9 @@ class CachePlan:
         is_stock: No switch changes what is cached: everything is as in stock vLLM.
         ends_inside_blocks: Hits may end inside blocks of compressed rows, which are then copied.
         max_num_batched_tokens: Tokens of one step.
-        leaves_room_for_loads: An asynchronous load is let in only if those that have loaded before
-            have room to start in. Some releases of vLLM see to that themselves.
+        leaves_room_for_loads: A load leaves those that have loaded before room to start in, also
+            where ``--no-scheduler-reserve-full-isl`` has nobody counted whole. Some releases of
+            vLLM see to that themselves.
     """
 
     specs: tuple[KVCacheSpec, ...]

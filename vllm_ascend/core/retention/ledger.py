@@ -57,7 +57,9 @@ class Ledger:
         self._step = self._last_confirmed = 0
         # Records with something of the step being scheduled, in the order of their first.
         self._open: dict[int, RequestRecord] = {}
-        self._started_loads: list[RequestRecord] = []
+        # Since somebody has asked in this step: who began to load, and who started behind that.
+        self._loading: list[RequestRecord] = []
+        self._started: list[RequestRecord] = []
         self._dispatched: deque[DispatchedStep] = deque()
         self.preempted_and_lost: list[Request] = []
         self._restarted: list[str] = []
@@ -82,7 +84,7 @@ class Ledger:
         """A connector brings a request tokens: nothing is entered before the load is confirmed."""
         record = self.record(request_id)
         record.is_loading = record.awaits_start = True
-        self._started_loads.append(record)
+        self._loading.append(record)
         self.open(record)
 
     def awaits_load(self, request: Request, num_tokens: int) -> bool:
@@ -96,19 +98,30 @@ class Ledger:
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             record.load_ends()
             return False
-        record.awaits_start = False
+        if record.awaits_start:
+            record.awaits_start = False
+            self._started.append(record)
         if record.is_loading:
             record.request, record.num_noted_tokens = request, num_tokens
         return record.is_loading
+
+    def awaits_start(self, request_id: str) -> bool:
+        """Whether a request has external tokens and was not scheduled yet."""
+        record = self.records.get(request_id)
+        return record is not None and record.awaits_start
 
     def awaiting_start(self) -> list[RequestRecord]:
         """Return the records of requests that have external tokens and were not scheduled yet."""
         return [record for record in self.records.values() if record.awaits_start]
 
-    def take_started_loads(self) -> list[RequestRecord]:
-        """Return the records whose loads have started in this step, since the last call."""
-        started, self._started_loads = self._started_loads, []
-        return started
+    def take_loads(self) -> tuple[list[RequestRecord], list[RequestRecord]]:
+        """Return the records of requests that began to load, and of those that started behind that.
+
+        Both in this step, since the last call.
+        """
+        taken = self._loading, self._started
+        self._loading, self._started = [], []
+        return taken
 
     # Steps
 
@@ -116,7 +129,7 @@ class Ledger:
         """A new step is started; return the records with something of the one before."""
         self._step += 1
         settled, self._open = list(self._open.values()), {}
-        self._started_loads = []
+        self._loading, self._started = [], []
         return settled
 
     def copies_to_tell(self) -> list[KVCacheBlockCopy]:

@@ -47,11 +47,9 @@ class StepWork(NamedTuple):
             else:
                 num_pairs += pairs_among(num_new)
                 num_context += num_before * num_new
-        num_requests, attention = (
-            len(output.num_scheduled_tokens),
-            (num_pairs, num_context, num_rows),
-        )
-        return cls(1, num_requests, output.total_num_scheduled_tokens, *attention)
+        num_requests = len(output.num_scheduled_tokens)
+        num_tokens = output.total_num_scheduled_tokens
+        return cls(1, num_requests, num_tokens, num_pairs, num_context, num_rows)
 
     def __add__(self, other: object) -> StepWork:
         """Return what both do together."""

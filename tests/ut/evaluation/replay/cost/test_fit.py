@@ -8,13 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_ascend.command_line.bad_input import BadInputError
+from vllm_ascend_evaluation.calibrate.shots import prefill_observation
 from vllm_ascend_evaluation.replay.cost.fit import Observation, error_of, fit
-from vllm_ascend_evaluation.replay.cost.model import (
-    TERMS,
-    CostModel,
-    StepWork,
-    pairs_among,
-)
+from vllm_ascend_evaluation.replay.cost.model import TERMS, CostModel, StepWork
 
 
 def works(number=40):
@@ -22,11 +18,8 @@ def works(number=40):
     draw, made = random.Random(1), []
     for _ in range(number // 2):
         tokens, chunk = draw.randint(100, 30_000), draw.choice((512, 2048))
-        work, hit = StepWork(0), draw.choice((0, tokens // 2, tokens - 50))
-        for start in range(hit, tokens, chunk):
-            new = min(chunk, tokens - start)
-            work += StepWork(1, 1, new, pairs_among(new), start * new)
-        made.append(work)
+        hit = draw.choice((0, tokens // 2, tokens - 50))
+        made.append(prefill_observation(tokens, 0.0, chunk, hit).work)
         live, context = draw.randint(1, 32), draw.randint(100, 30_000)
         made.append(StepWork(1, live, live, decode_rows=live * context))
     draw.shuffle(made)
