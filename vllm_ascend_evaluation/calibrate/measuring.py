@@ -24,6 +24,7 @@ from vllm_ascend_evaluation.calibrate.shots import (
     prefill_lengths,
     prefill_observation,
     round_of_shots,
+    start_observation,
 )
 from vllm_ascend_evaluation.replay.cost.fit import Observation
 from vllm_ascend_evaluation.replay.http.client import Answer, HttpClient
@@ -132,9 +133,8 @@ class Measuring:
             self.measured.interrupted = True
 
     async def _measure(self, shot: Shot) -> None:
-        observation = await self._send(shot)
-        if observation is not None:
-            self.measured.points.append(Point(shot, observation))
+        seen = await self._send(shot)
+        self.measured.points += [Point(shot, each) for each in seen if each is not None]
 
     async def _warm_up(self) -> list[int]:
         """Send every kind once, uncounted, and return the lengths for which there is time."""
@@ -160,7 +160,7 @@ class Measuring:
     def _is_over(self) -> bool:
         return self._seconds >= self._plan.seconds
 
-    async def _send(self, shot: Shot) -> Observation | None:
+    async def _send(self, shot: Shot) -> list[Observation | None]:
         self._on_shot(self.measured, shot, self._seconds)
         plan = self._plan
         num_requests = 1 if shot.is_prefill else shot.num_requests * plan.num_ranks
@@ -171,6 +171,7 @@ class Measuring:
         times: list[list[float]] = [[] for _ in prompts]
         self.measured.num_requests += num_requests
         self.measured.known_tokens += shot.known_tokens
+        sent_s = time.perf_counter()
         answers = await asyncio.gather(
             *(
                 self._client.complete(plan.model, prompt, shot.output_tokens, of.append)
@@ -183,9 +184,13 @@ class Measuring:
             cached_tokens, ttft_s = answers[0].cached_tokens or 0, answers[0].ttft_s
             self._tells_hits |= cached_tokens > 0
             if shot.known_tokens and not cached_tokens:
-                return None  # vLLM says nothing where it finds nothing, or is not to tell
-            return prefill_observation(shot.prompt_tokens, ttft_s, plan.chunk, cached_tokens)
-        return decode_observation(shot.prompt_tokens, times, plan.num_ranks)
+                return []  # vLLM says nothing where it finds nothing, or is not to tell
+            return [prefill_observation(shot.prompt_tokens, ttft_s, plan.chunk, cached_tokens)]
+        seen = [decode_observation(shot.prompt_tokens, times, plan.num_ranks)]
+        if shot.num_requests > 1:
+            of_server = plan.chunk, plan.num_ranks
+            seen.append(start_observation(shot.prompt_tokens, sent_s, times, *of_server))
+        return seen
 
 
 def _check(shot: Shot, answer: Answer, *, num_pieces: int) -> None:

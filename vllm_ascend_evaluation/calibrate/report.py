@@ -58,14 +58,15 @@ def stored_model(
 
 
 def _told(point: Point, model: CostModel) -> dict[str, float]:
-    """Return a point in ms: of the whole prompt, or of one step of the answers, a token each."""
+    """Return a point in ms: of whole prompts, or of one step of the answers, a token each."""
     shot, seen = point
-    num_steps = 1 if shot.is_prefill else seen.work.num_steps
+    is_prefill = seen.num_arrivals > 0
+    num_steps = 1 if is_prefill else seen.work.num_steps
     return {
         "prompt_tokens": shot.prompt_tokens,
-        "computed_tokens": seen.work.num_tokens if shot.is_prefill else 1,
+        "computed_tokens": seen.work.num_tokens if is_prefill else 1,
         "num_requests": shot.num_requests,
-        "is_prefill": shot.is_prefill,
+        "is_prefill": is_prefill,
         "measured_ms": seen.duration_ms / num_steps,
         "modelled_ms": seen.said_ms(model) / num_steps,
     }
@@ -104,7 +105,7 @@ def calibration_png(stored: StoredCostModel, path: Path) -> None:
     with picture(path) as figure:
         left, right = figure.subplots(1, 2)
         computed = [point["computed_tokens"] for point in prefills]
-        _draw(left, computed, prefills, "computed tokens of the prompt", "time to first token, ms")
+        _draw(left, computed, prefills, "computed tokens of prompts", "time to first tokens, ms")
         rows = [point["prompt_tokens"] * point["num_requests"] for point in decodes]
         _draw(right, rows, decodes, "tokens of context, all requests", "time per token, ms")
         figure.legend(

@@ -151,3 +151,47 @@ def decode_observation(
     work = StepWork(num_steps, num_decodes, num_decodes, decode_rows=num_rows // num_ranks)
     step_s = median(after - before for before, after in pairwise(steps))
     return Observation(work, 1000 * step_s * num_steps)
+
+
+def start_observation(
+    prompt_tokens: int,
+    sent_s: float,
+    times: Sequence[Sequence[float]],
+    chunk: int,
+    num_ranks: int = 1,
+) -> Observation | None:
+    """Return what the time tells until all of several requests have begun to answer.
+
+    Whoever came first was computed alone, the others in the steps behind that: several prompts
+    beside answers that have begun.
+
+    Args:
+        prompt_tokens: Of each prompt.
+        sent_s: When all were sent, in seconds.
+        times: Of each request, when its tokens came, in seconds, a step each.
+        chunk: ``--max-num-batched-tokens`` of the server.
+        num_ranks: Data-parallel ranks, over which the requests are spread evenly.
+
+    Returns:
+        ``None`` if nobody knows where prompts were cut into steps.
+    """
+    num_prompts = len(times) // num_ranks
+    if num_prompts * (prompt_tokens + 1) > chunk:
+        return None
+    # It has a token of each step from then on.
+    ends = min(times, key=lambda of: of[0])
+    steps = [min(range(len(ends)), key=lambda step: abs(ends[step] - of[0])) for of in times]
+    num_steps = max(steps) + 1
+    answered = [num_steps - 1 - step for step in steps]
+    num_decodes = sum(answered) // num_ranks
+    num_rows = sum(n * prompt_tokens + n * (n + 1) // 2 for n in answered) // num_ranks
+    work = StepWork(
+        num_steps,
+        num_prompts + num_decodes,
+        num_prompts * prompt_tokens + num_decodes,
+        num_prompts * pairs_among(prompt_tokens),
+        0,
+        num_rows,
+    )
+    took_s = max(of[0] for of in times) - sent_s
+    return Observation(work, 1000 * took_s, num_arrivals=1)

@@ -17,9 +17,10 @@ from vllm_ascend_evaluation.calibrate.shots import (
     prefill_lengths,
     prefill_observation,
     round_of_shots,
+    start_observation,
 )
 from vllm_ascend_evaluation.replay.cost.fit import fit
-from vllm_ascend_evaluation.replay.cost.model import TERMS, CostModel, StepWork
+from vllm_ascend_evaluation.replay.cost.model import TERMS, CostModel, StepWork, pairs_among
 
 PLANTED = CostModel(12.0, 40.0, 150.0, 3.0, 2.0, 25.0, 30.0)
 CHUNK = 2048
@@ -92,6 +93,44 @@ def test_a_pause_is_no_work():
 
 def test_requests_that_did_not_answer_together_tell_nothing():
     assert decode_observation(100, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]) is None
+
+
+def starting(groups, prompt_tokens, model):
+    """Return when tokens come of requests, so many of which are computed in each step in turn."""
+    now, times = model.front_end_ms, []
+    for step in range(len(groups) + 8):
+        new = groups[step] if step < len(groups) else 0
+        rows = sum(prompt_tokens + len(of) for of in times)
+        work = StepWork(1, len(times), len(times), decode_rows=rows)
+        work += StepWork(0, new, new * prompt_tokens, new * pairs_among(prompt_tokens))
+        now += model.step_duration_ms(work)
+        times += [[] for _ in range(new)]
+        for number, of in enumerate(times):
+            of.append(100 + (now + number / 100) / 1000)  # the client hears of one by one
+    return times
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 100))
+def test_the_time_until_all_have_begun_is_that_of_prompts_beside_answers(groups, prompt_tokens):
+    times = starting(groups, prompt_tokens, PLANTED)
+    seen = start_observation(prompt_tokens, 100.0, times, CHUNK)
+    assert seen.work.num_steps == len(groups) and seen.num_arrivals == 1
+    assert seen.said_ms(PLANTED) == pytest.approx(seen.duration_ms, abs=1.0)
+
+
+def test_each_rank_begins_its_part_of_the_requests():
+    one, four = (starting([1, number], 100, PLANTED) for number in (3, 7))
+    seen = start_observation(100, 100.0, four, CHUNK, num_ranks=2)
+    # Of eight requests one began a step earlier, so that half a token is each rank's.
+    assert seen.work == start_observation(100, 100.0, one, CHUNK).work._replace(
+        num_requests=4, num_tokens=400, decode_rows=50
+    )
+
+
+def test_prompts_that_are_cut_somewhere_tell_nothing_of_their_start():
+    times = starting([1, 3], 600, PLANTED)
+    assert start_observation(600, 100.0, times, CHUNK) is None
+    assert start_observation(600, 100.0, times, 2 * CHUNK) is not None
 
 
 def tokens_of(shot, model):
