@@ -202,10 +202,11 @@ def modelled(
     out = options.folder / f"{variant}-modelled-{rate:.3g}"
     command(
         *("replay", "--workload", traffic, "--variant", variant, "--cost-model", cost),
-        *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--kv-gib", 64, "--out", out),
+        *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--out", out),
         *("--max-num-seqs", MAX_NUM_SEQS, "--max-model-len", MAX_MODEL_LEN),
         *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--jobs", 1),
         *("--data-parallel", options.ranks, "--block-size", block_size_of(options)),
+        *("--kv-gib", 1 if options.gemma else 64),  # tiny blocks, or those of the real layout
         *layout_of(options),
     )
     return times_of(out, "modelled_ttft_ms")
