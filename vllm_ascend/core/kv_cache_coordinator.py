@@ -334,7 +334,7 @@ class AscendHybridKVCacheCoordinator(HybridKVCacheCoordinator):
 
     def _forget(self, request_id: str) -> None:
         self.successors.forget(request_id)
-        self.ledger.records.pop(request_id, None)
+        self.ledger.forget(request_id)
 
     def lose(self, request_id: str) -> None:
         """Enter nothing more of a request: it rests on blocks that could not be loaded."""

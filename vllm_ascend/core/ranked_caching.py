@@ -322,7 +322,7 @@ class RankedCaching(BlockAllocation, KVCacheCoordinator):
         if record is not None:
             self._settle(record)
             self.partial_hits.end(record)
-            del self.ledger.records[request_id]
+            self.ledger.forget(request_id)
         held = PlacedBlocks()
         ended = () if record is None else self.tails.finish(record)
         for entry in ended:

@@ -127,7 +127,7 @@ def _remembered_requests(coordinator: Any) -> dict[str, Collection[str]]:
     if not hasattr(coordinator, "ledger"):
         return {}
     return {
-        "the ledger": coordinator.ledger.records,
+        "the ledger": {*coordinator.ledger.records, *coordinator.ledger.awaiting_start()},
         "the memory of successors": coordinator.successors._pending,
     }
 

@@ -75,16 +75,21 @@ class Counted(ConnectedEngine):
     _watch_progress = Engine._watch_progress
 
 
-def serve_five_long_prompts(switch, environment: dict[str, str]) -> Counted:
-    """As vllm-project/vllm#45388 has it: what has been loaded fills the pool."""
-    switch(environment)
-    transfer = transfer_config(seed=0, failures=0.0, unit=_UNIT, connector=PoolOfWholeBlocks)
+def engine_with(connector: type[FakeConnector], num_blocks: int = 2_000) -> Counted:
+    transfer = transfer_config(seed=0, failures=0.0, unit=_UNIT, connector=connector)
     options = SchedulerOptions(
-        num_blocks=2_000, max_num_seqs=32, max_model_len=70_000, max_num_batched_tokens=8_192
+        num_blocks=num_blocks, max_num_seqs=32, max_model_len=70_000, max_num_batched_tokens=8_192
     )
     layout = dsv4_flash_a3(128, num_draft_layers=1, compress_ratios=_FEW_LAYERS)
     engine = Counted(layout, options, transfer, OracleOptions())
     skip_if_left_to_vllm(engine)
+    return engine
+
+
+def serve_five_long_prompts(switch, environment: dict[str, str]) -> Counted:
+    """As vllm-project/vllm#45388 has it: what has been loaded fills the pool."""
+    switch(environment)
+    engine = engine_with(PoolOfWholeBlocks)
     rng = random.Random(0)
     for number, num_tokens in enumerate(_NUM_TOKENS):
         engine.add(f"r{number}", [rng.randrange(1000, 100_000) for _ in range(num_tokens)], 8)
@@ -113,11 +118,7 @@ def test_without_room_for_those_that_have_loaded_nothing_is_scheduled(switch, mo
 def test_who_has_loaded_little_does_not_compute_what_another_computes(switch):
     """The second prompt waits for memory without the start of it, and then finds all of it."""
     switch(_BEST)
-    transfer = transfer_config(seed=0, failures=0.0, unit=_UNIT, connector=BringsTheStart)
-    options = SchedulerOptions(num_blocks=2_000, max_model_len=70_000, max_num_batched_tokens=8_192)
-    layout = dsv4_flash_a3(128, num_draft_layers=1, compress_ratios=_FEW_LAYERS)
-    engine = Counted(layout, options, transfer, OracleOptions())
-    skip_if_left_to_vllm(engine)
+    engine = engine_with(BringsTheStart)
     prompt = [1_000 + i * 7919 % 90_001 for i in range(_NUM_TOKENS[-1])]
     for number in range(3):
         engine.add(f"r{number}", [*prompt, number], 8)
@@ -133,11 +134,7 @@ def replay_a_load_that_is_given_back() -> episode.Failure | None:
 
 def load_again_what_failed(switch) -> Counted:
     switch(_BEST)
-    transfer = transfer_config(seed=1, failures=0.0, unit=_UNIT, connector=FailsOnce)
-    options = SchedulerOptions(num_blocks=1_000, max_model_len=70_000, max_num_batched_tokens=8_192)
-    layout = dsv4_flash_a3(128, num_draft_layers=1, compress_ratios=_FEW_LAYERS)
-    engine = Counted(layout, options, transfer, OracleOptions())
-    skip_if_left_to_vllm(engine)
+    engine = engine_with(FailsOnce, num_blocks=1_000)
     engine.add("r0", [1_000 + i % 1_000 for i in range(_NUM_TOKENS[-1])], 8)
     engine.run()
     return engine

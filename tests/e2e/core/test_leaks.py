@@ -94,8 +94,9 @@ def test_nothing_is_left_of_requests(name: str, switch: Switch) -> None:
     entries, objects = traffic.serve(num_requests // 10)
     later_entries, later_objects = traffic.serve(num_requests - num_requests // 10)
     assert later_entries == entries
-    more = later_objects - objects
+    more, fewer = later_objects - objects, objects - later_objects
     assert more.total() < _NUM_PASSING_OBJECTS, more.most_common(5)
+    assert fewer.total() < _NUM_PASSING_OBJECTS, fewer.most_common(5)
     assert traffic.engine.num_preemptions > 0
 
 

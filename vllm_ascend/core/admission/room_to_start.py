@@ -41,8 +41,8 @@ class RoomToStart:
         self._blocks_needed, self._ledger = blocks_needed, ledger
         self._step_tokens = plan.max_num_batched_tokens
         self._nothing: Blocks = tuple([] for _ in groups.all)
-        # Of each record, and of all; None: nobody has asked in this step.
-        self._needs: dict[int, int] | None = None
+        # By request, and of all; None: nobody has asked in this step.
+        self._needs: dict[str, int] | None = None
         self._total = 0
 
     def step_starts(self) -> None:
@@ -51,16 +51,17 @@ class RoomToStart:
 
     def blocks(self) -> int:
         """Return how many blocks whoever is let in next must leave free."""
-        loading, started = self._ledger.take_loads()
+        changed = self._ledger.take_changes()
         if self._needs is None:
             self._needs, self._total = {}, 0
-            loading, started = self._ledger.awaiting_start(), []
-        for record in loading:
-            if record.awaits_start and record.request is not None:
-                need = self._needs[id(record)] = self._need(record.request)
-                self._total += need
-        for record in started:
-            self._total -= self._needs.pop(id(record), 0)
+            changed = self._ledger.awaiting_start()
+        for name in changed:
+            self._total -= self._needs.pop(name, 0)
+            if self._ledger.awaits_start(name):
+                request = self._ledger.records[name].request
+                if request is not None:
+                    need = self._needs[name] = self._need(request)
+                    self._total += need
         return self._total
 
     def _need(self, request: Request) -> int:

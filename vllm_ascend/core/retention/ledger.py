@@ -57,9 +57,10 @@ class Ledger:
         self._step = self._last_confirmed = 0
         # Records with something of the step being scheduled, in the order of their first.
         self._open: dict[int, RequestRecord] = {}
-        # Since somebody has asked in this step: who began to load, and who started behind that.
-        self._loading: list[RequestRecord] = []
-        self._started: list[RequestRecord] = []
+        # Request ids, in the order of their loads.
+        self._awaiting_start: dict[str, None] = {}
+        # Who joined or left those in this step, since somebody has asked.
+        self._changed: dict[str, None] = {}
         self._dispatched: deque[DispatchedStep] = deque()
         self.preempted_and_lost: list[Request] = []
         self._restarted: list[str] = []
@@ -72,6 +73,11 @@ class Ledger:
             record = self.records[request_id] = RequestRecord()
         return record
 
+    def forget(self, request_id: str) -> None:
+        """A request holds nothing any more: drop its record, if it has one."""
+        self._cease_to_await(request_id)
+        self.records.pop(request_id, None)
+
     def open(self, record: RequestRecord) -> None:
         """Note that the step being scheduled computes, copies or loads something for a request."""
         self._open[id(record)] = record
@@ -83,8 +89,8 @@ class Ledger:
     def load_starts(self, request_id: str) -> None:
         """A connector brings a request tokens: nothing is entered before the load is confirmed."""
         record = self.record(request_id)
-        record.is_loading = record.awaits_start = True
-        self._loading.append(record)
+        record.is_loading = True
+        self._awaiting_start[request_id] = self._changed[request_id] = None
         self.open(record)
 
     def awaits_load(self, request: Request, num_tokens: int) -> bool:
@@ -92,35 +98,34 @@ class Ledger:
 
         vLLM asks to enter what an asynchronous load brought once it has arrived.
         """
-        record = self.records.get(request.request_id)
-        if record is None or not (record.is_loading or record.awaits_start):
+        name = request.request_id
+        record = self.records.get(name)
+        if record is None or not (record.is_loading or name in self._awaiting_start):
             return False
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             record.load_ends()
             return False
-        if record.awaits_start:
-            record.awaits_start = False
-            self._started.append(record)
+        self._cease_to_await(name)
         if record.is_loading:
             record.request, record.num_noted_tokens = request, num_tokens
         return record.is_loading
 
+    def _cease_to_await(self, request_id: str) -> None:
+        if request_id in self._awaiting_start:
+            del self._awaiting_start[request_id]
+            self._changed[request_id] = None
+
     def awaits_start(self, request_id: str) -> bool:
-        """Whether a request has external tokens and was not scheduled yet."""
-        record = self.records.get(request_id)
-        return record is not None and record.awaits_start
+        """Whether a request has external tokens and was not scheduled behind them yet."""
+        return request_id in self._awaiting_start
 
-    def awaiting_start(self) -> list[RequestRecord]:
-        """Return the records of requests that have external tokens and were not scheduled yet."""
-        return [record for record in self.records.values() if record.awaits_start]
+    def awaiting_start(self) -> list[str]:
+        """Return the requests that have external tokens and were not scheduled behind them yet."""
+        return list(self._awaiting_start)
 
-    def take_loads(self) -> tuple[list[RequestRecord], list[RequestRecord]]:
-        """Return the records of requests that began to load, and of those that started behind that.
-
-        Both in this step, since the last call.
-        """
-        taken = self._loading, self._started
-        self._loading, self._started = [], []
+    def take_changes(self) -> list[str]:
+        """Return who began or ceased to await its start in this step, since the last call."""
+        taken, self._changed = list(self._changed), {}
         return taken
 
     # Steps
@@ -129,7 +134,7 @@ class Ledger:
         """A new step is started; return the records with something of the one before."""
         self._step += 1
         settled, self._open = list(self._open.values()), {}
-        self._loading, self._started = [], []
+        self._changed = {}
         return settled
 
     def copies_to_tell(self) -> list[KVCacheBlockCopy]:

@@ -149,7 +149,6 @@ class RequestRecord:
         freed: Group id -> ordinal up to which windows have left blocks behind.
         first_step: The step that first computed, copied or loaded something for it.
         is_loading: A connector brings it tokens, and the load is not confirmed: nothing is entered.
-        awaits_start: A connector brings it tokens, and it has not been scheduled behind them yet.
         loading_block_ids: The blocks that it held when the load started, until it is confirmed.
         num_noted_tokens: Tokens to enter blocks for once the load is confirmed.
         entered: What it has entered in the step being scheduled.
@@ -180,7 +179,6 @@ class RequestRecord:
     freed: dict[GroupId, Ordinal] = field(default_factory=dict)
     first_step: int | None = None
     is_loading: bool = False
-    awaits_start: bool = False
     loading_block_ids: Set[int] = frozenset()
     num_noted_tokens: int = 0
     entered: list[EnteredBlocks] = field(default_factory=list)

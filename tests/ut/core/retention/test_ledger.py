@@ -102,6 +102,21 @@ def test_an_asynchronous_load_is_not_confirmed_by_a_step_but_by_its_arrival():
     assert not ledger.records["a"].is_loading
 
 
+def test_who_awaits_its_start_is_known_until_it_starts_or_ends():
+    ledger = Ledger(has_connector=True)
+    for name in ("starts", "ends", "waits"):
+        ledger.load_starts(name)
+    assert ledger.take_changes() == ledger.awaiting_start() == ["starts", "ends", "waits"]
+    ledger.awaits_load(request("starts"), 32)
+    ledger.forget("ends")
+    assert ledger.take_changes() == ["starts", "ends"] and ledger.take_changes() == []
+    assert ledger.awaiting_start() == ["waits"] and ledger.awaits_start("waits")
+    ledger.load_starts("ends")
+    ledger.next_step()
+    assert ledger.take_changes() == [], "a new step asks about all"
+    assert ledger.awaiting_start() == ["waits", "ends"]
+
+
 def test_a_request_without_external_tokens_waits_for_nothing():
     ledger = Ledger(has_connector=True)
     assert not ledger.awaits_load(request("a"), 8)

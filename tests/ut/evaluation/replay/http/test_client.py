@@ -95,6 +95,33 @@ def test_nobody_there():
                 with_client(url, work)
 
 
+def test_a_connection_that_the_server_is_about_to_close_is_not_used_again():
+    """vLLM closes one that was idle for 5 s; here it happens when the next request is there."""
+    event = b'data: {"choices": [{"text": "a"}]}\n\n'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(event), event)
+
+    async def run():
+        async def serve(reader, writer):
+            await reader.readuntil(b"}}")
+            writer.write(answer)
+            await writer.drain()
+            await reader.read(1)
+            writer.transport.abort()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = HttpClient(url, timeout_s=5)
+        try:
+            for seconds in (0.0, 3.0):
+                await asyncio.sleep(seconds)
+                assert (await client.complete("m", [1], 1)).output_tokens == 1
+        finally:
+            await client.close()
+            server.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "answer",
     [
