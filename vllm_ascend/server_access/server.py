@@ -246,21 +246,24 @@ def parse_metrics(text: str) -> Metrics:
         ValueError: It is no such page.
     """
     counters: dict[str, float] = defaultdict(float)
-    started, live = "", []
+    started, tells_live, num_live = "", False, 0.0
     engines = set()
     for family in text_string_to_metric_families(text):
+        # Without a value, too: of several front ends each begins with the first request's.
+        tells_live |= family.name in _LIVE
         for sample in family.samples:
+            if sample.name.startswith("vllm:") and "engine" in sample.labels:
+                engines.add(sample.labels["engine"])
             if sample.name.endswith(("_total", "_sum")):
                 counters[sample.name] += sample.value
                 for label in _TOLD_APART & sample.labels.keys():
                     value = sample.labels[label]
                     counters[f'{sample.name}{{{label}="{value}"}}'] += sample.value
             elif sample.name in _LIVE:
-                live.append(sample.value)
-                engines.add(sample.labels.get("engine"))
+                num_live += sample.value
             elif sample.name == _STARTED:
                 # To the millisecond: Linux tells it in hundredths of a second.
                 when = datetime.fromtimestamp(sample.value, timezone.utc)
                 started = when.isoformat(timespec="milliseconds")
-    num_live = int(sum(live)) if live else None
-    return Metrics(dict(counters), started, num_live, max(len(engines), 1))
+    live = int(num_live) if tells_live else None
+    return Metrics(dict(counters), started, live, max(len(engines), 1))

@@ -2,10 +2,11 @@
 """What is computed beside the servers: a rate where a promise breaks, and prompts that are new."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
-from benchmarks.replay_seconds import crossing, difference, other_ids
+from benchmarks.replay_seconds import crossing, difference, of_rate
 
 
 def test_a_promise_breaks_between_two_rates():
@@ -33,8 +34,17 @@ def test_prompts_of_another_rate_share_what_they_shared(tmp_path):
     prompts = [[1, 2, 3], [1, 2, 4], [5]]
     rows = [{"prompt_token_ids": prompt, "output_length": 2} for prompt in prompts]
     traffic.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    copies = [json.loads(line) for line in other_ids(traffic, 2.0).read_text().splitlines()]
+    options = Namespace(seconds=10)
+    path, num_requests = of_rate(traffic, 2.0, options)
+    copies = [json.loads(line) for line in path.read_text().splitlines()]
     one, two, three = (copy["prompt_token_ids"] for copy in copies)
     assert one[:2] == two[:2] and one[2] != two[2] and three[0] not in one
     assert not set(one) & {1, 2, 3} and all(copy["output_length"] == 2 for copy in copies)
-    assert other_ids(traffic, 2.0) != other_ids(traffic, 3.0)
+    assert num_requests == 3 and of_rate(traffic, 3.0, options)[0] != path
+
+
+@pytest.mark.parametrize(("rate", "num_requests"), [(0.02, 100), (2.0, 120), (99.0, 150)])
+def test_as_many_requests_as_come_at_a_rate(rate, num_requests, tmp_path):
+    traffic = tmp_path / "traffic.jsonl"
+    traffic.write_text('{"prompt_token_ids": [1], "output_length": 2}\n' * 150)
+    assert of_rate(traffic, rate, Namespace(seconds=60))[1] == num_requests

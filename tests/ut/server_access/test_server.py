@@ -91,6 +91,20 @@ def test_the_start_of_the_process_is_read_where_it_is_said():
     assert parse_metrics(PAGE + line).started == "2026-11-22T03:37:55.130+00:00"
 
 
+def test_several_front_ends_that_have_served_nobody_are_idle():
+    """As vLLM 0.20.2 tells with --data-parallel-size 2 before its first request."""
+    page = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 0.0
+vllm:prompt_tokens_total{engine="1",model_name="m"} 0.0
+"""
+    metrics = parse_metrics(page)
+    assert (metrics.num_live, metrics.num_engines) == (0, 2)
+
+
 def test_requests_that_run_or_wait_are_counted_over_engines():
     assert parse_metrics(PAGE).num_live is None
     live = """\
