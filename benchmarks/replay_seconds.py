@@ -42,6 +42,7 @@ from benchmarks.tiny_server import (
     run_command,
     served,
 )
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend.command_line.ends import EXIT_INTERRUPTED
 from vllm_ascend.command_line.interrupts import termination_interrupts
 from vllm_ascend_evaluation.calibrate.shots import prefill_observation
@@ -55,6 +56,7 @@ _QUIET = 0.02
 _LEAST_REQUESTS = 100
 # Beyond those asked for, until the promise is broken.
 _MORE_RATES = 3
+_MOST_DOUBLINGS = 12  # all requests come at once then
 
 
 def arguments() -> argparse.Namespace:
@@ -87,7 +89,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (0)")
     parser.add_argument("--folder", type=Path, default=Path("seconds-out"), help="of all files")
     parser.add_argument("--out", type=Path, default=Path("seconds.json"), help="results")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.variant = options.variant or list(environments(options))
+    for variant in options.variant:
+        if variant not in environments(options):
+            parser.error(f"--variant {variant}: expected {' or '.join(environments(options))}")
+    for name, value in vars(options).items():
+        if isinstance(value, int | float) and name not in ("gemma", "seed") and value <= 0:
+            parser.error(f"--{name.replace('_', '-')} {value:g}: expected a number above 0")
+    return options
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
@@ -103,6 +113,11 @@ def write_traffic(options: argparse.Namespace) -> Path:
         if len(prompt) <= options.max_prompt_tokens:
             length = min(request.output_tokens, options.max_output_tokens)
             rows.append(json.dumps({"prompt_token_ids": prompt, "output_length": length}))
+    if not rows:
+        raise SystemExit(
+            f"--max-prompt-tokens {options.max_prompt_tokens}: no prompt of {options.workload} has "
+            f"so few with --scale {options.scale}"
+        )
     path.write_text("\n".join(rows) + "\n")
     return path
 
@@ -133,13 +148,12 @@ def times_of(folder: Path, field: str) -> dict[str, Any]:
 
 
 def modelled(
-    variant: str, traffic: Path, cost: Path, rate: float, options: argparse.Namespace
+    variant: str, requests: Path, cost: Path, rate: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return what a replay with the fitted model says of a rate."""
+    """Return what a replay with the fitted model says of requests that come at a rate."""
     out = options.folder / f"{variant}-modelled-{rate:.3g}"
     run_command(
-        *("replay", "--workload", of_rate(traffic, rate, options)[0], "--variant", variant),
-        *("--cost-model", cost),
+        *("replay", "--workload", requests, "--variant", variant, "--cost-model", cost),
         *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--out", out),
         *("--max-num-seqs", MAX_NUM_SEQS, "--max-model-len", MAX_MODEL_LEN),
         *("--max-num-batched-tokens", MAX_NUM_BATCHED_TOKENS, "--jobs", 1),
@@ -151,12 +165,12 @@ def modelled(
 
 
 def measured(
-    variant: str, url: str, traffic: Path, rate: float, options: argparse.Namespace
+    variant: str, url: str, requests: Path, rate: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return what the server says of a rate."""
+    """Return what the server says of requests that come at a rate."""
     out = options.folder / f"{variant}-measured-{rate:.3g}"
     run_command(
-        *("replay", "--url", url, "--workload", of_rate(traffic, rate, options)[0]),
+        *("replay", "--url", url, "--workload", requests),
         *("--arrivals", f"poisson:{rate}", "--seed", options.seed, "--out", out),
     )
     return times_of(out, "ttft_ms")
@@ -179,19 +193,24 @@ def promise_of(
     variant: str, traffic: Path, cost: Path, options: argparse.Namespace
 ) -> tuple[float, float]:
     """Return the rate at which the model says the promise is broken, and the promise in ms."""
-    rates = [_QUIET]
-    quiet = modelled(variant, traffic, cost, _QUIET, options)
-    times = [quiet["p90"]]
-    limit = options.ttft_ms or 3 * times[0]
-    # One that serves them one by one would do 16 times as many.
-    next_rate = 1000 / quiet["p50"] / 16
-    while times[-1] <= limit:
-        rates.append(next_rate)
-        next_rate *= 2
-        times.append(modelled(variant, traffic, cost, rates[-1], options)["p90"])
+    quiet = modelled(variant, of_rate(traffic, _QUIET, options)[0], cost, _QUIET, options)
+    limit = options.ttft_ms or 3 * quiet["p90"]
+    rates, times = [_QUIET], [quiet["p90"]]
+    for number in range(_MOST_DOUBLINGS):
+        if times[-1] > limit:
+            break
+        # One that serves them one by one would do 16 times as many as the first.
+        rate = 1000 / quiet["p50"] / 16 * 2**number
+        requests, _ = of_rate(traffic, rate, options)
+        rates.append(rate)
+        times.append(modelled(variant, requests, cost, rate, options)["p90"])
     broken = crossing(rates, times, limit)
     if broken is None:
-        raise SystemExit(f"--ttft-ms {limit:g}: broken at every rate, as requests come one by one")
+        how = "nobody keeps it" if times[0] > limit else "everybody keeps it"
+        raise SystemExit(
+            f"--ttft-ms {limit:.0f}: {how}; at {rates[-1]:.3g} requests per s the model says "
+            f"{times[-1]:.0f} ms (p90)"
+        )
     return broken, limit
 
 
@@ -221,10 +240,10 @@ def compare(variant: str, options: argparse.Namespace) -> Iterator[dict[str, Any
                 break
             rate = broken / 2 * 3 ** (number / max(options.rates - 1, 1))
             row: dict[str, Any] = {"rate": rate, "load_before": os.getloadavg()[0]}
-            row["num_requests"] = of_rate(traffic, rate, options)[1]
-            row["measured"] = measured(variant, url, traffic, rate, options)
+            requests, row["num_requests"] = of_rate(traffic, rate, options)
+            row["measured"] = measured(variant, url, requests, rate, options)
             after = calibrate(variant, url, number + 1, options)
-            row["modelled"] = modelled(variant, traffic, mean_of(before, after), rate, options)
+            row["modelled"] = modelled(variant, requests, mean_of(before, after), rate, options)
             rows.append(row)
             lone_ms.append(lone_prompt_ms(after, options))
             before = after
@@ -287,17 +306,9 @@ def difference(modelled: float | None, measured: float | None) -> str:
 
 def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
     """Print times by rate, and the goodput of each variant."""
-    columns = (
-        "variant",
-        "requests",
-        "per s",
-        "TTFT",
-        "measured, ms",
-        "modelled, ms",
-        "",
-        "hits, %",
-    )
-    times = Table(*columns, "load")
+    times = Table("variant", "requests", "per s", "TTFT")
+    for name in ("measured, ms", "modelled, ms", "", "hits, %", "load"):
+        times.add_column(name)
     for result in results:
         for row in result["rates"]:
             one, other = row["measured"], row["modelled"]
@@ -326,12 +337,12 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     try:
         with termination_interrupts():
-            for variant in options.variant or environments(options):
+            for variant in options.variant:
                 of_others = results
                 for result in compare(variant, options):
                     results = [*of_others, result]
                     options.out.write_text(json.dumps(results, indent=1) + "\n")
-    except (RuntimeError, subprocess.CalledProcessError) as error:
+    except (BadInputError, RuntimeError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt as interrupt:
         raise SystemExit(EXIT_INTERRUPTED) from interrupt

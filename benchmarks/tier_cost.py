@@ -5,8 +5,9 @@
 
 Two schedulers in one process, every switch on, serve the same traffic, a step of the one beside the
 same step of the other: decodes, and for each request that ends a new one of 8,000 tokens of its
-own, so that nothing is hit. One of them has a tier, and below it a disk if one is asked for; what
-the disk itself does is not in the times. Compared are the CPU times of each pair of steps.
+own, so that nothing is hit. One of them has a tier, and below it a modelled disk if one is asked
+for: it moves no bytes, but the times hold its books, which are kept when a write is ordered.
+Compared are the CPU times of each pair of steps.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ _DECODES, _PREFILLS = "steps of decodes alone", "steps with a prompt"
 def build(num_requests: int, *, has_tier: bool, disk_gib: float | None):
     """Return a scheduler of DeepSeek-V4-Flash's layout, what executes its steps, and its clock."""
     import vllm_ascend.patch.platform  # noqa: F401 - installs the patches
-    from vllm_ascend_evaluation.replay.runs.child import build_job_scheduler, make_worker
+    from vllm_ascend_evaluation.replay.runs.child import (
+        build_job_scheduler,
+        make_worker,
+        set_up_disk,
+    )
     from vllm_ascend_evaluation.replay.runs.clock import VirtualClock
-    from vllm_ascend_evaluation.replay.runs.disk import ModelledDisk, ReplayTierConnector
     from vllm_ascend_evaluation.replay.runs.job import CLOSED_LOOP, Job
     from vllm_ascend_evaluation.replay.sources import WorkloadSource
     from vllm_ascend_evaluation.replay.variants import ASCEND_LAYOUT
@@ -56,8 +60,7 @@ def build(num_requests: int, *, has_tier: bool, disk_gib: float | None):
         disk_gib=disk_gib if has_tier else None,
     )
     clock = VirtualClock()
-    if job.disk_gib is not None:
-        ReplayTierConnector.disk = ModelledDisk(clock, job.disk_gib, job.disk_gib_per_second)
+    set_up_disk(job, clock)
     scheduler = build_job_scheduler(job)
     return scheduler, make_worker(job, scheduler), clock
 

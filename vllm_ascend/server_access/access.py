@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
+import httpx
 import typer
 
 from vllm_ascend.command_line.bad_input import BadInputError
@@ -17,6 +18,8 @@ from vllm_ascend.prefix_cache_config import process_environment
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 _API_KEY_OPTION = "--api-key"
 _HIDDEN = "***"
+# vLLM closes a connection that was idle for 5 s, and a request that is on its way then is lost.
+_IDLE_SECONDS = 2.0
 # Whatever stands before the host. A password may hold slashes; no host holds an @.
 _CREDENTIALS = re.compile(r"(?<=://)\S*@")
 
@@ -84,9 +87,20 @@ class HttpAccess:
         return cls(None, verify_tls=not insecure, login=login)
 
     def client_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``."""
+        """Return the keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``.
+
+        The client may have any number of connections, and uses none that was idle for seconds.
+        """
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
-        return {"headers": headers, "verify": self.verify_tls, "auth": self.login}
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS
+        )
+        return {
+            "headers": headers,
+            "verify": self.verify_tls,
+            "auth": self.login,
+            "limits": limits,
+        }
 
 
 def _login_of(url: str) -> tuple[str, str] | None:

@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed beside the servers: a rate where a promise breaks, and prompts that are new."""
+"""What is computed beside the servers: rates where a promise breaks, new prompts, mean models."""
 
 import json
 from argparse import Namespace
 
 import pytest
 
-from benchmarks.replay_seconds import crossing, difference, of_rate
+from benchmarks import replay_seconds
+from benchmarks.replay_seconds import (
+    arguments,
+    crossing,
+    difference,
+    is_broken,
+    mean_of,
+    of_rate,
+    promise_of,
+    summary,
+    write_traffic,
+)
+from vllm_ascend_evaluation.replay.cost.model import TERMS
 
 
 def test_a_promise_breaks_between_two_rates():
@@ -22,6 +34,89 @@ def test_the_first_break_counts():
 @pytest.mark.parametrize("times", [[100, 200], [400, 800]])
 def test_a_promise_that_never_breaks_or_always_has_no_rate(times):
     assert crossing([1, 2], times, 300) is None
+
+
+@pytest.fixture
+def says(monkeypatch, tmp_path):
+    """Let the model say times by rate; return what is asked of ``promise_of`` with a promise."""
+    traffic = tmp_path / "traffic.jsonl"
+    traffic.write_text('{"prompt_token_ids": [1], "output_length": 2}\n' * 150)
+
+    def promise(p90_of, ttft_ms=None):
+        def modelled(variant, requests, cost, rate, options):
+            return {"p50": 100.0, "p90": p90_of(rate)}
+
+        monkeypatch.setattr(replay_seconds, "modelled", modelled)
+        options = Namespace(seconds=10, ttft_ms=ttft_ms)
+        return promise_of("best", traffic, tmp_path / "cost.json", options)
+
+    return promise
+
+
+def test_a_promise_is_three_times_what_is_had_without_others(says):
+    """A tenth waits 100 ms without others, and 100 ms more for each request per second."""
+    broken, limit = says(lambda rate: 100.0 if rate < 0.1 else 100.0 + 100 * rate)
+    assert limit == 300 and broken == pytest.approx(2, rel=0.1)
+
+
+@pytest.mark.parametrize(("ttft_ms", "why"), [(50, "nobody keeps it"), (1e9, "everybody keeps")])
+def test_a_promise_that_says_nothing_is_refused(ttft_ms, why, says):
+    with pytest.raises(SystemExit, match=f"--ttft-ms {ttft_ms:.0f}: {why}"):
+        says(lambda rate: 100.0 + rate, ttft_ms)
+
+
+def test_a_promise_is_broken_when_both_sides_say_so():
+    def row(measured, modelled):
+        return {"measured": {"p90": measured}, "modelled": {"p90": modelled}}
+
+    assert is_broken(row(301, 400), 300)
+    assert not is_broken(row(299, 400), 300) and not is_broken(row(400, 300), 300)
+
+
+def test_a_model_in_the_middle_of_two(tmp_path):
+    paths = [tmp_path / "best-cost-0.json", tmp_path / "best-cost-1.json"]
+    for path, term in zip(paths, (1.0, 2.0), strict=True):
+        model = dict.fromkeys(TERMS, term)
+        path.write_text(json.dumps({"version": 1, "model": model, "host": path.stem}))
+    content = json.loads(mean_of(*paths).read_text())
+    assert content == {"version": 1, "host": "best-cost-0", "model": dict.fromkeys(TERMS, 1.5)}
+    assert [json.loads(path.read_text())["model"]["step_ms"] for path in paths] == [1.0, 2.0]
+
+
+def test_what_rates_say_together():
+    rows = [
+        {"rate": rate, "measured": {"p90": 100 * rate}, "modelled": {"p90": 50 * rate}}
+        for rate in (1.0, 2.0, 4.0)
+    ]
+    result = summary("best", rows, 150, [10.0, 12.0, 9.0])
+    assert result["goodput"]["measured"] == pytest.approx(1.5)
+    assert result["goodput"]["modelled"] == pytest.approx(3.0)
+    assert result["drift_percent"] == pytest.approx(100 / 3)
+    assert (result["variant"], result["ttft_ms"], result["rates"]) == ("best", 150, rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["--variant", "stock"], "expected upstream-like or best"),
+        (["--gemma", "--variant", "upstream-like"], "expected stock or best"),
+        (["--scale", "0"], "expected a number above 0"),
+        (["--ttft-ms", "-1"], "expected a number above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(line, expected, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["replay_seconds", *line])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert f"{line[-2]} {line[-1]}: {expected}" in capsys.readouterr().err
+
+
+def test_traffic_without_a_short_prompt_is_refused(tmp_path):
+    options = Namespace(
+        folder=tmp_path, workload="W1", seed=0, scale=1, max_prompt_tokens=9, max_output_tokens=1
+    )
+    with pytest.raises(SystemExit, match="--max-prompt-tokens 9: no prompt of W1 "):
+        write_traffic(options)
 
 
 def test_a_difference_is_of_what_was_measured():

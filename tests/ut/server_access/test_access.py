@@ -33,6 +33,8 @@ def test_what_the_client_gets():
         assert client.headers["Authorization"] == "Bearer secret"
     with httpx.Client(**HttpAccess.of(None, insecure=True, environ={}).client_arguments()) as http:
         assert "Authorization" not in http.headers
+    limits = HttpAccess().client_arguments()["limits"]
+    assert limits.max_connections is None and limits.keepalive_expiry < 5  # vLLM closes them then
     assert HttpAccess("secret").client_arguments()["verify"] is True
     assert HttpAccess.of(None, insecure=True, environ={}).client_arguments()["verify"] is False
 

@@ -15,8 +15,6 @@ from vllm_ascend.server_access.access import HttpAccess, ServerError
 
 _BODY_CHARACTERS = 200
 _CONNECT_SECONDS = 10.0
-# vLLM closes a connection that was idle for 5 s, and a request that is on its way then is lost.
-_IDLE_SECONDS = 2.0
 _DONE = "[DONE]"
 
 
@@ -72,9 +70,6 @@ class HttpClient:
         self._url = url
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_SECONDS), pool=None),
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS
-            ),
             # A proxy in between may hold a stream back, and it is times that are measured.
             trust_env=False,
             **(access or HttpAccess()).client_arguments(),

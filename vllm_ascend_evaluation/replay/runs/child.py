@@ -55,7 +55,7 @@ def run_job(job: Job, on_progress: Callable[[int], None] = lambda done: None) ->
     if job.num_ranks > 1:
         return run_ranks(job, workload, on_progress)
     clock = VirtualClock()
-    _set_up_disk(job, clock)
+    set_up_disk(job, clock)
 
     def start() -> tuple[Scheduler, Worker]:
         scheduler = build_job_scheduler(job)
@@ -80,7 +80,7 @@ def run_ranks(job: Job, workload: Workload, on_progress: Callable[[int], None]) 
     from vllm_ascend_evaluation.replay.runs.recorder import Recorder
 
     clock = VirtualClock()
-    _set_up_disk(job, clock)
+    set_up_disk(job, clock)
     schedulers = [build_job_scheduler(job) for _ in range(job.num_ranks)]
     ranks = [Rank(s, make_worker(job, s), _recorder(job, s, workload)) for s in schedulers]
     balancer = Balancer(schedulers, by_cache=job.dp_routing == CACHE_ROUTING)
@@ -192,7 +192,7 @@ def _use_of_tiers(job: Job, workers: Sequence[Worker]) -> TierUse | None:
     )
 
 
-def _set_up_disk(job: Job, clock: VirtualClock) -> None:
+def set_up_disk(job: Job, clock: VirtualClock) -> None:
     """Make the disk of a job, which outlives its engines."""
     if job.disk_gib is not None:
         from vllm_ascend_evaluation.replay.runs.disk import ModelledDisk, ReplayTierConnector
