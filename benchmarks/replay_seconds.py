@@ -9,9 +9,10 @@ For each variant a tiny DeepSeek-V4, or Gemma-3, is served on the CPU. The same 
 at random at several rates, to the server and to a replay. Its cost model is the mean of those that
 were fitted right before and right after. Shown are times to first token side by side, and the rate
 at which a tenth of the requests waits longer than promised. Nothing else should run: an engine
-takes one core, and its front end another. "load" is the machine's load average right before.
-"drift" is how far the fitted models of one variant are apart, in the time of a prompt of middle
-length: a machine whose own speed changes by so much cannot be told more exactly.
+takes one core, and its front end another. "error" is the p90 of the errors of a calibration, on
+measurements kept apart, of the worse one of the two; "drift" is how far the fitted models of one
+variant are apart, in the time of a prompt of middle length. What a machine does by itself cannot
+be told more exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -239,11 +239,12 @@ def compare(variant: str, options: argparse.Namespace) -> Iterator[dict[str, Any
             if number >= options.rates and is_broken(rows[-1], limit):
                 break
             rate = broken / 2 * 3 ** (number / max(options.rates - 1, 1))
-            row: dict[str, Any] = {"rate": rate, "load_before": os.getloadavg()[0]}
+            row: dict[str, Any] = {"rate": rate}
             requests, row["num_requests"] = of_rate(traffic, rate, options)
             row["measured"] = measured(variant, url, requests, rate, options)
             after = calibrate(variant, url, number + 1, options)
             row["modelled"] = modelled(variant, requests, mean_of(before, after), rate, options)
+            row["error_percent"] = max(error_of(cost) for cost in (before, after))
             rows.append(row)
             lone_ms.append(lone_prompt_ms(after, options))
             before = after
@@ -263,6 +264,11 @@ def mean_of(before: Path, after: Path) -> Path:
     path = before.with_name(f"{before.stem}-to-{after.stem}.json")
     path.write_text(json.dumps({**contents[0], "model": model}))
     return path
+
+
+def error_of(cost: Path) -> float:
+    """Return the p90 of a cost model's errors on measurements kept apart, in percent."""
+    return float(json.loads(cost.read_text())["error_percent"]["p90"])
 
 
 def lone_prompt_ms(cost: Path, options: argparse.Namespace) -> float:
@@ -307,7 +313,7 @@ def difference(modelled: float | None, measured: float | None) -> str:
 def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
     """Print times by rate, and the goodput of each variant."""
     times = Table("variant", "requests", "per s", "TTFT")
-    for name in ("measured, ms", "modelled, ms", "", "hits, %", "load"):
+    for name in ("measured, ms", "modelled, ms", "", "hits, %", "error"):
         times.add_column(name)
     for result in results:
         for row in result["rates"]:
@@ -317,7 +323,7 @@ def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
                     *(result["variant"], str(row["num_requests"]), f"{row['rate']:.2f}", name),
                     f"{one[name]:.0f}",
                     *(f"{other[name]:.0f}", difference(other[name], one[name])),
-                    *(f"{one['hits']:.1f} / {other['hits']:.1f}", f"{row['load_before']:.1f}"),
+                    *(f"{one['hits']:.1f} / {other['hits']:.1f}", f"{row['error_percent']:.0f} %"),
                 )
     console.print(times)
     rates = Table("variant", "promised to 90 %", "goodput measured", "modelled", "", "drift")
