@@ -86,6 +86,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ttft-ms", type=float, help="promised to 90 %% (three times what they have unloaded)"
     )
+    parser.add_argument(
+        "--sleeping-waits",
+        action="store_true",
+        help="vLLM's processes sleep while they wait for each other, instead of waiting busily",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (0)")
     parser.add_argument("--folder", type=Path, default=Path("seconds-out"), help="of all files")
     parser.add_argument("--out", type=Path, default=Path("seconds.json"), help="results")
@@ -95,7 +100,8 @@ def arguments() -> argparse.Namespace:
         if variant not in environments(options):
             parser.error(f"--variant {variant}: expected {' or '.join(environments(options))}")
     for name, value in vars(options).items():
-        if isinstance(value, int | float) and name not in ("gemma", "seed") and value <= 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and name != "seed" and value <= 0:
             parser.error(f"--{name.replace('_', '-')} {value:g}: expected a number above 0")
     return options
 

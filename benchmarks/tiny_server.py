@@ -22,6 +22,7 @@ GEMMA_ENVIRONMENTS: dict[str, dict[str, str]] = {"stock": {}, "best": _BEST}
 _BLOCK_SIZE, _GEMMA_BLOCK_SIZE = 128, 32
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 32, 2048, 32_768
 _START_S, _STOP_S = 900, 60
+SLEEPING_WAITS = Path(__file__).with_name("sleeping_waits")
 
 
 def environments(options: argparse.Namespace) -> dict[str, dict[str, str]]:
@@ -79,6 +80,9 @@ def served(variant: str, options: argparse.Namespace) -> Iterator[str]:
     environment |= environments(options)[variant]
     # Ranks get cores of their own also where all cores are one NUMA node.
     environment |= {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if options.ranks > 1 else {}
+    if options.sleeping_waits:
+        search = (str(SLEEPING_WAITS), os.environ.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))
     vllm = Path(sys.executable).with_name("vllm")
     call: list[object] = [sys.executable, vllm, "serve", model_of(options), "--dtype", "float32"]
     call += ["--block-size", block_size_of(options), "--enforce-eager"]
