@@ -19,7 +19,7 @@ API_KEY_VARIABLE = "OPENAI_API_KEY"
 _API_KEY_OPTION = "--api-key"
 _HIDDEN = "***"
 # vLLM closes a connection that was idle for 5 s, and a request that is on its way then is lost.
-_IDLE_SECONDS = 2.0
+IDLE_SECONDS = 2.0
 # Whatever stands before the host. A password may hold slashes; no host holds an @.
 _CREDENTIALS = re.compile(r"(?<=://)\S*@")
 
@@ -86,17 +86,21 @@ class HttpAccess:
             raise BadInputError(f"{_API_KEY_OPTION}: --url holds a name and a password; give one")
         return cls(None, verify_tls=not insecure, login=login)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request carries."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
     def client_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``.
 
         The client may have any number of connections, and uses none that was idle for seconds.
         """
-        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         limits = httpx.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_SECONDS
         )
         return {
-            "headers": headers,
+            "headers": self.headers,
             "verify": self.verify_tls,
             "auth": self.login,
             "limits": limits,
