@@ -49,7 +49,7 @@ COMMANDS = {
 # Measures and proves; it is in the same distribution, and the overlay leaves it out.
 _EVALUATION = "vllm_ascend_evaluation"
 # Those of the extra `evaluation`, and what of them every command needs.
-_EXTRAS = ("httpx", "matplotlib", "rich", "scipy", "typer")
+_EXTRAS = ("aiohttp", "httpx", "matplotlib", "rich", "scipy", "typer")
 _ALWAYS = ("rich", "typer")
 
 

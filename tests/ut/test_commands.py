@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from vllm_ascend.__main__ import COMMANDS, app
 from vllm_ascend.deployment import VERSION, own_package
 
-LOCAL = "pip install httpx matplotlib rich scipy typer, or, in this project's own folder, "
+LOCAL = "pip install aiohttp httpx matplotlib rich scipy typer, or, in this project's own folder, "
 
 
 def is_apart(target: str) -> bool:
