@@ -42,7 +42,6 @@ class AnsweringServer:
         self._model = model
         self._http = httpx.Client(
             timeout=httpx.Timeout(timeout_s, pool=None),
-            trust_env=False,
             **access.client_arguments(),
         )
 

@@ -94,7 +94,8 @@ class HttpAccess:
     def client_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``.
 
-        The client may have any number of connections, and uses none that was idle for seconds.
+        The client may have any number of connections, and uses none that was idle for seconds. It
+        asks no proxy, which would count as part of the server.
         """
         limits = httpx.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_SECONDS
@@ -104,6 +105,7 @@ class HttpAccess:
             "verify": self.verify_tls,
             "auth": self.login,
             "limits": limits,
+            "trust_env": False,
         }
 
 

@@ -96,8 +96,7 @@ class Server:
         """
         self.url = url
         self.access = access
-        # A proxy in between would count as part of the server.
-        self._http = httpx.Client(timeout=_PATIENCE_S, trust_env=False, **access.client_arguments())
+        self._http = httpx.Client(timeout=_PATIENCE_S, **access.client_arguments())
 
     def model(self, name: str | None) -> ServedModel:
         """Return a model of the server, by default its first.

@@ -54,7 +54,6 @@ async def _ask_all(
     waiting = iter(questions)
     async with httpx.AsyncClient(
         timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None),
-        trust_env=False,  # a proxy in between would count as part of the server
         **access.client_arguments(),
     ) as client:
 
