@@ -22,6 +22,7 @@ import json
 import math
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,29 @@ def arguments() -> argparse.Namespace:
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of the description."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A cost model of the server as it was at one time.
+
+    Attributes:
+        file: As ``calibrate`` writes it.
+        content: Of the file.
+    """
+
+    file: Path
+    content: dict[str, Any]
+
+    @property
+    def error_percent(self) -> float:
+        """The p90 of its errors on measurements kept apart."""
+        return float(self.content["error_percent"]["p90"])
+
+    def lone_prompt_ms(self, num_tokens: int) -> float:
+        """Return how long a prompt takes by it."""
+        model = CostModel(**self.content["model"])
+        return prefill_observation(num_tokens, 1.0, MAX_NUM_BATCHED_TOKENS).said_ms(model)
 
 
 def write_traffic(options: argparse.Namespace) -> Path:
@@ -220,8 +244,8 @@ def promise_of(
     return broken, limit
 
 
-def calibrate(variant: str, url: str, number: int, options: argparse.Namespace) -> Path:
-    """Return the file of a cost model of the server as it is now."""
+def calibrate(variant: str, url: str, number: int, options: argparse.Namespace) -> Calibration:
+    """Return a cost model of the server as it is now."""
     cost = options.folder / f"{variant}-cost-{number}.json"
     run_command(
         *("calibrate", "--url", url, "--out", cost, "--minutes", options.minutes),
@@ -230,17 +254,16 @@ def calibrate(variant: str, url: str, number: int, options: argparse.Namespace) 
         *("--concurrency", options.concurrency),
         *layout_of(options),
     )
-    return cost
+    return Calibration(cost, json.loads(cost.read_text()))
 
 
-def compare(variant: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def compare(variant: str, traffic: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield both sides of one variant, whenever one more rate has been measured."""
-    traffic = write_traffic(options)
     rows: list[dict[str, Any]] = []
     with served(variant, options) as url:
         before = calibrate(variant, url, 0, options)
-        broken, limit = promise_of(variant, traffic, before, options)
-        lone_ms = [lone_prompt_ms(before, options)]
+        broken, limit = promise_of(variant, traffic, before.file, options)
+        calibrations = [before]
         for number in range(options.rates + _MORE_RATES):
             if number >= options.rates and is_broken(rows[-1], limit):
                 break
@@ -250,10 +273,11 @@ def compare(variant: str, options: argparse.Namespace) -> Iterator[dict[str, Any
             row["measured"] = measured(variant, url, requests, rate, options)
             after = calibrate(variant, url, number + 1, options)
             row["modelled"] = modelled(variant, requests, mean_of(before, after), rate, options)
-            row["error_percent"] = max(error_of(cost) for cost in (before, after))
+            row["error_percent"] = max(before.error_percent, after.error_percent)
             rows.append(row)
-            lone_ms.append(lone_prompt_ms(after, options))
+            calibrations.append(after)
             before = after
+            lone_ms = [of.lone_prompt_ms(options.max_prompt_tokens // 2) for of in calibrations]
             yield summary(variant, rows, limit, lone_ms)
 
 
@@ -262,26 +286,13 @@ def is_broken(row: dict[str, Any], limit: float) -> bool:
     return min(row["measured"]["p90"], row["modelled"]["p90"]) > limit
 
 
-def mean_of(before: Path, after: Path) -> Path:
+def mean_of(before: Calibration, after: Calibration) -> Path:
     """Write the cost model in the middle of two; return its file."""
-    contents = [json.loads(path.read_text()) for path in (before, after)]
-    terms = [content["model"] for content in contents]
+    terms = [calibration.content["model"] for calibration in (before, after)]
     model = {name: sum(of[name] for of in terms) / len(terms) for name in TERMS}
-    path = before.with_name(f"{before.stem}-to-{after.stem}.json")
-    path.write_text(json.dumps({**contents[0], "model": model}))
+    path = before.file.with_name(f"{before.file.stem}-to-{after.file.stem}.json")
+    path.write_text(json.dumps({**before.content, "model": model}))
     return path
-
-
-def error_of(cost: Path) -> float:
-    """Return the p90 of a cost model's errors on measurements kept apart, in percent."""
-    return float(json.loads(cost.read_text())["error_percent"]["p90"])
-
-
-def lone_prompt_ms(cost: Path, options: argparse.Namespace) -> float:
-    """Return how long a prompt of middle length takes by a cost model."""
-    model = CostModel(**json.loads(cost.read_text())["model"])
-    num_tokens = options.max_prompt_tokens // 2
-    return prefill_observation(num_tokens, 1.0, MAX_NUM_BATCHED_TOKENS).said_ms(model)
 
 
 def summary(
@@ -346,12 +357,13 @@ def main() -> None:
     options = arguments()
     options.folder.mkdir(parents=True, exist_ok=True)
     make_model(options)
+    traffic = write_traffic(options)
     results: list[dict[str, Any]] = []
     try:
         with termination_interrupts():
             for variant in options.variant:
                 of_others = results
-                for result in compare(variant, options):
+                for result in compare(variant, traffic, options):
                     results = [*of_others, result]
                     options.out.write_text(json.dumps(results, indent=1) + "\n")
     except (BadInputError, RuntimeError, subprocess.CalledProcessError) as error:

@@ -66,7 +66,8 @@ def round_of_shots(
     """Return one round of all shots, in random order.
 
     Requests that answer together have no more context than the longest prompt: that fits into the
-    server's memory.
+    server's memory. Where even the shortest prompts have more, they are cut: steps of many answers
+    are those that decide what a server can do.
 
     Args:
         lengths: Of prompts, the shortest first.
@@ -75,8 +76,9 @@ def round_of_shots(
         draw: Draws lengths and the order.
     """
     shots = [Shot(_shorter(length, draw)) for length in lengths]
-    for num_requests in powers_of_two(most_requests):
-        fitting = [length for length in lengths if num_requests * length <= lengths[-1]]
+    for num_requests in powers_of_two(min(most_requests, lengths[-1])):
+        share = lengths[-1] // num_requests
+        fitting = [length for length in lengths if length <= share] or [share]
         # The shortest, one in the middle and the longest.
         chosen = sorted({*fitting[:1], *fitting[len(fitting) // 2 :][:1], *fitting[-1:]})
         shots += [decode_shot(_shorter(length, draw), num_requests, chunk) for length in chosen]

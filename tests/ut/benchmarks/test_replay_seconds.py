@@ -5,12 +5,14 @@ import json
 import os
 import runpy
 from argparse import Namespace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from benchmarks import replay_seconds, tiny_server
 from benchmarks.replay_seconds import (
+    Calibration,
     arguments,
     crossing,
     difference,
@@ -77,13 +79,27 @@ def test_a_promise_is_broken_when_both_sides_say_so():
 
 
 def test_a_model_in_the_middle_of_two(tmp_path):
-    paths = [tmp_path / "best-cost-0.json", tmp_path / "best-cost-1.json"]
-    for path, term in zip(paths, (1.0, 2.0), strict=True):
-        model = dict.fromkeys(TERMS, term)
-        path.write_text(json.dumps({"version": 1, "model": model, "host": path.stem}))
-    content = json.loads(mean_of(*paths).read_text())
-    assert content == {"version": 1, "host": "best-cost-0", "model": dict.fromkeys(TERMS, 1.5)}
-    assert [json.loads(path.read_text())["model"]["step_ms"] for path in paths] == [1.0, 2.0]
+    before, after = (
+        Calibration(
+            tmp_path / f"best-cost-{number}.json",
+            {"version": 1, "host": number, "model": dict.fromkeys(TERMS, 1.0 + number)},
+        )
+        for number in range(2)
+    )
+    mean = mean_of(before, after)
+    assert mean.name == "best-cost-0-to-best-cost-1.json"
+    content = json.loads(mean.read_text())
+    assert content == {"version": 1, "host": 0, "model": dict.fromkeys(TERMS, 1.5)}
+    assert before.content["model"]["step_ms"] == 1.0
+
+
+def test_a_calibration_says_how_long_a_prompt_takes():
+    model = dict.fromkeys(TERMS, 0.0) | {"step_ms": 5.0, "token_us": 100.0}
+    calibration = Calibration(Path("cost.json"), {"model": model, "error_percent": {"p90": 7}})
+    # In two steps, as it is longer than what one step computes.
+    num_tokens = replay_seconds.MAX_NUM_BATCHED_TOKENS + 1
+    assert calibration.lone_prompt_ms(num_tokens) == pytest.approx(10 + num_tokens / 10)
+    assert calibration.error_percent == 7
 
 
 def test_what_rates_say_together():

@@ -49,6 +49,13 @@ def test_requests_together_are_no_more_than_the_longest_prompt(longest, most, ch
         assert 1 <= shot.prompt_tokens * shot.num_requests <= longest
 
 
+@given(st.integers(1, 1 << 17), st.integers(1, 64))
+def test_as_many_as_can_run_answer_together_however_short_prompts_are(longest, most):
+    shots = round_of_shots(prefill_lengths(longest), most, CHUNK, random.Random(0))
+    together = {shot.num_requests for shot in shots if not shot.is_prefill}
+    assert together == set(powers_of_two(min(most, longest)))
+
+
 def test_a_prompt_in_chunks():
     seen = prefill_observation(5000, 1.5, CHUNK)
     pairs = 2048 * 2049 + 904 * 905 // 2
