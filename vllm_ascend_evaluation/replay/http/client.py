@@ -84,7 +84,7 @@ class HttpClient:
         """Connections; they are of the loop that runs when the first one is asked for."""
         if self._open is None:
             access = self._access
-            login = None if access.login is None else aiohttp.BasicAuth(*access.login)
+            login = access.login and aiohttp.BasicAuth(*access.login, encoding="utf-8")
             # No proxy in between, which may hold a stream back: it is times that are measured.
             self._open = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -109,7 +109,7 @@ class HttpClient:
         """
         url = f"{self._url}/v1/models"
         try:
-            async with self._http.get(url) as response:
+            async with self._http.get(url, allow_redirects=False) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServerError(f"{url}: {_reason(error)}") from error
@@ -158,7 +158,7 @@ class HttpClient:
         }
         reading = _Reading(url, on_token)
         try:
-            async with self._http.post(url, json=body) as response:
+            async with self._http.post(url, json=body, allow_redirects=False) as response:
                 if response.status != http.HTTPStatus.OK:
                     text = await response.text(errors="replace")
                     raise _refusal(url, response.status, text)

@@ -30,6 +30,7 @@ class CompletionsServer:
         max_model_len: What the server says that requests may have.
         vocab_size: Prompts with other ids are refused, as vLLM does it.
         certificate: Files of a certificate and its key; then it speaks TLS.
+        moved: Whether requests are sent on to another path, which serves them.
     """
 
     block: int = 8
@@ -43,6 +44,7 @@ class CompletionsServer:
     max_model_len: int | None = None
     vocab_size: int | None = None
     certificate: tuple[str, str] | None = None
+    moved: bool = False
     bodies: list = field(default_factory=list)
     times: list = field(default_factory=list)
     most_in_flight: int = 0
@@ -89,6 +91,8 @@ class CompletionsServer:
         brought = request.headers.get("Authorization")
         if self.api_key is not None and brought not in (f"Bearer {self.api_key}", self.api_key):
             return web.json_response({"error": "Unauthorized"}, status=401)
+        if self.moved and "there" not in request.query:
+            raise web.HTTPTemporaryRedirect(f"{request.path}?there")
         return await handler(request)
 
     async def _models(self, request):

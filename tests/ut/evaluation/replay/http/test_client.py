@@ -2,19 +2,20 @@
 """One request to a real server, and what can be wrong with its answer."""
 
 import asyncio
+import base64
 import socket
 
 import pytest
 
 from tests.ut.evaluation.replay.http.completions_server import CompletionsServer
 from vllm_ascend.command_line.bad_input import BadInputError
-from vllm_ascend.server_access.access import ServerError, base_url
+from vllm_ascend.server_access.access import HttpAccess, ServerError, base_url
 from vllm_ascend_evaluation.replay.http.client import HttpClient, OfferedModel
 
 
-def with_client(url, work, timeout_s=10.0):
+def with_client(url, work, timeout_s=10.0, access=None):
     async def run():
-        client = HttpClient(url, timeout_s=timeout_s)
+        client = HttpClient(url, timeout_s=timeout_s, access=access)
         try:
             return await work(client)
         finally:
@@ -61,6 +62,22 @@ def test_models():
     with CompletionsServer() as server:
         offered = with_client(server.url, lambda client: client.models())
     assert offered == [OfferedModel("tiny", None), OfferedModel("other", None)]
+
+
+def test_a_password_is_sent_in_utf_8():
+    sent = base64.b64encode("käthe:łódź".encode()).decode()
+    with CompletionsServer(api_key=f"Basic {sent}") as server:
+        complete(server.url, [1, 2], access=HttpAccess(login=("käthe", "łódź")))
+
+
+def test_no_redirect_is_followed():
+    """Its time would be part of the answer's, and its host gets no key."""
+    with (
+        CompletionsServer(moved=True) as server,
+        pytest.raises(ServerError, match="/v1/completions: status 307"),
+    ):
+        complete(server.url, [1, 2])
+    assert not server.bodies
 
 
 def test_status_500_names_url_status_and_the_first_200_characters():
