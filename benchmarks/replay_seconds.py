@@ -72,6 +72,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--gemma", action="store_true", help="a tiny Gemma-3 instead, in blocks of 32 tokens"
     )
+    parser.add_argument(
+        "--gemma-layers", type=int, default=6, help="of Gemma-3, a multiple of 6 (6)"
+    )
     parser.add_argument("--scale", type=int, default=8, help="one of so many tokens of prompts (8)")
     parser.add_argument(
         "--max-prompt-tokens", type=int, default=1024, help="longer are left out (1024)"
@@ -87,11 +90,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ttft-ms", type=float, help="promised to 90 %% (three times what they have unloaded)"
     )
-    parser.add_argument(
-        "--sleeping-waits",
-        action="store_true",
-        help="vLLM's processes sleep while they wait for each other, instead of waiting busily",
-    )
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (0)")
     parser.add_argument("--folder", type=Path, default=Path("seconds-out"), help="of all files")
     parser.add_argument("--out", type=Path, default=Path("seconds.json"), help="results")
@@ -100,6 +98,8 @@ def arguments() -> argparse.Namespace:
     for variant in options.variant:
         if variant not in environments(options):
             parser.error(f"--variant {variant}: expected {' or '.join(environments(options))}")
+    if options.gemma_layers % 6:
+        parser.error(f"--gemma-layers {options.gemma_layers}: expected a multiple of 6")
     for name, value in vars(options).items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and name != "seed" and value <= 0:

@@ -22,7 +22,6 @@ GEMMA_ENVIRONMENTS: dict[str, dict[str, str]] = {"stock": {}, "best": _BEST}
 _BLOCK_SIZE, _GEMMA_BLOCK_SIZE = 128, 32
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 32, 2048, 32_768
 _START_S, _STOP_S = 900, 60
-SLEEPING_WAITS = Path(__file__).with_name("sleeping_waits")
 
 
 def environments(options: argparse.Namespace) -> dict[str, dict[str, str]]:
@@ -32,7 +31,7 @@ def environments(options: argparse.Namespace) -> dict[str, dict[str, str]]:
 
 def model_of(options: argparse.Namespace) -> Path:
     """Return the folder of what is served."""
-    return options.folder / ("tiny-gemma" if options.gemma else "tiny-dsv4")
+    return options.folder / (f"gemma-{options.gemma_layers}" if options.gemma else "tiny-dsv4")
 
 
 def make_model(options: argparse.Namespace) -> None:
@@ -44,7 +43,7 @@ def make_model(options: argparse.Namespace) -> None:
         return
     from vllm_ascend_evaluation.models.tiny.gemma import make_tiny_gemma
 
-    make_tiny_gemma(model_of(options))
+    make_tiny_gemma(model_of(options), options.gemma_layers)
 
 
 def block_size_of(options: argparse.Namespace) -> int:
@@ -80,9 +79,6 @@ def served(variant: str, options: argparse.Namespace) -> Iterator[str]:
     environment |= environments(options)[variant]
     # Ranks get cores of their own also where all cores are one NUMA node.
     environment |= {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if options.ranks > 1 else {}
-    if options.sleeping_waits:
-        search = (str(SLEEPING_WAITS), os.environ.get("PYTHONPATH"))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))
     vllm = Path(sys.executable).with_name("vllm")
     call: list[object] = [sys.executable, vllm, "serve", model_of(options), "--dtype", "float32"]
     call += ["--block-size", block_size_of(options), "--enforce-eager"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend.prefix_cache_config import child_environment
-from vllm_ascend_evaluation.models.tiny.gemma import CONFIG
+from vllm_ascend_evaluation.models.tiny.gemma import gemma_config
 
 PROGRAM = """
 import json, sys
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
 
 def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(gemma_config()))
     program = folder / "program.py"
     program.write_text(PROGRAM)
     return subprocess.Popen(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -164,9 +164,7 @@ class Measuring:
         self._on_shot(self.measured, shot, self._seconds)
         plan = self._plan
         num_requests = 1 if shot.is_prefill else shot.num_requests * plan.num_ranks
-        size = (num_requests, shot.prompt_tokens)
-        prompts = self._tokens.integers(FIRST_ID, plan.vocab_size, size).tolist()
-        prompts[0][: shot.known_tokens] = self._prompt[: shot.known_tokens]
+        prompts = prompts_of(shot, num_requests, self._prompt, plan.vocab_size, self._tokens)
         self._prompt = prompts[0]
         times: list[list[float]] = [[] for _ in prompts]
         self.measured.num_requests += num_requests
@@ -191,6 +189,34 @@ class Measuring:
             of_server = plan.chunk, plan.num_ranks
             seen.append(start_observation(shot.prompt_tokens, sent_s, times, *of_server))
         return seen
+
+
+def prompts_of(
+    shot: Shot,
+    num_requests: int,
+    before: Sequence[int],
+    vocab_size: int,
+    tokens: np.random.Generator,
+) -> list[list[int]]:
+    """Return random prompts of a shot.
+
+    Args:
+        shot: Says how long they are, and for how long the first one begins as the one before.
+        num_requests: So many on all ranks together.
+        before: The prompt that was sent before. What a server knows of it ends where the shot says
+            so: the next token is another one.
+        vocab_size: Ids stay below it.
+        tokens: Draws them.
+    """
+    size = (num_requests, shot.prompt_tokens)
+    prompts: list[list[int]] = tokens.integers(FIRST_ID, vocab_size, size).tolist()
+    known = shot.known_tokens
+    if known:
+        num_others = vocab_size - FIRST_ID - 1
+        step = 1 + int(tokens.integers(num_others))
+        other = FIRST_ID + (before[known] - FIRST_ID + step) % (num_others + 1)
+        prompts[0][: known + 1] = [*before[:known], other]
+    return prompts
 
 
 def _check(shot: Shot, answer: Answer, *, num_pieces: int) -> None:

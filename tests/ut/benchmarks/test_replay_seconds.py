@@ -2,15 +2,12 @@
 """What is computed beside the servers: rates where a promise breaks, new prompts, mean models."""
 
 import json
-import os
-import runpy
 from argparse import Namespace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from benchmarks import replay_seconds, tiny_server
+from benchmarks import replay_seconds
 from benchmarks.replay_seconds import (
     Calibration,
     arguments,
@@ -121,6 +118,8 @@ def test_what_rates_say_together():
         (["--gemma", "--variant", "upstream-like"], "expected stock or best"),
         (["--scale", "0"], "expected a number above 0"),
         (["--ttft-ms", "-1"], "expected a number above 0"),
+        (["--gemma", "--gemma-layers", "8"], "expected a multiple of 6"),
+        (["--gemma-layers", "0"], "expected a number above 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(line, expected, monkeypatch, capsys):
@@ -162,13 +161,3 @@ def test_as_many_requests_as_come_at_a_rate(rate, num_requests, tmp_path):
     traffic = tmp_path / "traffic.jsonl"
     traffic.write_text('{"prompt_token_ids": [1], "output_length": 2}\n' * 150)
     assert of_rate(traffic, rate, Namespace(seconds=60))[1] == num_requests
-
-
-def test_sleeping_waits_reach_what_vllm_waits_with(monkeypatch):
-    from vllm.distributed.utils import sched_yield
-
-    monkeypatch.setattr(os, "sched_yield", os.sched_yield)  # as it was, afterwards
-    runpy.run_path(str(tiny_server.SLEEPING_WAITS / "sitecustomize.py"))
-    with patch("time.sleep") as sleep:
-        sched_yield()
-    assert sleep.call_args.args[0] > 0

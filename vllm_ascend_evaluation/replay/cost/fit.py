@@ -25,6 +25,10 @@ _TERM_OF_COUNT = {
 }
 # One point in so many is kept apart, to tell the error.
 _APART = 4
+# Weights come from the terms and those from the weights; after so many turns neither changes.
+_REWEIGHTED = 10
+# Of what was measured: a point for which the model says nothing does not decide alone.
+_LEAST_SAID = 0.1
 
 
 class Observation(NamedTuple):
@@ -81,6 +85,10 @@ class Fit(NamedTuple):
 def fit(observations: Sequence[Observation]) -> Fit:
     """Fit a cost model. Relative errors count, so that short steps matter as much as long ones.
 
+    They are relative to what the model says. Relative to what was measured, a time that is half as
+    long would count four times as one that is as much longer, and where times scatter the model
+    would be below their mean.
+
     Every fourth observation is kept apart: mix those of different kinds well.
 
     Raises:
@@ -118,11 +126,14 @@ def _solve(observations: Sequence[Observation]) -> CostModel:
             "the measurements do not tell the terms of the cost model apart: vary lengths and "
             "numbers of requests more"
         )
-    weighted = works / measured[:, None]
-    # Columns of one size: those of attention are millions of times those of steps.
-    sizes = _sizes(weighted)
-    solution, _ = nnls(weighted / sizes, np.ones(len(observations)))
-    named = zip(_TERM_OF_COUNT.values(), solution / sizes, strict=True)
+    said = measured
+    for _ in range(_REWEIGHTED):
+        weighted = works / said[:, None]
+        # Columns of one size: those of attention are millions of times those of steps.
+        sizes = _sizes(weighted)
+        terms = nnls(weighted / sizes, measured / said)[0] / sizes
+        said = np.maximum(works @ terms, _LEAST_SAID * measured)
+    named = zip(_TERM_OF_COUNT.values(), terms, strict=True)
     model = CostModel(**{name: float(value) for (name, _), value in named})
     return replace(model, prefill_context_ns=model.prefill_pair_ns) if no_context else model
 

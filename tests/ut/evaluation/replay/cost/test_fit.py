@@ -65,6 +65,16 @@ def test_the_terms_of_a_real_machine_are_found_one_by_one():
         assert getattr(found, term) == pytest.approx(getattr(planted, term), rel=0.3), term
 
 
+def test_where_times_scatter_the_model_is_their_mean():
+    """A machine that is slower for half of the time: its mean decides how long queues are."""
+    planted = CostModel(12.0, 40.0, 150.0, 3.0, 2.0, 25.0, 30.0)
+    draw, points = random.Random(3), observed(planted) * 20
+    points = [each._replace(duration_ms=each.duration_ms * draw.choice((1, 2))) for each in points]
+    found = fit(points).model
+    ratios = [each.duration_ms / each.said_ms(found) for each in points]
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.02)
+
+
 def test_without_any_context_it_costs_what_other_pairs_do():
     """Nobody hit anything, and each prompt was computed in one step."""
     planted = CostModel(12.0, 40.0, 150.0, 3.0, 3.0, 25.0, 30.0)
