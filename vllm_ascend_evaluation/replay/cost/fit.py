@@ -85,9 +85,9 @@ class Fit(NamedTuple):
 def fit(observations: Sequence[Observation]) -> Fit:
     """Fit a cost model. Relative errors count, so that short steps matter as much as long ones.
 
-    They are relative to what the model says. Relative to what was measured, a time that is half as
-    long would count four times as one that is as much longer, and where times scatter the model
-    would be below their mean.
+    They are relative to what the model says. Relative to what was measured, short times would weigh
+    more than long ones of the same step, and where times scatter the model would be below their
+    mean.
 
     Every fourth observation is kept apart: mix those of different kinds well.
 
