@@ -3,7 +3,7 @@
 
     .venv/bin/python -m benchmarks.replay_seconds --out seconds.json
     .venv/bin/python -m benchmarks.replay_seconds --workload agentic:600 --scale 128 --variant best
-    .venv/bin/python -m benchmarks.replay_seconds --gemma --workload chat:8000 --scale 2
+    .venv/bin/python -m benchmarks.replay_seconds --gemma 6 --workload chat:8000 --scale 2
 
 For each variant a tiny DeepSeek-V4, or Gemma-3, is served on the CPU. The same requests come
 at random at several rates, to the server and to a replay. Its cost model is the mean of those that
@@ -70,10 +70,10 @@ def arguments() -> argparse.Namespace:
         help="several times (default: upstream-like and best; with --gemma stock and best)",
     )
     parser.add_argument(
-        "--gemma", action="store_true", help="a tiny Gemma-3 instead, in blocks of 32 tokens"
-    )
-    parser.add_argument(
-        "--gemma-layers", type=int, default=6, help="of Gemma-3, a multiple of 6 (6)"
+        "--gemma",
+        type=int,
+        metavar="LAYERS",
+        help="a tiny Gemma-3 of so many layers instead, in blocks of 32 tokens",
     )
     parser.add_argument("--scale", type=int, default=8, help="one of so many tokens of prompts (8)")
     parser.add_argument(
@@ -98,8 +98,6 @@ def arguments() -> argparse.Namespace:
     for variant in options.variant:
         if variant not in environments(options):
             parser.error(f"--variant {variant}: expected {' or '.join(environments(options))}")
-    if options.gemma_layers % 6:
-        parser.error(f"--gemma-layers {options.gemma_layers}: expected a multiple of 6")
     for name, value in vars(options).items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and name != "seed" and value <= 0:

@@ -31,7 +31,7 @@ def environments(options: argparse.Namespace) -> dict[str, dict[str, str]]:
 
 def model_of(options: argparse.Namespace) -> Path:
     """Return the folder of what is served."""
-    return options.folder / (f"gemma-{options.gemma_layers}" if options.gemma else "tiny-dsv4")
+    return options.folder / (f"gemma-{options.gemma}" if options.gemma else "tiny-dsv4")
 
 
 def make_model(options: argparse.Namespace) -> None:
@@ -43,7 +43,7 @@ def make_model(options: argparse.Namespace) -> None:
         return
     from vllm_ascend_evaluation.models.tiny.gemma import make_tiny_gemma
 
-    make_tiny_gemma(model_of(options), options.gemma_layers)
+    make_tiny_gemma(model_of(options), options.gemma)
 
 
 def block_size_of(options: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ def gemma_config(num_layers: int = len(_PERIOD)) -> dict[str, Any]:
     """Return the config of a tiny Gemma-3.
 
     Args:
-        num_layers: A step takes longer with more of them; a multiple of 6.
+        num_layers: A step takes longer with more of them; every sixth is a full one.
     """
-    layer_types = list(_PERIOD) * (num_layers // len(_PERIOD))
-    return {**_CONFIG, "num_hidden_layers": len(layer_types), "layer_types": layer_types}
+    layer_types = list(islice(cycle(_PERIOD), num_layers))
+    return {**_CONFIG, "num_hidden_layers": num_layers, "layer_types": layer_types}
 
 
 def make_tiny_gemma(folder: Path, num_layers: int = len(_PERIOD)) -> None:
