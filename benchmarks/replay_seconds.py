@@ -27,6 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -44,10 +45,11 @@ from benchmarks.tiny_server import (
     served,
 )
 from vllm_ascend.command_line.bad_input import BadInputError
-from vllm_ascend.command_line.ends import EXIT_INTERRUPTED
+from vllm_ascend.command_line.ends import EXIT_INTERRUPTED, bad_input_ends
 from vllm_ascend.command_line.interrupts import termination_interrupts
 from vllm_ascend_evaluation.calibrate.shots import prefill_observation
 from vllm_ascend_evaluation.replay.cost.model import TERMS, CostModel
+from vllm_ascend_evaluation.replay.outputs import partial_name, prepare_files
 from vllm_ascend_evaluation.replay.sources import WorkloadSource
 
 PERCENTILES = ("p50", "p90")
@@ -133,7 +135,11 @@ class Calibration:
 
 
 def write_traffic(options: argparse.Namespace) -> Path:
-    """Write all requests of which server and replay get the first ones; return the file."""
+    """Write all requests of which server and replay get the first ones; return the file.
+
+    Raises:
+        BadInputError: They cannot be read, or none is short enough.
+    """
     path = options.folder / "traffic.jsonl"
     rows = []
     for request in WorkloadSource(options.workload, options.seed).load().requests():
@@ -142,7 +148,7 @@ def write_traffic(options: argparse.Namespace) -> Path:
             length = min(request.output_tokens, options.max_output_tokens)
             rows.append(json.dumps({"prompt_token_ids": prompt, "output_length": length}))
     if not rows:
-        raise SystemExit(
+        raise BadInputError(
             f"--max-prompt-tokens {options.max_prompt_tokens}: no prompt of {options.workload} has "
             f"so few with --scale {options.scale}"
         )
@@ -220,7 +226,11 @@ def crossing(rates: Sequence[float], times: Sequence[float], limit: float) -> fl
 def promise_of(
     variant: str, traffic: Path, cost: Path, options: argparse.Namespace
 ) -> tuple[float, float]:
-    """Return the rate at which the model says the promise is broken, and the promise in ms."""
+    """Return the rate at which the model says the promise is broken, and the promise in ms.
+
+    Raises:
+        BadInputError: Nobody keeps the promise, or everybody does.
+    """
     quiet = modelled(variant, of_rate(traffic, _QUIET, options)[0], cost, _QUIET, options)
     limit = options.ttft_ms or 3 * quiet["p90"]
     rates, times = [_QUIET], [quiet["p90"]]
@@ -235,7 +245,7 @@ def promise_of(
     broken = crossing(rates, times, limit)
     if broken is None:
         how = "nobody keeps it" if times[0] > limit else "everybody keeps it"
-        raise SystemExit(
+        raise BadInputError(
             f"--ttft-ms {limit:.0f}: {how}; at {rates[-1]:.3g} requests per s the model says "
             f"{times[-1]:.0f} ms (p90)"
         )
@@ -353,18 +363,24 @@ def print_tables(results: Sequence[dict[str, Any]], console: Console) -> None:
 
 def main() -> None:
     options = arguments()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    make_model(options)
-    traffic = write_traffic(options)
+    # An earlier run's results stay until all of these are there.
+    partial = partial_name(options.out)
     results: list[dict[str, Any]] = []
     try:
-        with termination_interrupts():
+        with termination_interrupts(), bad_input_ends():
+            # Before anything is made or measured: whether there is a place for it.
+            prepare_files({"--out": options.out, "--folder": options.folder / "traffic.jsonl"})
+            traffic = write_traffic(options)
+            make_model(options)
             for variant in options.variant:
                 of_others = results
                 for result in compare(variant, traffic, options):
                     results = [*of_others, result]
-                    options.out.write_text(json.dumps(results, indent=1) + "\n")
-    except (BadInputError, RuntimeError, subprocess.CalledProcessError) as error:
+                    partial.write_text(json.dumps(results, indent=1) + "\n")
+            partial.replace(options.out)
+    except typer.Exit as end:
+        raise SystemExit(end.exit_code) from end
+    except (RuntimeError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt as interrupt:
         raise SystemExit(EXIT_INTERRUPTED) from interrupt

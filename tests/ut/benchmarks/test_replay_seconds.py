@@ -14,12 +14,14 @@ from benchmarks.replay_seconds import (
     crossing,
     difference,
     is_broken,
+    main,
     mean_of,
     of_rate,
     promise_of,
     summary,
     write_traffic,
 )
+from vllm_ascend.command_line.bad_input import BadInputError
 from vllm_ascend_evaluation.replay.cost.model import TERMS
 
 
@@ -63,7 +65,7 @@ def test_a_promise_is_three_times_what_is_had_without_others(says):
 
 @pytest.mark.parametrize(("ttft_ms", "why"), [(50, "nobody keeps it"), (1e9, "everybody keeps")])
 def test_a_promise_that_says_nothing_is_refused(ttft_ms, why, says):
-    with pytest.raises(SystemExit, match=f"--ttft-ms {ttft_ms:.0f}: {why}"):
+    with pytest.raises(BadInputError, match=f"--ttft-ms {ttft_ms:.0f}: {why}"):
         says(lambda rate: 100.0 + rate, ttft_ms)
 
 
@@ -132,8 +134,59 @@ def test_traffic_without_a_short_prompt_is_refused(tmp_path):
     options = Namespace(
         folder=tmp_path, workload="W1", seed=0, scale=1, max_prompt_tokens=9, max_output_tokens=1
     )
-    with pytest.raises(SystemExit, match="--max-prompt-tokens 9: no prompt of W1 "):
+    with pytest.raises(BadInputError, match="--max-prompt-tokens 9: no prompt of W1 "):
         write_traffic(options)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["--workload", "nonsense:12"], "--workload nonsense:12: neither a file"),
+        (["--out", "file/seconds.json"], "--out file: is a file, expected a folder"),
+        (["--folder", "file"], "--folder file: is a file, expected a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_made(
+    line, expected, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["replay_seconds", *line])
+    Path("file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith(f"error: {expected}")
+    assert said.count("\n") == 1 and not list(Path().rglob("config.json"))
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [(KeyboardInterrupt(), 130), (RuntimeError("the server ended"), "error: ")]
+)
+def test_a_run_that_ends_early_leaves_the_results_of_another(
+    ends, code, monkeypatch, tmp_path, capsys
+):
+    """Its own are beside them, and in the tables."""
+    monkeypatch.chdir(tmp_path)
+    result = summary("best", [], 150, [10.0, 12.0])
+    line = ["replay_seconds", "--variant", "best", "--workload", "2:9:1:1"]
+    monkeypatch.setattr("sys.argv", line)
+    monkeypatch.setattr(replay_seconds, "make_model", lambda options: None)
+    monkeypatch.setattr(replay_seconds, "compare", lambda *_: iter([result]))
+    main()
+    finished = Path("seconds.json").read_text()
+    assert json.loads(finished) == [result]
+
+    def compare(*_):
+        yield result | {"ttft_ms": 99}
+        raise ends
+
+    monkeypatch.setattr(replay_seconds, "compare", compare)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert str(ended.value.code).startswith(str(code)) and "99 ms" in capsys.readouterr().out
+    assert Path("seconds.json").read_text() == finished
+    assert json.loads(Path("seconds.partial.json").read_text())[0]["ttft_ms"] == 99
 
 
 def test_a_difference_is_of_what_was_measured():
