@@ -199,6 +199,12 @@ def _end(plan: Plan, measured: Measured, target: Target, layout: str, out: Path,
         print_calibration(stored, Console(emoji=False))
         calibration_png(stored, picture)
         say_written([json, picture])
+    if measured.longest < plan.chunk:
+        say(
+            "[yellow]note:[/]",
+            f"a step computes up to {plan.chunk:,} tokens, and none of more than "
+            f"{measured.longest:,} was measured: measure for longer, or longer prompts",
+        )
     if measured.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -74,6 +74,7 @@ class Measured:
         num_requests: Sent; a server counts one that is given up as answered.
         known_tokens: Of them, which the server may find in its cache.
         num_rounds: Of all shots, the one that is under way among them.
+        longest: Prompt in tokens for which there was time.
         interrupted: Whether the user ended it.
     """
 
@@ -81,6 +82,7 @@ class Measured:
     num_requests: int = 0
     known_tokens: int = 0
     num_rounds: int = 0
+    longest: int = 0
     interrupted: bool = False
 
 
@@ -120,6 +122,7 @@ class Measuring:
         self._started = time.perf_counter()
         try:
             lengths = await self._warm_up()
+            self.measured.longest = lengths[-1]
             while not self._is_over:
                 self.measured.num_rounds += 1
                 plan = self._plan

@@ -81,6 +81,21 @@ def test_a_server_that_tells_of_no_hit_is_calibrated_as_well(tmp_path, kind):
     assert any(p["is_prefill"] and p["num_requests"] > 1 for p in points), "prompts side by side"
 
 
+@pytest.mark.parametrize(("longest", "is_noted"), [(512, False), (511, True)])
+def test_steps_that_nobody_measured_are_noted(tmp_path, longest, is_noted):
+    """Where a pause takes the time for the longest prompt, that is noted as well."""
+    note = f"note: a step computes up to 512 tokens, and none of more than {longest} was measured"
+    for seconds in TRIES_S:
+        with PlantedServer(model=FAST) as server:
+            limit = "--max-prompt-tokens", str(longest)
+            result = calibrate(server, tmp_path, *limit, seconds=seconds)
+        said = " ".join(result.output.split())
+        if result.exit_code == 0 and (note in said if is_noted else "note:" not in said):
+            break
+    else:
+        pytest.fail(result.output)
+
+
 def test_requests_are_as_many_on_each_rank(tmp_path):
     for seconds in TRIES_S:
         with PlantedServer(model=FAST, engines=2) as server:
